@@ -1,3 +1,4 @@
+#include "core/layer/edit/edit_layer.h"
 #include "docs/documents.h"
 #include <algorithm>
 #include <cstddef>
@@ -29,6 +30,18 @@ constexpr const char* kTensorPath = R"SH(    tensor_path)
         _@F@_tensors "${head%::}"
       else
         _@F@_files '*'
+      fi
+      ;;
+)SH";
+// The word of a command, or the name of a tensor behind it. Names that edits would have to quote are
+// left out.
+constexpr const char* kEditLine = R"SH(    edit_line)
+      if [[ $stem != *' '* ]]; then
+        _@F@_offer '@WORDS@'
+      elif [[ $stem == @(keep|drop)' '* || $stem == @(replace|cast|reshape|slice)' '*([! ]) ]]; then
+        head+="${stem% *} " stem=${stem##* }
+        _@F@_tensors "$source"
+        for one in "${!found[@]}"; do [[ ${found[one]} == *[\'\"\#[:blank:]]* ]] && unset 'found[one]'; done
       fi
       ;;
 )SH";
@@ -264,6 +277,8 @@ std::string kind_of(const OptionRow& row) {
       return "tensor";
     case Value::kTensorPath:
       return "tensor_path";
+    case Value::kEditLine:
+      return "edit_line";
     case Value::kMountpoint:
       return "mountpoint";
     case Value::kDevice:
@@ -324,10 +339,12 @@ std::string offers(const CommandRow& command) {
   for (const auto& [kind, branch] :
        {std::pair(Value::kSource, kSource), std::pair(Value::kPath, kPath),
         std::pair(Value::kTensor, kTensor), std::pair(Value::kTensorPath, kTensorPath),
+        std::pair(Value::kEditLine, kEditLine),
         std::pair(Value::kMountpoint, kMountpoint), std::pair(Value::kDevice, kDevice),
         std::pair(Value::kCommand, kCommand)}) {
     if (kinds.contains(kind)) out += branch;
   }
+  replace_all(out, "@WORDS@", joined(edit_words(), " "));
   if (command.list.empty()) return out;
   out += kListBegin;
   std::string keys;

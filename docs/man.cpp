@@ -67,12 +67,15 @@ std::string sentences(std::string_view text) {
   return out + "\n";
 }
 
-// The lines of a synopsis after the program and the verb.
+// The lines of a synopsis after the program and the verb. The options of verbs have a list of their
+// own: here stand those that must be given.
 std::string synopsis_of(const CommandRow& command, const VerbRow& verb) {
   std::string options, operands;
+  if (command.has_verbs) options = ".Op Ar options\n";
   for (const OptionRow& row : command.options) {
     const auto required = is_required(row, verb);
     if (!required) continue;
+    if (command.has_verbs && !is_operand(row) && !*required) continue;
     std::string line = row.flags.starts_with('-')  ? flag_macro(parts_of(row.flags, ',').front())
                        : row.argument == row.flags ? value_of(row)
                                                    : name_of(row.flags);
@@ -82,14 +85,15 @@ std::string synopsis_of(const CommandRow& command, const VerbRow& verb) {
   return options + operands;
 }
 
-// Neighbouring verbs with equal rows share an entry.
+// Verbs with equal lines share an entry.
 std::string synopsis(const CommandRow& command) {
   std::vector<std::pair<std::string, std::string>> entries;  // verbs, their lines
   for (const VerbRow& verb : command.verbs) {
     if (verb.help.empty()) continue;
     const std::string lines = synopsis_of(command, verb);
-    if (!entries.empty() && entries.back().second == lines) {
-      entries.back().first += " | " + std::string(verb.name);
+    const auto same = std::ranges::find(entries, lines, [](const auto& entry) { return entry.second; });
+    if (same != entries.end()) {
+      same->first += " | " + std::string(verb.name);
     } else {
       entries.emplace_back(verb.name, lines);
     }
@@ -124,6 +128,7 @@ void replace(std::string& page, std::string_view mark, const std::string& text) 
 }  // namespace
 
 std::string man_page(const CommandRow& command, std::string page) {
+  replace(page, "@VERSION@", STFS_VERSION);
   replace(page, "@SYNOPSIS@\n", synopsis(command));
   replace(page, "@OPTIONS@\n", list_of(options_of(command)));
   replace(page, "@MOUNT_OPTIONS@\n", list_of(command.list));

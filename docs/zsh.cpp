@@ -1,3 +1,4 @@
+#include "core/layer/edit/edit_layer.h"
 #include "docs/documents.h"
 #include <algorithm>
 #include <string>
@@ -58,6 +59,24 @@ _stfs_tensor_path() {
 }
 )SH";
 
+constexpr const char* kEditLines = R"SH(
+# A line of edits: a word, or behind it the name of a tensor.
+_stfs_edit_line() {
+  local word checkpoint expl
+  for word in "${(@Q)words[2,CURRENT-1]}"; do
+    [[ -e ${word/#\~\//$HOME/} ]] && checkpoint=$word && break
+  done
+  compset -q || return
+  if ((CURRENT == 1)); then
+    _wanted commands expl 'command of edits' compadd @WORDS@
+  elif [[ $words[1] == (keep|drop) || $CURRENT$words[1] == 2(replace|cast|reshape|slice) ]]; then
+    _stfs_tensors_of "$checkpoint"
+  else
+    return 1
+  fi
+}
+)SH";
+
 // `text` for single quotes, with a backslash before each character of `special`.
 std::string escaped(std::string_view text, std::string_view special) {
   std::string out;
@@ -81,6 +100,8 @@ std::string action_of(const OptionRow& row) {
       return "_stfs_tensor";
     case Value::kTensorPath:
       return "_stfs_tensor_path";
+    case Value::kEditLine:
+      return "_stfs_edit_line";
     case Value::kMountpoint:
       return "_stfs_mountpoints";
     case Value::kDevice:
@@ -215,6 +236,12 @@ std::string zsh_completion(const CommandRow& command) {
   const std::string name(command.name);
   std::string out = "#compdef " + name + "\n# Generated from the table of its options.\n";
   out += command.has_verbs ? kTensors : kMountpoints;
+  if (std::ranges::find(command.options, Value::kEditLine, &OptionRow::value) !=
+      command.options.end()) {
+    std::string lines = kEditLines;
+    constexpr std::string_view kWords = "@WORDS@";
+    out += lines.replace(lines.find(kWords), kWords.size(), joined(edit_words(), " "));
+  }
   out += "\n_" + name + "() {\n  local curcontext=$curcontext ret=1\n" +
          "  local -a state line verbs\n  typeset -A opt_args\n\n  _arguments ";
   if (command.has_verbs) {

@@ -6,7 +6,7 @@
 # shellcheck disable=SC2034  # used by the scripts that source this file
 STFS_BUILD_PACKAGES=(
   g++ cmake ninja-build pkg-config libfuse3-dev fuse3 nlohmann-json3-dev libcli11-dev libssl-dev
-  libcurl4-openssl-dev libpugixml-dev libxxhash-dev libre2-dev libzstd-dev libhwy-dev
+  libcurl4-openssl-dev libpugixml-dev libxxhash-dev libre2-dev libzstd-dev zlib1g-dev libhwy-dev
   libgtest-dev
 )
 # To run the tests: tools that read the mounts, and tools that build and check the package.
@@ -22,10 +22,10 @@ STFS_SERVER_PACKAGES=(
   ceph-mon ceph-osd ceph-common radosgw nginx-light python3-boto3 curl openssl
 )
 
-# To compare with others' values, also for `test --all`: PyTorch, file systems that share blocks, and what npm gets (ggml's library,
+# To compare with others' values, also for `test --all`: PyTorch, mypy, file systems that share blocks, and what npm gets (ggml's library,
 # Kubernetes' schemas).
 # shellcheck disable=SC2034
-STFS_ORACLE_PACKAGES=(python3-torch xfsprogs btrfs-progs)
+STFS_ORACLE_PACKAGES=(python3-torch mypy xfsprogs btrfs-progs)
 command -v npm >/dev/null || STFS_ORACLE_PACKAGES+=(npm)
 
 # To open the report's page in a browser, also for `test --all`; npm gets puppeteer-core, which drives it.
@@ -52,8 +52,8 @@ STFS_LINT_PACKAGES=(clang-tidy cppcheck findutils coreutils)
 # To run the benchmarks: other tools, and the interpreter of bench.py.
 # shellcheck disable=SC2034
 STFS_BENCH_PACKAGES=(
-  python3 python3-numpy squashfuse squashfs-tools e2fsprogs mount findutils coreutils nginx-light
-  curl rclone
+  python3 python3-numpy python3-zstandard python3-xxhash squashfuse squashfs-tools e2fsprogs mount findutils coreutils nginx-light
+  curl rclone xfsprogs
 )
 
 # die STATUS MESSAGE: prints one line to standard error and exits.

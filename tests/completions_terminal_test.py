@@ -298,6 +298,12 @@ def choices(shells, directory):
         in_place(shell, place, "stfs-info list --sort=of\t\r", ["list", "--sort=offset"])
         in_place(shell, place, "stfs-info list --sort off\t\r", ["list", "--sort", "offset"])
         in_place(shell, place, "stfs-info list --all\t\r", ["list", "--allow-missing"])
+    safetensors(os.path.join(place.path, "t.safetensors"), ["model.a.w", "model.b.w", "head"])
+    for shell in shells:
+        edit, end = ["edit", "t.safetensors", "-e"], "" if shell.name == "bash" else "'"  # zsh closes no quote here
+        in_place(shell, place, f"stfs-info {' '.join(edit)} 'drop model.a\t{end}\r", edit + ["drop model.a.w"])
+        in_place(shell, place, f"stfs-info {' '.join(edit)} 'keep head mo\tb\t{end}\r", edit + ["keep head model.b.w"])
+        in_place(shell, place, f"stfs-info {' '.join(edit)} unse\t\r", edit + ["unset"])
 
 
 def main():

@@ -189,6 +189,26 @@ _stfs_gpu "$stfs_gpu" lm ::
   printf 'b\\ c.safetensors::lm: offered "%s"\n' "${COMPREPLY[*]}" >&2
   failures=$((failures + 1))
 }
+# A line of edits is one word of the shell.
+edit_line() { # WORD EXPECTED...
+  local found
+  COMP_WORDS=("$stfs_info" edit t.safetensors -e "$1") COMP_CWORD=4 COMPREPLY=()
+  _stfs_info "$stfs_info" "${1#\'}" -e
+  shift
+  found=${COMPREPLY[*]}
+  [[ $found == "$*" ]] || {
+    printf 'a line of edits: offered "%s", expected "%s"\n' "$found" "$*" >&2
+    failures=$((failures + 1))
+  }
+}
+edit_line "'re" rename replace reshape
+edit_line ke keep
+edit_line "'drop mod" 'drop model.a.weight' 'drop model.b.weight'
+edit_line "'keep model.a.weight lm" 'keep model.a.weight lm_head'
+edit_line "'cast lm" 'cast lm_head'
+edit_line "'cast lm_head "
+edit_line "'rename mod"
+edit_line "'drop x"
 rm "$work"/*.safetensors
 rm -r "$work/indexed"
 

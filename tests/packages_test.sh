@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # packages_test.sh DIRECTORY ROOTS MIRROR FAKE_DRIVER: what scripts/package made works in clean
 # chroots: the build to carry in Debian 11 and 12 with nothing installed, the wheel (if it is there) in
-# a venv there, the .deb (if it is there) in Debian 12. They mount, serve a mount that was handed over, read, and fetch over TLS. The script
-# on_device runs beside Python alone, on the fake driver (if it is there). As root, with /dev/fuse.
+# a venv there, the container's file system and the .deb (if it is there) in Debian 12. They mount, serve a
+# mount that was handed over, read, and fetch over TLS. The script on_device runs beside Python alone, on the fake driver (if it is there). As root, with /dev/fuse.
 # ROOTS keeps the chroots' archives. scripts/package --test runs it.
 set -euo pipefail
 
@@ -133,9 +133,30 @@ print(bytes(stfs.open("/home/user/model.safetensors")["lm_head.weight"][0, 0]).h
   expect 0 "'lm_head.weight'" "${as_user[@]}" /home/user/venv/bin/python -c '
 import stfs, stfs_gpu
 assert stfs.gpu.acquire is stfs_gpu.acquire
-print([t.name for t in stfs_gpu.acquire("/home/user/model.safetensors", device="cpu", load_if_missing=True)])'
+print(list(stfs_gpu.acquire("/home/user/model.safetensors", device="cpu", load_if_missing=True)))'
   end_holder "${as_user[@]}" /home/user/venv/bin/stfs-gpu
   expect 4 'install the package fuse3' "${as_user[@]}" /home/user/venv/bin/stfs /home/user/model.safetensors /home/user/mnt
+}
+
+# The container's file system, as Containerfile makes it, without an engine: user 65534 mounts.
+try_container() {
+  local removed as_user=(setpriv --reuid 65534 --regid 65534 --clear-groups --)
+  make_root container ca-certificates,fuse3
+  variables=(PATH=/usr/local/bin:/usr/bin:/bin STFS_CACHE=/var/cache/stfs)
+  tar -C "$rootfs/usr/local" --strip-components=1 -xzf "${tarball[0]}"
+  read -ra removed < <(sed -n 's|.*rm -r \(/stfs/.*\)|\1|p' "$tests/../Containerfile")
+  ((${#removed[@]})) || fail 'Containerfile removes nothing'
+  rm -r "${removed[@]/#\/stfs/$rootfs/usr/local}"
+  chown 65534:65534 "$rootfs/mnt"
+  install -d -o 65534 -g 65534 -m 0700 "$rootfs/var/cache/stfs"
+  ln -s ../proc/self/mounts "$rootfs/etc/mtab"  # an engine makes it
+  cp "$NGINX_CA" "$rootfs/etc/ssl/certs/ca-certificates.crt"
+  chroot "$rootfs" /usr/bin/env -i "${variables[@]}" "${as_user[@]}" stfs -f "$url" /mnt &
+  served=$!
+  wait_for_mount "$served"
+  expect 0 259248 "${as_user[@]}" stat -c %s /mnt/tokens
+  kill -TERM "$served"
+  wait "$served" || fail "the container: SIGTERM: status $?"
 }
 
 # readme_block: the lines for Python under README's "In a program".
@@ -177,7 +198,7 @@ for release in bullseye bookworm; do
   variables=(STFS_GPU_SOCKET=/run/holder)
   expect 5 'there is no NVIDIA driver' stfs-gpu load --device cuda:0 /model.safetensors
   expect 0 '' stfs-gpu load --device cpu /model.safetensors
-  expect 0 "$tensor" stfs-gpu ls
+  expect 0 "$tensor" stfs-gpu ls --all
   expect 0 '' stfs-gpu evict --all
   end_holder stfs-gpu
 
@@ -210,6 +231,7 @@ for release in bullseye bookworm; do
   fi
 done
 
+try_container  # of Debian 12
 if ((${#deb[@]} == 1)); then
   make_root deb
   cp "${deb[0]}" "$rootfs/stfs.deb"

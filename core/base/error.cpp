@@ -41,6 +41,8 @@ constexpr Row kRows[] = {
     {ErrorCode::kGgufOffset, "GgufOffset"},
     {ErrorCode::kGgufData, "GgufData"},
     {ErrorCode::kGgufSplit, "GgufSplit"},
+    {ErrorCode::kArchive, "Archive"},
+    {ErrorCode::kPickle, "Pickle"},
     {ErrorCode::kQuantized, "Quantized"},
     {ErrorCode::kDelta, "Delta"},
     {ErrorCode::kAdapter, "Adapter"},

@@ -41,6 +41,9 @@ enum class ErrorCode {
   kGgufData,    // the file ends before the last tensor
   kGgufSplit,   // the parts of a split file do not belong together
 
+  kArchive,  // a zip archive that breaks its format, or has no tensors
+  kPickle,   // the pickle of a PyTorch file breaks its format, or says more than its length allows
+
   kQuantized,      // a quantised tensor that is not complete, contradicts itself or is not known
   kDelta,          // a delta that breaks its format, is not supported or has another base
   kAdapter,        // an adapter that breaks its format, is not supported or does not fit the base

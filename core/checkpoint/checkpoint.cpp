@@ -7,7 +7,6 @@
 #include "core/format/gguf.h"
 #include "core/format/gguf_split.h"
 #include "core/layer/quantised/quantised_layer.h"
-#include "core/layer/quantised/quantized_layout.h"
 #include "core/remote/http/url.h"
 
 #include <algorithm>
@@ -20,6 +19,11 @@ namespace {
 bool is_one_source(const Origin& origin) {
   if (!origin.path.empty()) return true;
   return origin.within.empty() && origin.sources.size() == 1 && is_one_source(origin.sources[0]);
+}
+
+std::optional<DType> dequantized_type_of(const Layers& layers) {
+  const auto layer = std::ranges::find(layers, kDequantizeOption, &Layer::option);
+  return layer == layers.end() ? std::nullopt : dequantized_type(layer->argument);
 }
 
 // MLX has names of its own for the tensors, and alone stores weights in words of 32 bits.
@@ -46,7 +50,9 @@ Checkpoint::Checkpoint(std::span<const std::string> sources, const LoadOptions& 
     opener.remove_made_since(made);
     throw;
   }
-  if (options.warn) std::ranges::for_each(warnings(), options.warn);
+  if (options.warn) {
+    std::ranges::for_each(options.warns_of_refused_alone ? list_.refused() : warnings(), options.warn);
+  }
 }
 
 void Checkpoint::load(std::span<const std::string> sources, const LoadOptions& options,
@@ -81,13 +87,9 @@ void Checkpoint::open_model_files(SourceLists& loaded, Sources& opener, bool oth
   }
   // The type of dequantised weights, by this layer or by that of a mount. What other layers compute
   // is as quantised as it was.
-  std::optional<DType> computed;
-  for (const Layer& layer : layers_) {
-    if (layer.option == kDequantizeOption) computed = dequantized_type(layer.argument);
-  }
-  for (std::uint32_t i = 0; list_.is_layered() && !computed && i < tensor_count(); ++i) {
-    const Tensor tensor = list_.tensor(i);
-    if (tensor.computed != nullptr && tensor.computed->recipe()) computed = tensor.dtype;
+  std::optional<DType> computed = dequantized_type_of(layers_);
+  for (const Origin* at = &origins_.front(); !computed && at->path.empty(); at = at->sources.data()) {
+    computed = dequantized_type_of(at->layers);
   }
   ModelFiles found = stfs::open_model_files(directory, names, computed, others_may_read, opener);
   model_files_ = std::move(found.files);

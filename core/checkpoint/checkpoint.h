@@ -37,8 +37,9 @@ struct LoadOptions {
   bool others_may_read = false;   // what is shown: open_model_files()
   // How the user would set allow_missing, for messages: "-o allow_missing mounts the rest".
   std::string_view missing_hint = {};
-  // Is told each of warnings() once all is loaded.
+  // Is told each of warnings() once all is loaded, or only which tensors were refused.
   std::function<void(const std::string& line)> warn = nullptr;
+  bool warns_of_refused_alone = false;
   // Opens the sources; outlives the checkpoint. Null: the checkpoint has its own, with the default
   // options.
   Sources* sources = nullptr;

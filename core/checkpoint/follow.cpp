@@ -1,42 +1,36 @@
 #include "core/checkpoint/follow.h"
 
 #include "core/base/error.h"
-#include "core/base/posix.h"
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
+#include "core/format/gguf_split.h"
 #include "core/format/index.h"
 #include "core/format/safetensors.h"
 #include "core/remote/http/url.h"
-#include "core/remote/sources.h"
 #include "core/source/source.h"
+#include "core/stored/absent.h"
 #include "core/stored/directory.h"
 #include "core/stored/tensor_list.h"
 
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/inotify.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <compare>
 #include <cstddef>
-#include <filesystem>
-#include <optional>
+#include <cstdint>
 #include <span>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 namespace stfs {
 namespace {
 
 constexpr std::array<std::string_view, 4> kDirectories{"weight_v", "step_", "checkpoint-", "iter_"};
-
-bool may_be_version(const std::string& directory, const std::string& name) {
-  if (name.starts_with('.') || name.starts_with("tmp")) return false;
-  std::error_code error;
-  if (!std::filesystem::is_directory(directory + "/" + name, error)) {
-    return is_checkpoint_name(name);
-  }
-  return std::ranges::any_of(kDirectories,
-                             [&](std::string_view begin) { return name.starts_with(begin); });
-}
 
 std::string mark_of(const Source& source) {
   return source.token() + " " + std::to_string(source.size()) + "\n";
@@ -51,39 +45,31 @@ std::string files_of_index(const std::string& path, Sources& sources) {
   for (const Index::Entry& entry : index.entries) {
     wanted[entry.shard].push_back(index.name(entry));
   }
-  for (std::size_t i = 0; i < index.shards.size(); ++i) {
-    const std::string shard = child_name(parent_name(path), index.shards[i]);
-    const auto source = sources.open(shard);
-    Header header = read_safetensors(*source, shard);
+  std::vector<std::string> shards;
+  for (const std::string& shard : index.shards) {
+    shards.push_back(child_name(parent_name(path), shard));
+  }
+  const std::vector<Sources::Opened> opened = sources.open_all(shards);
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    if (opened[i].error) throw Error(*opened[i].error);
+    Header header = read_safetensors(*opened[i].source, shards[i]);
     std::size_t others = 0;
-    const std::vector<std::string_view> missing = keep_names(header, wanted[i], others);
-    if (!missing.empty()) {
-      throw Error(ErrorCode::kMissingTensor, shard, "lacks a tensor that the index maps to it");
+    if (!keep_names(header, wanted[i], others).empty()) {
+      throw Error(ErrorCode::kMissingTensor, shards[i], "lacks a tensor that the index maps to it");
     }
-    files += mark_of(*source);
+    files += mark_of(*opened[i].source);
   }
   return files;
 }
 
-std::string files_of(const std::string& path) {
-  Sources sources;
-  std::string file = path;
-  if (const auto candidates = candidates_in(path, sources)) {
-    if (const auto index = candidates->index()) {
-      return files_of_index(child_name(path, *index), sources);
-    }
-    const auto lone = candidates->file();
-    if (!lone) throw Error(ErrorCode::kAbsent, path, "no checkpoint");
-    file = child_name(path, *lone);
-  } else if (path.ends_with(kIndexSuffix)) {
-    return files_of_index(path, sources);
-  }
-  if (file.ends_with(kFileSuffix)) {
-    const auto source = sources.open(file);
-    read_safetensors(*source, file);
+std::string files_of_file(std::string path, Sources& sources) {
+  if (path.ends_with(kIndexSuffix)) return files_of_index(path, sources);
+  if (path.ends_with(kFileSuffix)) {
+    const auto source = sources.open(path);
+    read_safetensors(*source, path);
     return mark_of(*source);
   }
-  const Checkpoint checkpoint(std::span(&file, 1), {.sources = &sources});  // with its parts
+  const Checkpoint checkpoint(std::span(&path, 1), {.sources = &sources});  // with its parts
   std::string files;
   for (const Part& part : checkpoint.parts()) files += mark_of(*part.source);
   return files;
@@ -91,45 +77,142 @@ std::string files_of(const std::string& path) {
 
 }  // namespace
 
-Follower::Follower(std::string directory, std::string marker)
-    : directory_(std::move(directory)), marker_(std::move(marker)) {
-  if (is_url(directory_)) {
-    throw Error(ErrorCode::kUsage, public_name(directory_),
-                "only a local directory can be followed: mount or synchronise it first");
-  }
-  if (marker_.find('/') != std::string::npos || marker_ == "." || marker_ == "..") {
-    throw Error(ErrorCode::kUsage, marker_, "not the name of a file in a version's directory");
+Follower::Follower(std::string directory, Sources& sources, Options options)
+    : directory_(std::move(directory)),
+      sources_(sources),
+      options_(std::move(options)),
+      cancelled_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  const std::string& marker = options_.marker;
+  if (marker.find('/') != std::string::npos || marker == "." || marker == "..") {
+    throw Error(ErrorCode::kUsage, marker, "not the name of a file in a version's directory");
   }
   while (directory_.size() > 1 && directory_.ends_with('/')) directory_.pop_back();
+  watch();
+}
+
+// Network file systems tell nothing, and a system may have no inotify left: it only shortens a wait.
+void Follower::watch() {
+  if (is_url(directory_)) return;
+  changes_ = UniqueFd(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
+  if (!changes_) return;
+  constexpr auto kEvents = IN_CREATE | IN_MOVED_TO | IN_CLOSE_WRITE | IN_ATTRIB;
+  ::inotify_add_watch(changes_.get(), directory_.c_str(), kEvents);
+}
+
+void Follower::wait() {
+  // poll(2) counts on the monotonic clock. Looks that are `least` apart tell a file that grows, even
+  // where something happens all the time.
+  const int pause = static_cast<int>(options_.pause.count());
+  const int least = pause / 5;
+  std::array<pollfd, 2> polled{pollfd{cancelled_.get(), POLLIN, 0},
+                               pollfd{changes_.get(), POLLIN, 0}};  // a negative one is ignored
+  if (::poll(polled.data(), 1, least) != 0) return;
+  const bool is_slow = is_url(directory_) && is_settled_;
+  ::poll(polled.data(), 2, (is_slow ? 5 * pause : pause) - least);
+  std::array<char, 4096> events{};
+  while (changes_ && ::read(changes_.get(), events.data(), events.size()) > 0) {
+  }
+}
+
+void Follower::cancel() {
+  is_cancelled_ = true;
+  const std::uint64_t one = 1;
+  static_cast<void>(::write(cancelled_.get(), &one, sizeof one));
+}
+
+std::optional<std::string> Follower::next() {
+  for (;;) {
+    if (is_cancelled_ || (options_.latest && has_given_)) return std::nullopt;
+    if (!ready_.empty()) {
+      std::string version = std::move(ready_.front());
+      ready_.pop_front();
+      has_given_ = true;
+      return version;
+    }
+    if (looks_ > 0) wait();
+    if (is_cancelled_) return std::nullopt;
+    try {
+      const std::vector<std::string> complete = look();
+      ready_.assign(complete.begin(), complete.end());
+      if (is_out_) watch();  // the directory may be another
+      is_out_ = false;
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kUsage || !is_out_) {
+        is_out_ = true;
+        throw;
+      }
+    }
+    if (options_.latest && looks_ > 1 && ready_.empty() && seen_.empty()) {
+      throw Error(ErrorCode::kAbsent, public_name(directory_), "no complete version");
+    }
+  }
+}
+
+bool Follower::is_candidate(const std::string& entry) const {
+  if (entry.starts_with('.') || entry.starts_with("tmp")) return false;
+  if (entry.ends_with('/')) {
+    return std::ranges::any_of(kDirectories,
+                               [&](std::string_view begin) { return entry.starts_with(begin); });
+  }
+  // A file has no file in it; parts of a checkpoint are none.
+  if (!options_.marker.empty() || !is_checkpoint_name(entry) || is_shard_name(entry)) return false;
+  const std::optional<GgufPartName> part = gguf_part_name(entry);
+  return !part || part->number == 0;
+}
+
+// As files_of_index(), of a version in the directory.
+std::string Follower::files_of(const std::string& entry) {
+  if (!entry.ends_with('/')) return files_of_file(child_name(directory_, entry), sources_);
+  const std::string path = child_name(directory_, entry.substr(0, entry.size() - 1));
+  const std::vector<std::string> names = sources_.entries_in(path);
+  if (!options_.marker.empty() && std::ranges::find(names, options_.marker) == names.end()) {
+    throw Error(ErrorCode::kAbsent, public_name(path), "no marker");
+  }
+  const Candidates candidates = candidates_of(names);
+  const auto chosen = candidates.index() ? candidates.index() : candidates.file();
+  if (!chosen) throw Error(ErrorCode::kAbsent, public_name(path), "no checkpoint");
+  // Its index is written last.
+  if (is_shard_name(*chosen) && !chosen->ends_with("-00001-of-00001.safetensors")) {
+    throw Error(ErrorCode::kAbsent, public_name(path), "no index");
+  }
+  return files_of_file(child_name(path, *chosen), sources_);
 }
 
 std::vector<std::string> Follower::look() {
-  std::vector<std::string> names = names_in(directory_);
-  std::erase_if(names, [&](const std::string& name) { return !may_be_version(directory_, name); });
-  std::ranges::sort(names, [](const std::string& a, const std::string& b) {
+  ++looks_;
+  sources_.forget();
+  std::vector<std::string> entries = sources_.entries_in(directory_);
+  std::erase_if(entries, [&](const std::string& entry) { return !is_candidate(entry); });
+  std::ranges::sort(entries, [](const std::string& a, const std::string& b) {
     return std::is_lt(natural_order(a, b));
   });
+  if (options_.latest) std::ranges::reverse(entries);
   std::map<std::string, std::string> found;
   std::vector<std::string> complete;
-  for (const std::string& name : names) {
-    const std::string path = directory_ + "/" + name;
-    const auto before = seen_.find(name);
+  bool is_settled = true;
+  for (const std::string& entry : entries) {
+    const auto before = seen_.find(entry);
     if (before != seen_.end() && before->second.empty()) {
-      found[name] = "";
+      found[entry] = "";
       continue;
     }
-    std::error_code error;
-    if (!marker_.empty() && !std::filesystem::exists(path + "/" + marker_, error)) continue;
     try {
-      std::string files = files_of(path);
+      std::string files = files_of(entry);
       const bool is_unchanged = before != seen_.end() && before->second == files;
-      if (is_unchanged) complete.push_back(path);
-      found[name] = is_unchanged ? "" : std::move(files);
+      if (is_unchanged && std::exchange(returned_[entry], files) != files) {
+        const std::size_t length = entry.size() - (entry.ends_with('/') ? 1 : 0);
+        complete.push_back(child_name(directory_, entry.substr(0, length)));
+      }
+      is_settled = is_settled && is_unchanged;
+      found[entry] = is_unchanged ? "" : std::move(files);
+      // Older ones matter while this one may turn out to be written still.
+      if (options_.latest && (is_unchanged || seen_.empty())) break;
     } catch (const Error&) {
       continue;  // not complete, or gone since it was listed
     }
   }
   seen_ = std::move(found);
+  is_settled_ = is_settled;
   return complete;
 }
 

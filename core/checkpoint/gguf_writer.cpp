@@ -3,6 +3,8 @@
 #include "core/base/text.h"
 #include "core/format/gguf.h"
 #include "core/format/gguf_split.h"
+#include "core/layer/quantised/quantised_layer.h"
+#include "core/layer/quantised/quantized_layout.h"
 #include "core/recipe/table.h"
 
 #include <algorithm>
@@ -10,6 +12,7 @@
 #include <bit>
 #include <cerrno>
 #include <charconv>
+#include <functional>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -78,13 +81,23 @@ std::uint64_t number_in(std::string_view text) {
   return number;
 }
 
-// The shape that a GGUF file stores for a tensor.
+// Whether a tensor has the name and the shape that a GGUF file gives to it.
+bool is_of_gguf(const Checkpoint& checkpoint, std::uint32_t number, const Tensor& tensor) {
+  const Part& part = checkpoint.part_of(number);
+  const TensorRecord& record = checkpoint.list().record(number);
+  return is_gguf_part(part) && tensor.name == part.header.name(record) &&
+         std::ranges::equal(tensor.shape, part.header.shape(record));
+}
+
+// The shape that a GGUF file stores for a tensor. A key of its name may give it another one.
 std::span<const std::uint64_t> stored_shape(const Checkpoint& checkpoint, std::uint32_t number,
                                             const Tensor& tensor) {
-  const Header& header = checkpoint.part_of(number).header;
-  const TensorRecord& record = checkpoint.list().record(number);
-  const bool is_edited = !std::ranges::equal(tensor.shape, header.shape(record));
-  return is_edited ? tensor.shape : header.stored_shape(record);
+  if (!is_of_gguf(checkpoint, number, tensor)) return tensor.shape;
+  return checkpoint.part_of(number).header.stored_shape(checkpoint.list().record(number));
+}
+
+bool is_hidden(const Part& part, std::string_view key) {
+  return std::ranges::binary_search(part.hidden_keys, key, std::less<>());
 }
 
 void write_info(const Checkpoint& checkpoint, std::uint32_t number, std::uint64_t offset,
@@ -146,13 +159,22 @@ struct GgufFiles::Layout {
 };
 
 bool GgufFiles::can_hold(std::uint32_t number) const {
-  if (!is_gguf_part(checkpoint_.part_of(number))) return false;
   const Tensor tensor = checkpoint_.tensor(number);
-  const bool is_named = tensor.name == checkpoint_.part_of(number).header.name(
-                                           checkpoint_.list().record(number)) ||
-                        tensor.name.size() <= kMostName;
-  return tensor.locator.has_value() && is_named &&
-         stored_shape(checkpoint_, number, tensor).size() <= kMostDims;
+  const TypeInfo& type = type_info(tensor.dtype);
+  if (!is_gguf_part(checkpoint_.parts().front()) || is_dequantized(number)) return false;
+  const bool has_its_type = checkpoint_.list().record(number).dtype == tensor.dtype;
+  if (has_its_type && is_of_gguf(checkpoint_, number, tensor)) return true;
+  const std::uint64_t row = tensor.shape.empty() ? 1 : tensor.shape.back();
+  return type.gguf != TypeInfo::kNotInGguf && tensor.shape.size() <= kMostDims &&
+         row % type.block_elements == 0 && tensor.name.size() <= kMostName;
+}
+
+bool GgufFiles::is_dequantized(std::uint32_t number) const {
+  const Tensor tensor = checkpoint_.tensor(number);
+  if (tensor.computed == nullptr || tensor.locator) return false;
+  // Edits may have changed what was dequantised.
+  return tensor.computed->is_dequantized() || std::ranges::find(checkpoint_.layers(), kDequantizeOption, &Layer::option) !=
+                                          checkpoint_.layers().end();
 }
 
 const GgufFiles::Keys& GgufFiles::keys() const {
@@ -168,7 +190,7 @@ GgufFiles::Keys GgufFiles::find_keys() const {
   for (const Part& part : parts) {
     const Metadata& metadata = part.header.metadata;
     const auto at = is_gguf_part(part) ? find_gguf_key(metadata, kGgufAlignmentKey) : std::nullopt;
-    if (!at || number_in(metadata[*at].second) <= keys.alignment) continue;
+    if (!at || is_hidden(part, metadata[*at].first) || number_in(metadata[*at].second) <= keys.alignment) continue;
     keys.alignment = number_in(metadata[*at].second);
     const ByteRange record = record_of(metadata[*at].first, metadata.value(*at));
     alignment = Extent{part.source.get(), record.offset, record.length};
@@ -181,11 +203,14 @@ GgufFiles::Keys GgufFiles::find_keys() const {
   bool has_alignment = false;
   std::set<std::string_view> seen;  // not hashed: a file could choose keys of one hash
   const auto is_wanted = [&](const Part& part, std::string_view key) {
-    if (is_split_key(key)) return false;
+    if (is_split_key(key) || is_hidden(part, key)) return false;
     if (is_alignment(key)) return !std::exchange(has_alignment, true);
     if (key.starts_with(kGgufOriginalShapeKey)) {
       const auto tensor = checkpoint_.find(key.substr(kGgufOriginalShapeKey.size()));
-      if (tensor) return gives_shape(part, checkpoint_.part_of(*tensor), key);
+      if (tensor) {
+        return is_of_gguf(checkpoint_, *tensor, checkpoint_.tensor(*tensor)) &&
+               gives_shape(part, checkpoint_.part_of(*tensor), key);
+      }
     }
     if (parts.size() > 1 && !seen.insert(key).second) return false;  // a part before has it
     return !std::ranges::binary_search(conflicts, key);
@@ -229,7 +254,7 @@ int GgufFiles::lay_out(std::span<const std::uint32_t> tensors, Layout& layout) c
   for (const std::uint32_t number : tensors) {
     if (!can_hold(number)) return ENOTSUP;
     write_info(checkpoint_, number, 0, counted);
-    const std::uint64_t length = checkpoint_.locator(number)->length;
+    const std::uint64_t length = checkpoint_.tensor(number).length;
     std::uint64_t end = layout.begins.back();
     if (length > kMostOffset - end) return EFBIG;
     end += length;
@@ -272,9 +297,9 @@ int GgufFiles::make(std::span<const std::uint32_t> tensors, Content& content) co
       }));
   add_zeros(layout->data - content.size(), content);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const Extent bytes = *checkpoint_.locator(tensors[i]);
-    content.extent(*bytes.source, bytes.offset, bytes.length);
-    add_zeros(layout->begins[i + 1] - layout->begins[i] - bytes.length, content);
+    const Tensor tensor = checkpoint_.tensor(tensors[i]);
+    content.append(tensor.content());
+    add_zeros(layout->begins[i + 1] - layout->begins[i] - tensor.length, content);
   }
   return 0;
 }

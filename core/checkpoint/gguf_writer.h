@@ -1,11 +1,12 @@
-// Recipes of new GGUF files, each with some tensors of a checkpoint whose sources are GGUF files.
-// No tensor is copied, and no metadata: a tokenizer may have a hundred megabytes.
+// Recipes of new GGUF files, each with some tensors of a checkpoint whose first source is a GGUF file.
+// No tensor is copied, and no metadata: a tokenizer may have a hundred megabytes. Layers may have
+// changed tensors, or added some of other files.
 //
 //   literal    "GGUF", version 3, the numbers of tensors and keys
 //   extents    the keys and values, as they stand in the sources and in their order
 //   table      name, dimensions, type and offset of each tensor
 //   zeros      to a multiple of the alignment, where there are tensors
-//   extents    the tensors in the order of `tensors`, each with zeros to a multiple of the
+//   contents   of the tensors in the order of `tensors`, each with zeros to a multiple of the
 //   alignment
 //
 // The keys are those of all sources, a key that several have once. Left out are keys to which
@@ -38,9 +39,11 @@ class GgufFiles {
  public:
   explicit GgufFiles(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
-  // Whether a file can hold a tensor: its bytes are those of a GGUF file, and an edited name or
-  // shape is not too long.
+  // Whether a file can hold a tensor: as a GGUF file has it, or with a type, a name and a shape that
+  // one may have. Not what dequantising computes: the metadata of the file are of quantised tensors.
   bool can_hold(std::uint32_t number) const;
+
+  bool is_dequantized(std::uint32_t number) const;
 
   // The recipe of a file with these tensors, by number: 0, ENOTSUP when it cannot hold one of them,
   // or EFBIG when it would have more than 2^63 bytes.

@@ -1,9 +1,10 @@
 #include "core/checkpoint/mounted.h"
 
 #include "core/base/posix.h"
-#include "core/base/sha256.h"
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
+#include "core/layer/edit/edit_layer.h"
+#include "core/layer/edit/edit_lines.h"
 #include "core/remote/http/url.h"
 
 #include <fcntl.h>
@@ -32,7 +33,15 @@ using Json = nlohmann::json;
 constexpr ino_t kRootInode = 1;  // of every mount of stfs
 constexpr std::string_view kControlDirectory = ".stfs";
 constexpr std::size_t kMaxAttribute = 65536;  // XATTR_SIZE_MAX of the kernel
+constexpr std::string_view kDescriptionFile = ".stfs/mount.json";
+constexpr std::size_t kMostDescription = 256 << 20;  // bytes
 constexpr unsigned kMaxDepth = 16;            // a mount of a directory of a mount of ...
+
+// Adds a text and its end.
+void add_text(Sha256& hash, std::string_view text) {
+  hash.add(std::as_bytes(std::span(text)));
+  hash.add(std::as_bytes(std::span("\0", 1)));
+}
 
 // The text
 
@@ -43,6 +52,20 @@ void write_text(const std::string& text, TextWriter& out) {
   } else {
     out.add("{\"hex\":").json(hex(text)).add("}");
   }
+}
+
+// An argument without the secrets of the URL at the end of its first line, as in
+// "0.5@https://host/adapter". Of edits the line says where they stand, and others follow.
+std::string public_argument(const Layer& layer) {
+  const std::string& argument = layer.argument;
+  const std::size_t scheme = argument.find("://");
+  const std::size_t end = std::min(argument.find('\n'), argument.size());
+  if (scheme >= end) return argument;
+  const auto is_of_scheme = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); };
+  std::size_t begin = scheme;
+  while (begin > 0 && is_of_scheme(argument[begin - 1])) --begin;
+  return argument.substr(0, begin) + public_name(argument.substr(begin, end - begin)) +
+         argument.substr(end);
 }
 
 void write_origin(const Origin& origin, TextWriter& out);
@@ -58,14 +81,14 @@ void write_content(const Origin& origin, TextWriter& out) {
     const LayerRow& row = *find_layer(layer->option);
     out.add(",").json(row.option).add(":");
     if (!row.repeats) {
-      write_text((layer++)->argument, out);
+      write_text(public_argument(*layer++), out);
       continue;
     }
     out.add("[");
     for (const char* separator = ""; layer != origin.layers.end() && layer->option == row.option;
          ++layer, separator = ",") {
       out.add(separator);
-      write_text(layer->argument, out);
+      write_text(public_argument(*layer), out);
     }
     out.add("]");
   }
@@ -220,17 +243,30 @@ std::string mountpoint_of(const std::string& path) {
   return at;
 }
 
-// The value of kMountAttribute; nullopt when `root` is not the root of a mount of stfs. Another
-// file system can hold a copy of the attribute.
+// Of any file system: another one can hold a copy of the attribute.
 std::optional<std::string> mount_attribute(const std::string& root) {
   std::string value(kMaxAttribute, '\0');
   const ssize_t length = ::getxattr(root.c_str(), kMountAttribute, value.data(), value.size());
-  if (length < 0 && errno == E2BIG) {
-    refuse(root, "has too many sources to name them in an attribute: name the sources themselves");
-  }
-  if (length < 0 || status_of(root).stx_ino != kRootInode) return std::nullopt;
+  if (length < 0) return std::nullopt;
   value.resize(static_cast<std::size_t>(length));
   return value;
+}
+
+// Its size is not known before it is read.
+std::string description_in(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  std::string text;
+  constexpr std::size_t kSome = 1 << 20;
+  for (std::size_t size = 0; fd && size < kMostDescription;) {
+    text.resize(size + kSome);
+    const ssize_t some = ::read(fd.get(), text.data() + size, kSome);
+    if (some < 0 && errno == EINTR) continue;
+    if (some < 0) break;
+    size += static_cast<std::size_t>(some);
+    text.resize(size);
+    if (some == 0) return text;
+  }
+  throw_errno(ErrorCode::kUnreadable, path, "", errno);
 }
 
 // Whether a file of a view shows a part of a tensor or its values in another type.
@@ -261,16 +297,54 @@ std::string advice(const std::string& mountpoint) {
   return "unmount it and mount it again";
 }
 
+// 0.1.0 did not say what it mounts. The other file systems in user space have no such file.
+void refuse_older_mount(const std::string& root) {
+  if (std::error_code error; fs::exists(root + "/.stfs/tensors.json", error)) {
+    refuse(root,
+           "an older stfs serves this mount, and does not say what it shows: mount it again with "
+           "this version");
+  }
+}
+
 }  // namespace
 
 std::string mount_json(const Checkpoint& checkpoint, bool allow_missing, const Layers& layers) {
   std::string text;
   TextWriter out(text);
   out.add("{");
-  write_content({.sources = checkpoint.origins(), .allow_missing = allow_missing, .layers = layers},
+  Layers told = layers;
+  for (Layer& layer : told) {
+    if (layer.option == kEditOption) layer.argument = public_edits(layer.argument);
+  }
+  write_content({.sources = checkpoint.origins(), .allow_missing = allow_missing, .layers = told},
                 out);
   out.add(",\"version\":").json(version_of(checkpoint.list())).add("}");
   return text;
+}
+
+bool has_long_description(const Checkpoint& checkpoint) {
+  TextWriter out;
+  write_content({.sources = checkpoint.origins(), .layers = checkpoint.layers()}, out);
+  constexpr std::size_t kVersionMember = std::string_view(R"({,"version":""})").size() + kSha256Digits;
+  return out.size() + kVersionMember > kMaxAttribute;
+}
+
+std::string long_description(std::string_view json) {
+  std::string text;
+  TextWriter(text).add("{\"file\":").json(kDescriptionFile).add(",\"sha256\":").json(sha256_hex(json)).add("}");
+  return text;
+}
+
+std::optional<std::string> description_of(const std::string& root) {
+  constexpr unsigned kMostLooks = 10;
+  for (unsigned looks = 1;; ++looks) {
+    std::optional<std::string> value = mount_attribute(root);
+    if (!value || !value->starts_with(R"({"file":)")) return value;
+    std::string text = description_in(root + "/" + std::string(kDescriptionFile));
+    if (long_description(text) == *value) return text;
+    // A link to a source may have given it another token meanwhile.
+    if (looks == kMostLooks) refuse(root, "its description changes: mount it again");
+  }
 }
 
 std::optional<MountContent> parse_mount_json(std::string_view json) {
@@ -300,6 +374,26 @@ std::string version_of(const TensorList& list) {
     }
   }
   for (const std::string& text : list.texts()) add(text);
+  // The parts of a list with layers stay whole, whatever is shown of them.
+  for (std::uint32_t i = 0; list.is_layered() && i < list.size(); ++i) {
+    add(list.name(i));
+    add({"\0", 1});
+  }
+  return hash.hex();
+}
+
+Identities::Identities(const TensorList& list) {
+  for (const std::string& text : list.texts()) add_text(texts_, text);
+}
+
+std::string Identities::of(const Tensor& tensor) const {
+  Sha256 hash = texts_;
+  add_text(hash, tensor.name);
+  for (const Tensor& input : tensor.computed->inputs()) {
+    const Extent& at = *input.locator;
+    add_text(hash, at.source->token());
+    add_text(hash, std::to_string(at.offset) + "+" + std::to_string(at.length));
+  }
   return hash.hex();
 }
 
@@ -313,7 +407,11 @@ void refuse_unfit_layer(const MountedPath& mounted, const Layer& layer) {
   const auto look = [&](const auto& self, const Origin& origin) -> void {
     const auto own = std::ranges::find(origin.layers, layer.option, &Layer::option);
     if (own != origin.layers.end()) {
-      if (own->argument == layer.argument) return;
+      if (own->argument == layer.argument) {
+        if (row.is_idempotent) return;
+        refuse("mounted with -o " + own->option + "=" + public_argument(*own) +
+               " already: name the mount alone");
+      }
       refuse("mounted with -o " + own->option + "=" + own->argument +
              ": name the source of the mount for another " + std::string(row.argument));
     }
@@ -357,14 +455,18 @@ std::optional<MountedPath> find_mounted(const std::string& source) {
     refuse(source, "another file system is mounted over it: enter its directory again");
   }
   const std::string root = mountpoint_of(path);
-  const std::optional<std::string> json = mount_attribute(root);
-  if (!json) return std::nullopt;
+  const std::optional<std::string> json =
+      status_of(root).stx_ino == kRootInode ? description_of(root) : std::nullopt;
+  std::string within = path == root ? "" : fs::path(path).lexically_relative(root).string();
+  if (!json) {
+    if (!is_at_or_below(within, kControlDirectory)) refuse_older_mount(root);
+    return std::nullopt;
+  }
   std::optional<MountContent> content = parse_mount_json(*json);
   if (!content) {
     refuse(root, std::string("its attribute ") + kMountAttribute +
                      " is not understood: mount it again with this version of stfs");
   }
-  std::string within = path == root ? "" : fs::path(path).lexically_relative(root).string();
   const Meaning meaning = meaning_of(within, S_ISDIR(status.st_mode));
   if (meaning == Meaning::kOtherForms) {
     throw Error(ErrorCode::kUsage, source,
@@ -387,7 +489,9 @@ std::optional<MountedPath> find_mounted(const std::string& source) {
 
 void refuse_changed(const MountedPath& mounted) {
   const std::vector<Origin>& sources = mounted.origin.sources;
-  const bool is_one = sources.size() == 1 && !sources.front().path.empty();
+  // A layer has files too, such as an adapter's.
+  const bool is_one =
+      sources.size() == 1 && !sources.front().path.empty() && mounted.origin.layers.empty();
   refuse(mounted.source, (is_one ? printable(sources.front().path) + " has changed"
                                  : std::string("its sources have changed")) +
                              " since it was mounted: " + advice(mounted.mountpoint));

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "core/base/error.h"
+#include "core/base/sha256.h"
 #include "core/layer/layer.h"
 #include "core/stored/tensor_list.h"
 
@@ -46,6 +47,15 @@ struct MountContent {
 // each behind allow_missing, in the object of a source too: "dequantize":"bf16".
 std::string mount_json(const Checkpoint& checkpoint, bool allow_missing, const Layers& layers = {});
 
+// Whether mount_json() is longer than the kernel lets an attribute be. The attribute is then
+// long_description(): the digest of the text, and that it stands in `.stfs/mount.json`.
+bool has_long_description(const Checkpoint& checkpoint);
+std::string long_description(std::string_view json);
+
+// mount_json() of the mount with this root, from the attribute or the file; nullopt where there is no
+// attribute. Throws Error kUnreadable for a file that the attribute does not describe.
+std::optional<std::string> description_of(const std::string& root);
+
 // Parses mount_json(). nullopt for any other text, also for one with more keys: a later stfs may
 // mean something else by it.
 std::optional<MountContent> parse_mount_json(std::string_view json);
@@ -53,6 +63,18 @@ std::optional<MountContent> parse_mount_json(std::string_view json);
 // SHA-256 in hex over the paths and version tokens of all parts, in their order, over the names of
 // the tensors of a part that is not whole, and over TensorList::texts().
 std::string version_of(const TensorList& list);
+
+// What identifies the bytes of the computed tensors of a list, also where its sources have other
+// paths: SHA-256 in hex over the list's texts, the tensor's name, and the version tokens and extents
+// of its inputs.
+class Identities {
+ public:
+  explicit Identities(const TensorList& list);
+  std::string of(const Tensor& tensor) const;
+
+ private:
+  Sha256 texts_;
+};
 
 // A path in a mount of stfs.
 struct MountedPath {

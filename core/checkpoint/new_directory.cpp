@@ -56,6 +56,7 @@ NewDirectory::NewDirectory(std::string path, bool cleans_up) : path_(std::move(p
 
 NewDirectory::~NewDirectory() {
   std::error_code ignored;
+  directory_ = UniqueFd();  // remove_all() needs a descriptor, and there may be no other
   if (!temporary_.empty()) std::filesystem::remove_all(temporary_, ignored);
 }
 

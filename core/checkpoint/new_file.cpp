@@ -52,7 +52,7 @@ NewFile::~NewFile() { discard(); }
 // Leaves fd_ empty without support for O_TMPFILE, or without /proc, which link() needs.
 void NewFile::begin_unnamed() {
   if (::access("/proc/self/fd", F_OK) != 0) return;
-  fd_ = UniqueFd(::openat(directory_.get(), ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
+  fd_ = UniqueFd(::openat(directory_.get(), ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666));
   // A kernel or file system without O_TMPFILE returns one of these.
   if (!fd_ && errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL) fail(errno);
 }
@@ -67,7 +67,7 @@ void NewFile::begin_named() {
   do {
     temporary_ = temporary_name();
     fd_ = UniqueFd(::openat(directory_.get(), temporary_.c_str(),
-                            O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600));
+                            O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666));
   } while (!fd_ && errno == EEXIST);
   if (!fd_) {
     temporary_.clear();
@@ -85,9 +85,7 @@ void NewFile::begin_named() {
 }
 
 void NewFile::commit() {
-  const mode_t mask = ::umask(0);
-  ::umask(mask);
-  if (::fchmod(fd_.get(), 0666 & ~mask) != 0 || ::fsync(fd_.get()) != 0) fail(errno);
+  if (::fsync(fd_.get()) != 0) fail(errno);
   {
     // A signal must not end the process between linkat(2) and renameat2(2).
     const BlockedSignals blocked;

@@ -3,6 +3,10 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/checkpoint/mounted.h"
+#include "core/layer/edit/edit_layer.h"
+#include "core/layer/edit/edit_lines.h"
+#include "core/layer/delta/delta_layer.h"
+#include "core/layer/lora/lora_layer.h"
 #include "core/remote/http/url.h"
 #include "core/remote/stores/hub.h"
 #include "core/source/local_file.h"
@@ -18,7 +22,7 @@
 namespace stfs {
 namespace {
 
-constexpr std::array kConfigs{"config.json", "hf_quant_config.json", "quantize_config.json",
+constexpr std::array kConfigs{"config.json", "model.safetensors.index.json", "hf_quant_config.json", "quantize_config.json",
                               "quant_config.json", "adapter_config.json"};
 
 // overlayfs shows a file of its layers with a device of its own.
@@ -52,6 +56,7 @@ ReadFiles::ReadFiles(std::span<const Checkpoint* const> checkpoints, const Sourc
   for (const std::string& copy : sources.hub_copies()) add(copy);
   for (const Checkpoint* const checkpoint : checkpoints) {
     for (const Origin& origin : checkpoint->origins()) add(origin);
+    add_layers(checkpoint->layers());
     for (const Part& part : checkpoint->parts()) {
       add(part.source->path());
       // The bytes of an object of the Hub may be those of a copy in the Hub's own cache.
@@ -88,7 +93,7 @@ void ReadFiles::add(const Origin& origin) {
   add(origin.path);
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(origin.path, error)) {
-    if (entry.path().native().ends_with(kIndexSuffix)) add(entry.path().native());
+    if (is_index_name(entry.path().native())) add(entry.path().native());
   }
   for (const Origin& source : origin.sources) add(source);
 }
@@ -101,7 +106,7 @@ void ReadFiles::add(const std::string& path) {
        slash = path.rfind('/', slash - 1)) {
     std::optional<std::string> content;
     try {
-      content = extended_attribute(path.substr(0, slash), kMountAttribute);
+      content = description_of(path.substr(0, slash));
     } catch (const Error&) {
       continue;  // it cannot be looked at
     }
@@ -111,12 +116,49 @@ void ReadFiles::add(const std::string& path) {
   }
 }
 
+// What layers read besides: those of a mount, whose parts are not at hand, too.
+void ReadFiles::add_layers(const Layers& layers) {
+  for (const Layer& layer : layers) {
+    if (layer.option == kLoraOption) add_all(std::string(adapter_choice(layer.argument).directory));
+    if (layer.option == kDeltaOption && !is_url(layer.argument)) {
+      // The versions before it lie beside it.
+      std::error_code error;
+      const std::filesystem::path version = layer.argument;
+      const bool is_index = version.native().ends_with(kIndexSuffix);
+      const auto run = (is_index ? version.parent_path() : version).parent_path();
+      for (const auto& entry : std::filesystem::directory_iterator(run, error)) {
+        add_all(entry.path().native());
+      }
+    }
+    if (layer.option != kEditOption) continue;
+    add(edit_place(layer.argument));
+    for_each_edit_line(layer.argument, [&](const EditLine& line) {
+      if (line.words.front() != "add" && line.words.front() != "replace") return;
+      for (const std::string& word : line.words) {  // FROM is SOURCE::NAME or a file
+        const std::string path = word.substr(0, word.rfind("::"));
+        if (!is_url(path)) add_all(path.starts_with('/') ? path : child_name(line.directory, path));
+      }
+    });
+  }
+}
+
+// A file, or all in a directory.
+void ReadFiles::add_all(const std::string& path) {
+  if (is_url(path)) return;
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) return paths_.push_back(path);
+  for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
+    paths_.push_back(entry.path().native());
+  }
+}
+
 // All that a mount may have been made of: in a directory, more than it shows.
 void ReadFiles::add_mounted(const Origin& origin) {
+  add_layers(origin.layers);
   for (const Origin& source : origin.sources) add_mounted(source);
   if (origin.path.empty() || is_url(origin.path)) return;
   add(origin.path);
-  if (origin.path.ends_with(kIndexSuffix)) add_shards(origin.path);
+  if (is_index_name(origin.path)) add_shards(origin.path);
   const std::filesystem::path path(origin.path);
   std::error_code error;
   const bool is_directory = std::filesystem::is_directory(path, error);
@@ -128,10 +170,10 @@ void ReadFiles::add_mounted(const Origin& origin) {
   for (const auto& entry :
        std::filesystem::directory_iterator(is_gguf ? path.parent_path() : path, error)) {
     const std::string& name = entry.path().native();
-    if (!is_checkpoint_name(name) && !name.ends_with(kIndexSuffix)) continue;
+    if (!is_checkpoint_name(name)) continue;
     if (is_gguf && !are_parts_of_one(name, origin.path)) continue;
     paths_.push_back(name);
-    if (name.ends_with(kIndexSuffix)) add_shards(name);
+    if (is_index_name(name)) add_shards(name);
   }
 }
 

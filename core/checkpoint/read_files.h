@@ -32,6 +32,8 @@ class ReadFiles {
   void add(const Origin& origin);
   void add(const std::string& path);
   void add_mounted(const Origin& origin);
+  void add_layers(const Layers& layers);
+  void add_all(const std::string& path);
   void add_shards(const std::string& index);
 
   std::string cache_;  // the directory; "": no source is elsewhere

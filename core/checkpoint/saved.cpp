@@ -27,6 +27,8 @@ namespace stfs {
 namespace {
 
 constexpr std::string_view kGgufEnding = ".gguf";
+// Of formats that are not written: such a file would be refused by those who read its name.
+constexpr std::array<std::string_view, 5> kOtherEndings{".npz", ".npy", ".pt", ".pth", ".ckpt"};
 constexpr std::string_view kSafetensorsEnding = ".safetensors";
 
 // Throws for a read that failed: with the reason of the source that knows one.
@@ -36,20 +38,13 @@ constexpr std::string_view kSafetensorsEnding = ".safetensors";
     if (!why.empty()) throw Error(ErrorCode::kUnreadable, public_name(part.source->path()), why);
   }
   if (error != ESTALE) throw_errno(ErrorCode::kUnreadable, public_name(name), "", error);
-  throw Error(ErrorCode::kUnreadable, public_name(name),
+  const auto parts = checkpoint.parts();
+  const auto changed =
+      std::ranges::find_if(parts, [](const Part& part) { return part.source->verify() != 0; });
+  throw Error(ErrorCode::kUnreadable,
+              public_name(changed == parts.end() ? name : (*changed).source->path()),
               "changed while it was read: run the command again when no program writes to it",
               error);
-}
-
-bool means_directory(const SaveOptions& options) {
-  const std::string& output = options.output;
-  if (options.shard_size != 0 || output.ends_with('/')) return true;
-  if (!options.shares || output == "-" || output.ends_with(kSafetensorsEnding) ||
-      output.ends_with(kGgufEnding)) {
-    return false;
-  }
-  struct stat status {};
-  return ::stat(output.c_str(), &status) != 0 || S_ISDIR(status.st_mode);
 }
 
 std::string shard_name(std::size_t i, std::size_t count) {
@@ -81,6 +76,26 @@ std::uint64_t write_bytes(const Checkpoint& checkpoint, const Content& content, 
   if (written.is_of_source) fail_read_of(checkpoint, source, written.error);
   if (written.error != 0) throw_errno(ErrorCode::kUnreadable, output, "", written.error);
   return written.shared;
+}
+
+bool means_directory(const SaveOptions& options) {
+  const std::string& output = options.output;
+  if (options.shard_size != 0 && (output == "-" || output.ends_with(kSafetensorsEnding) ||
+                                  output.ends_with(kGgufEnding))) {
+    throw Error(ErrorCode::kUsage, output, "shards go into a directory: name a new one");
+  }
+  for (const std::string_view ending : kOtherEndings) {
+    if (!output.ends_with(ending)) continue;
+    throw Error(ErrorCode::kUsage, output,
+                "safetensors and GGUF are written: a name that ends in .safetensors or .gguf");
+  }
+  if (options.shard_size != 0 || output.ends_with('/')) return true;
+  if (!options.shares || output == "-" || output.ends_with(kSafetensorsEnding) ||
+      output.ends_with(kGgufEnding)) {
+    return false;
+  }
+  struct stat status {};
+  return ::stat(output.c_str(), &status) != 0 || S_ISDIR(status.st_mode);
 }
 
 Plan::Plan(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors,
@@ -202,8 +217,9 @@ Content Plan::gguf_of(std::span<const std::uint32_t> tensors) const {
   for (const std::uint32_t number : tensors) {
     if (gguf_.can_hold(number)) continue;
     const Tensor tensor = checkpoint_.tensor(number);
-    refuse_tensor(tensor, is_gguf_part(checkpoint_.part_of(number)) && tensor.locator
-                              ? "a GGUF file cannot hold its name or its shape: edit it"
+    refuse_tensor(tensor, gguf_.is_dequantized(number) ? "it is dequantised: write a .safetensors file"
+                          : is_gguf_part(checkpoint_.parts().front())
+                              ? "a GGUF file cannot hold its type, its name or its shape: edit it"
                               : "not from a GGUF file: write a .safetensors file");
   }
   Content content;

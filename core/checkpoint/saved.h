@@ -31,6 +31,10 @@ struct SaveOptions {
   const std::atomic<bool>* stop = nullptr;
 };
 
+// Whether a plan writes a directory: by the ending of `output`, and by `shard_size`. Throws Error kUsage
+// for the ending of a format that is not written.
+bool means_directory(const SaveOptions& options);
+
 using Progress = std::function<void(std::uint64_t bytes)>;
 
 // Writes a recipe to `fd`, and returns the bytes that the file shares with its sources. Messages

@@ -56,8 +56,17 @@ std::string_view similar_name(const Checkpoint& checkpoint, std::string_view nam
 }
 
 std::string no_such_tensor(const Checkpoint& checkpoint, const std::string& name) {
-  if (is_glob(name)) return in_quotes(name) + ": matches no tensor";
+  // A word of a name: "up_proj".
+  std::string parts;
+  if (!name.empty() && name.find('\'') == std::string::npos) {
+    const std::string glob =
+        (name.starts_with('*') ? "" : "*") + name + (name.ends_with('*') ? "" : "*");
+    const std::size_t count = checkpoint.match(std::span(&glob, 1)).size();
+    if (count > 1) parts = " ('" + printable(glob) + "' matches " + std::to_string(count) + ")";
+  }
+  if (is_glob(name)) return in_quotes(name) + ": matches no tensor" + parts;
   std::string text = "tensor " + in_quotes(name) + ": not in the checkpoint";
+  if (!parts.empty()) return text + parts;
   const std::string_view similar = similar_name(checkpoint, name);
   if (!similar.empty()) text += " (did you mean " + in_quotes(similar) + "?)";
   return text;

@@ -18,7 +18,8 @@ namespace stfs {
 std::vector<std::uint32_t> select(const Checkpoint& checkpoint, const std::string& name);
 
 // The message for a name that means no tensor: `tensor "lm_head": not in the checkpoint (did you
-// mean "lm_head.weight"?)`, or `"layers.9.*": matches no tensor`.
+// mean "lm_head.weight"?)`, `tensor "up_proj": not in the checkpoint ('*up_proj*' matches 48)`, or
+// `"layers.9.*": matches no tensor`.
 std::string no_such_tensor(const Checkpoint& checkpoint, const std::string& name);
 
 // The name in the checkpoint that is most like `name`: it has `name` at its beginning or its end,

@@ -17,6 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+using Listed = decltype(SourceLists::listed);
+
 // Leaves the tensors at or below a path in a mount of this list; "" leaves all.
 void keep_within(TensorList& list, const std::string& within) {
   if (within.empty()) return;
@@ -32,6 +34,34 @@ void keep_within(TensorList& list, const std::string& within) {
   list.remove_others(is_kept);
 }
 
+TensorList stored(const std::string& path, const StoredOptions& options, Sources& opener,
+                  Listed& listed) {
+  StoredTensors stored = load_stored(path, options, opener);
+  if (stored.names) listed.emplace(path, *std::move(stored.names));
+  return std::move(stored.tensors);
+}
+
+LayerContext context_of(Sources& opener) {
+  return {opener, [&opener](const std::string& source) {
+            return load_sources(std::span(&source, 1), {}, {}, opener).list;
+          }};
+}
+
+// All tensors of a mount of these sources.
+TensorList list_of(const Origin& mounted, Sources& opener, Listed& listed) {
+  TensorList list;
+  for (const Origin& source : mounted.sources) {
+    if (!source.path.empty()) {
+      list.append(stored(source.path, {.allow_missing = mounted.allow_missing}, opener, listed));
+      continue;
+    }
+    TensorList part = list_of(source, opener, listed);
+    keep_within(part, source.within);
+    list.append(std::move(part));
+  }
+  return apply_layers(std::move(list), mounted.layers, context_of(opener));
+}
+
 class Loader {
  public:
   Loader(const StoredOptions& options, const Layers& layers, Sources& opener)
@@ -39,7 +69,8 @@ class Loader {
 
   SourceLists load(std::span<const std::string> sources) {
     for (const std::string& source : sources) add(source);
-    out_.list = apply_layers(std::move(out_.list), layers_, {opener_});
+    refuse_frames(out_.list);
+    out_.list = apply_layers(std::move(out_.list), layers_, context_of(opener_));
     out_.layers = layers_;
     return std::move(out_);
   }
@@ -49,7 +80,7 @@ class Loader {
     if (is_url(source)) {
       std::string pinned = opener_.pinned(source);
       take_delta(pinned);
-      out_.list.append(stored(pinned, options_));
+      out_.list.append(stored(pinned, options_, opener_, out_.listed));
       out_.origins.push_back({.path = public_name(pinned)});
       return;
     }
@@ -59,22 +90,24 @@ class Loader {
     }
     std::string name = source;
     take_delta(name);
-    out_.list.append(stored(name, options_));
+    out_.list.append(stored(name, options_, opener_, out_.listed));
     std::error_code error;
     out_.origins.push_back({.path = fs::absolute(name, error).string()});
   }
 
   // A source that is a delta is the layer upon the checkpoint that it reaches.
   void take_delta(std::string& source) {
-    if (const auto delta = delta_as_source(source, opener_)) {
-      choose(layers_, kDeltaOption, resolved_delta(*delta, opener_));
+    const std::string named = public_name(source);
+    const auto delta = delta_as_source(source, opener_);
+    if (!delta) return;
+    const std::string argument = resolved_delta(*delta, opener_);
+    const auto other = std::ranges::find(layers_, kDeltaOption, &Layer::option);
+    if (other != layers_.end() && other->argument != argument) {
+      throw Error(ErrorCode::kUsage, named,
+                  "is a delta, and so is " + printable(public_name(other->argument)) +
+                      ": name one full checkpoint, and one version as -o delta=VERSION");
     }
-  }
-
-  TensorList stored(const std::string& path, const StoredOptions& options) {
-    StoredTensors stored = load_stored(path, options, opener_);
-    if (stored.names) out_.listed.emplace(path, *std::move(stored.names));
-    return std::move(stored.tensors);
+    choose(layers_, kDeltaOption, argument);
   }
 
   void add_mounted(MountedPath mounted) {
@@ -92,7 +125,7 @@ class Loader {
     const Origin& origin = mounted.origin;
     for (const Layer& layer : layers_) refuse_unfit_layer(mounted, layer);
     try {
-      TensorList whole = list_of(origin);
+      TensorList whole = list_of(origin, opener_, out_.listed);
       if (version_of(whole) != mounted.version) return false;
       keep_within(whole, origin.within);
       out_.list.append(std::move(whole));
@@ -109,22 +142,6 @@ class Loader {
     return true;
   }
 
-  // All tensors of a mount of these sources.
-  TensorList list_of(const Origin& mounted) {
-    TensorList list;
-    for (const Origin& source : mounted.sources) {
-      if (!source.path.empty()) {
-        const StoredOptions options{.allow_missing = mounted.allow_missing};
-        list.append(stored(source.path, options));
-        continue;
-      }
-      TensorList part = list_of(source);
-      keep_within(part, source.within);
-      list.append(std::move(part));
-    }
-    return apply_layers(std::move(list), mounted.layers, {opener_});
-  }
-
   StoredOptions options_;
   Layers layers_;
   Sources& opener_;
@@ -132,6 +149,17 @@ class Loader {
 };
 
 }  // namespace
+
+TensorList load_content(const MountContent& content, Sources& opener) {
+  Listed listed;
+  TensorList list = list_of(content.origin, opener, listed);
+  if (version_of(list) != content.version) {
+    throw Error(ErrorCode::kUnreadable, list.parts().empty() ? "" : list.parts().front().source->path(),
+                "has changed, or another file that it is shown with, since it was named: load it again");
+  }
+  list.sort_names();
+  return list;
+}
 
 SourceLists load_sources(std::span<const std::string> sources, const StoredOptions& options,
                          const Layers& layers, Sources& opener) {

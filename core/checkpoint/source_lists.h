@@ -32,4 +32,8 @@ struct SourceLists {
 SourceLists load_sources(std::span<const std::string> sources, const StoredOptions& options,
                          const Layers& layers, Sources& opener);
 
+// All tensors of a mount of these sources (MountContent), by name. Throws Error; kUnreadable when
+// the sources are not of the version.
+TensorList load_content(const MountContent& content, Sources& opener);
+
 }  // namespace stfs

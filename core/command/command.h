@@ -24,6 +24,7 @@ enum class Value {
   kPath,        // any file
   kTensor,      // the name of a tensor in the checkpoint that is the first operand
   kTensorPath,  // any file, or SOURCE::NAME
+  kEditLine,    // a line of edits of that checkpoint
   kMountpoint,  // of a mounted checkpoint
   kDevice,      // a device of stfs-gpu: "cuda:0"
   kList,        // rows of CommandRow::list, separated by commas
@@ -86,6 +87,7 @@ struct CommandRow {
   // True when the first word is a verb. False when `verbs` are the forms of one command line, the
   // usual form first; each other form has a flag that it alone requires.
   bool has_verbs = true;
+  std::string_view verb_of_path = {};  // stands before a path or a URL in place of a verb; "": none
   std::span<const VerbRow> verbs = {};
   std::span<const OptionRow> options = {};
   std::span<const OptionRow> list = {};  // the options in the value of a kList row

@@ -129,11 +129,15 @@ std::string where_to_look(const CommandRow& command, const VerbRow* verb) {
          " --help)";
 }
 
+bool names_a_place(const std::string& word) {
+  return ::access(word.c_str(), F_OK) == 0 || word.find("://") != std::string::npos;
+}
+
 const VerbRow* find_verb(const CommandRow& command, const std::string& word) {
   const auto verb = std::ranges::find(command.verbs, std::string_view(word), &VerbRow::name);
   if (verb != command.verbs.end()) return &*verb;
   const std::vector<std::string_view> verbs = documented_verbs(command);
-  if (::access(word.c_str(), F_OK) == 0) {
+  if (names_a_place(word)) {
     refuse("", in_quotes(word) + " is a path, and a verb is expected before it: " +
                    joined(verbs, " or ") + where_to_look(command, nullptr));
   }
@@ -200,7 +204,7 @@ void check_options(std::vector<Typed>& typed) {
       refuse(flag, "a value is expected after it: " + flag + " " + std::string(row.argument));
     }
     value = unguarded(value);
-    if (value.empty() && row.value == Value::kText) {
+    if (value.empty() && (row.value == Value::kText || row.value == Value::kEditLine)) {
       refuse(flag + " \"\"", "a value is expected: " + flag + " " + std::string(row.argument));
     }
     value = checked(row, flag, value);
@@ -304,8 +308,17 @@ std::string checked_value(const OptionRow& row, const std::string& value) {
 Parsed parse_command(const CommandRow& command, std::vector<std::string> words, void* arguments) {
   Parsed parsed;
   if (command.has_verbs && !words.empty() && !words.front().starts_with('-')) {
-    parsed.verb = find_verb(command, words.front());
-    words.erase(words.begin());
+    std::string word = words.front();
+    const bool is_verb = std::ranges::find(command.verbs, std::string_view(word),
+                                           &VerbRow::name) != command.verbs.end();
+    // No verb has a dot or a slash.
+    const bool is_place = names_a_place(word) || word.find_first_of("./") != std::string::npos;
+    if (!is_verb && !command.verb_of_path.empty() && is_place) {
+      word = command.verb_of_path;
+    } else {
+      words.erase(words.begin());
+    }
+    parsed.verb = find_verb(command, word);
   }
   std::vector<Typed> typed;
   const std::vector<std::string> unknown =

@@ -13,6 +13,11 @@
 
 namespace stfs {
 
+// What a SOURCE is, for help.
+inline constexpr std::string_view kSourceHelp =
+    "a .safetensors or .gguf file, an index of shards, a directory with one, a mount of stfs, or a "
+    "URL: hf://org/model, s3://bucket/key, https://host/model.safetensors";
+
 // `verbs` take the rows, and `cache_verbs` the directory of the cache. `kMember` is the member of a
 // command's arguments that holds the SourceOptions. With `in_list` the rows are those of a list, as
 // of -o: "cache_dir" in place of "--cache-dir".

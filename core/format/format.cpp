@@ -1,8 +1,12 @@
 #include "core/format/format.h"
 
 #include "core/base/posix.h"
+#include "core/format/archive.h"
 #include "core/format/gguf.h"
+#include "core/format/npz.h"
 #include "core/format/safetensors.h"
+#include "core/format/torch.h"
+#include "core/format/zip.h"
 
 #include <algorithm>
 #include <array>
@@ -11,9 +15,18 @@ namespace stfs {
 namespace {
 
 // In the order in which format_of() asks them. The last recognises every file.
-constexpr std::array<Format, 2> kFormats{{
-    {kGgufName, is_gguf, read_gguf, gguf_header_length, ".gguf"},
-    {kSafetensorsName, [](std::span<const std::byte>) { return true; }, read_safetensors,
+constexpr std::array<Format, 4> kFormats{{
+    {kGgufName, is_gguf,
+     [](const Source& source, const std::string& place, const ReadBytes&) {
+       return read_gguf(source, place);
+     },
+     gguf_header_length, ".gguf"},
+    {kNpzName, begins_as_npz, read_archive, archive_beginning, ".directory", kZipEnd},
+    {kTorchName, is_zip, read_archive, archive_beginning, ".pkl", kZipEnd},
+    {kSafetensorsName, [](std::span<const std::byte>) { return true; },
+     [](const Source& source, const std::string& place, const ReadBytes&) {
+       return read_safetensors(source, place);
+     },
      safetensors_header_length, ".json"},
 }};
 
@@ -41,11 +54,15 @@ void prefetch_header(const Source& source) {
   if (source.is_complete()) return;
   std::array<std::byte, kFirstBytes> buffer{};
   const std::span first = first_of(source, buffer);
-  if (first.size() < kFirstBytes || !source.has({0, first.size()}) ||
+  constexpr std::size_t kLeast = 8;  // bytes that tell a length
+  if (first.size() < kLeast || !source.has({0, first.size()}) ||
       source.read_unverified(first, 0) != 0) {
     return;
   }
-  source.prefetch({0, std::min(format_of(first).header_length(first), source.size())});
+  const Format& format = format_of(first);
+  const std::uint64_t at_end = std::min(format.at_end, source.size());
+  source.prefetch({0, std::min(format.header_length(first), source.size())});
+  if (at_end > 0) source.prefetch({source.size() - at_end, at_end});
 }
 
 }  // namespace stfs

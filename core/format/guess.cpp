@@ -3,6 +3,7 @@
 #include "core/base/text.h"
 #include "core/format/gguf.h"
 #include "core/format/safetensors.h"
+#include "core/format/zip.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -44,10 +45,6 @@ bool is_answer(std::string_view first) {
   return is_object(first) && first.substr(0, kNear).find("\"error\"") != std::string_view::npos;
 }
 
-bool is_zip_with(std::string_view first, std::string_view name) {
-  return first.starts_with("PK\3\4") && first.find(name) != std::string_view::npos;
-}
-
 // A pickle begins with its protocol, then an operation: a frame, a container or torch's magic.
 bool is_pickle(std::string_view first) {
   return first.size() > 2 && first[0] == '\x80' && first[1] >= 2 && first[1] <= 5 &&
@@ -84,7 +81,6 @@ struct FileKind {
 };
 
 constexpr std::string_view kAgain = "download it again";
-constexpr std::string_view kConvert = "convert it with safetensors.torch.save_file";
 
 // In the order in which they are asked.
 constexpr FileKind kFileKinds[] = {
@@ -105,14 +101,10 @@ constexpr FileKind kFileKinds[] = {
     {is_answer, "is a server's error", kAgain, true},
     {is_object, "is JSON", "name a .safetensors file, or an index *.safetensors.index.json", false,
      true},
-    {[](std::string_view f) { return is_zip_with(f, "data.pkl"); },
-     "is a PyTorch file, as torch.save writes it", kConvert},
-    {[](std::string_view f) { return is_zip_with(f, ".npy"); }, "is a NumPy archive, .npz",
-     "convert it with safetensors.numpy.save_file"},
-    {[](std::string_view f) { return f.starts_with("PK\3\4"); }, "is a zip archive", "unpack it"},
-    {is_pickle, "is a Python pickle, as an old PyTorch file is", kConvert},
+    {is_pickle, "is a Python pickle, as a PyTorch file before 1.6 is",
+     "load it with torch.load and save it again: torch.save writes what stfs reads"},
     {[](std::string_view f) { return f.starts_with("\x93NUMPY"); }, "is a NumPy array, .npy",
-     "convert it with safetensors.numpy.save_file"},
+     "numpy.savez makes an archive that stfs reads"},
     {[](std::string_view f) { return f.starts_with("\x89HDF\r\n\x1A\n"); },
      "is HDF5, as Keras writes it", "convert it to safetensors"},
     {[](std::string_view f) { return f.starts_with("\x1F\x8B\x08"); }, "is compressed with gzip",
@@ -133,10 +125,11 @@ constexpr FileKind kFileKinds[] = {
     {is_text, "is text", "download it again, or name another file", true},
 };
 
-// Whether a header can stand here: GGUF's magic number, or a length in safetensors' limit and the
+// Whether a header can stand here: GGUF's magic number, an archive, or a length in safetensors' limit and the
 // beginning of an object.
 bool has_header(std::string_view first) {
-  if (is_gguf(std::as_bytes(std::span(first)))) return true;
+  const auto bytes = std::as_bytes(std::span(first));
+  if (is_gguf(bytes) || is_zip(bytes)) return true;
   constexpr std::size_t kLength = 8;
   if (first.size() <= kLength || !is_object(first.substr(kLength))) return false;
   std::uint64_t length = 0;

@@ -8,7 +8,9 @@
 #include "core/format/types.h"
 #include "core/source/source.h"
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +19,9 @@
 #include <vector>
 
 namespace stfs {
+
+// Reads bytes of a source while it is loaded, as Source::read() does.
+using ReadBytes = std::function<int(std::uint64_t offset, std::span<std::byte> out)>;
 
 // One tensor, 48 bytes: checkpoints have millions. Its name and its shape lie in arenas of its
 // Header.
@@ -32,6 +37,9 @@ struct TensorRecord {
   // stand before the shape's in Header::dims.
   std::uint8_t stored_rank = kStoredAsShape;
   static constexpr std::uint8_t kStoredAsShape = 255;
+  // In Header::described, where `length` bytes at `offset` are not those of the tensor.
+  std::uint32_t description = kAsItStands;
+  static constexpr std::uint32_t kAsItStands = ~std::uint32_t{0};
 };
 
 // The types of values of metadata, with GGUF's numbers. safetensors has strings alone.
@@ -106,8 +114,27 @@ struct OriginalShape {
   std::vector<std::uint64_t> dims;
 };
 
+// How a tensor is made of bytes that do not stand in the source as it needs them: they are
+// compressed, or its elements lie in another order.
+struct Description {
+  std::uint32_t member;  // in Header::members
+  ByteRange stored;      // its bytes in the source
+  // A compressed member: the bytes that it has, and their CRC-32.
+  struct Deflated {
+    std::uint64_t length;
+    std::uint32_t crc;
+  };
+  std::optional<Deflated> deflated = {};
+  std::uint64_t begin = 0;  // of the first element in the member's bytes
+  // From an element to the next of each dimension, in bytes; none: row-major, without gaps.
+  std::vector<std::uint64_t> strides = {};
+};
+
 struct Header {
   ByteRange raw;                       // the header's text or bytes in its source
+  // Bytes from the source's beginning on that loading reads without ReadBytes; those of `raw` where
+  // nothing else is said.
+  std::optional<std::uint64_t> beginning = {};
   std::vector<TensorRecord> tensors;   // by offset; equal offsets in the order of the header
   std::string names;                   // arena
   std::vector<std::uint64_t> dims;     // arena
@@ -115,6 +142,9 @@ struct Header {
   std::vector<std::uint32_t> by_name;  // indices of `tensors`, bytewise by name; names are unique
   // Applied to the tensors above; the first part of a split file has those of the other parts too.
   std::vector<OriginalShape> original_shapes;
+  std::vector<Description> described;
+  std::vector<std::string> members;  // names in the archive, of those that descriptions need
+  std::vector<std::string> warnings;  // printable lines "place: subject: rule"
 
   std::string_view name(const TensorRecord& tensor) const {
     return std::string_view(names).substr(tensor.name_begin, tensor.name_length);

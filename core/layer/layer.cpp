@@ -2,6 +2,7 @@
 
 #include "core/layer/delta/delta_layer.h"
 #include "core/layer/edit/edit_layer.h"
+#include "core/layer/edit/edit_lines.h"
 #include "core/layer/lora/lora_layer.h"
 #include "core/layer/quantised/quantised_layer.h"
 #include "core/remote/http/url.h"
@@ -19,11 +20,12 @@ constexpr LayerRow kTable[] = {
      .argument = "version",
      .needs = "tensors that a delta names",
      .repeats = false,
+     .is_idempotent = false,
      .accepts = [](std::string_view argument) { return !argument.empty(); },
      .resolve = resolved_delta,
      .is_elsewhere = [](const std::string& argument) { return is_url(argument); },
      .apply =
-         [](TensorList below, std::span<const std::string> arguments, LayerContext& context) {
+         [](TensorList below, std::span<const std::string> arguments, const LayerContext& context) {
            return apply_delta(std::move(below), arguments[0], context.sources);
          }},
     {.option = kDequantizeOption,
@@ -31,11 +33,12 @@ constexpr LayerRow kTable[] = {
      .argument = "type",
      .needs = "scales",
      .repeats = false,
+     .is_idempotent = true,
      .accepts = [](std::string_view argument) { return dequantized_type(argument).has_value(); },
      .resolve = nullptr,
      .is_elsewhere = nullptr,
      .apply =
-         [](TensorList below, std::span<const std::string> arguments, LayerContext& context) {
+         [](TensorList below, std::span<const std::string> arguments, const LayerContext& context) {
            return dequantize(std::move(below), *dequantized_type(arguments[0]), context.sources);
          }},
     {.option = kLoraOption,
@@ -43,12 +46,13 @@ constexpr LayerRow kTable[] = {
      .argument = "adapter",
      .needs = "",
      .repeats = true,
+     .is_idempotent = false,
      .accepts = [](std::string_view argument) { return !adapter_choice(argument).directory.empty(); },
      .resolve = resolved_adapter,
      .is_elsewhere =
          [](const std::string& argument) { return is_url(adapter_choice(argument).directory); },
      .apply =
-         [](TensorList below, std::span<const std::string> arguments, LayerContext& context) {
+         [](TensorList below, std::span<const std::string> arguments, const LayerContext& context) {
            return merge_adapters(std::move(below), arguments, context.sources);
          }},
     {.option = kEditOption,
@@ -56,12 +60,13 @@ constexpr LayerRow kTable[] = {
      .argument = "edits",
      .needs = "",
      .repeats = true,
+     .is_idempotent = false,
      .accepts = [](std::string_view argument) { return !argument.empty(); },
      .resolve = read_edits,
      .is_elsewhere = name_url_in_edits,
      .apply =
-         [](TensorList below, std::span<const std::string> arguments, LayerContext& context) {
-           return edit(std::move(below), arguments, context.sources);
+         [](TensorList below, std::span<const std::string> arguments, const LayerContext& context) {
+           return edit(std::move(below), arguments, context.sources, context.load);
          }},
 };
 
@@ -86,6 +91,17 @@ void choose(Layers& layers, std::string_view option, const std::string& argument
   }
 }
 
+void choose_edit_line(Layers& layers, const std::string& directory, const std::string& line) {
+  const std::string line_place(kEditLinePlace);
+  const std::string place = directory.empty() ? line_place : child_name(directory, line_place);
+  if (!layers.empty() && layers.back().option == kEditOption &&
+      edit_place(layers.back().argument) == place) {
+    layers.back().argument += "\n" + line;
+  } else {
+    choose(layers, kEditOption, edit_argument(place, line));
+  }
+}
+
 Layers resolved(Layers layers, Sources& sources) {
   for (Layer& layer : layers) {
     const LayerRow& row = *find_layer(layer.option);
@@ -101,7 +117,7 @@ bool are_elsewhere(const Layers& layers) {
   });
 }
 
-TensorList apply_layers(TensorList list, const Layers& layers, LayerContext context) {
+TensorList apply_layers(TensorList list, const Layers& layers, const LayerContext& context) {
   for (auto layer = layers.begin(); layer != layers.end();) {
     std::vector<std::string> arguments;
     const LayerRow& row = *find_layer(layer->option);

@@ -8,6 +8,7 @@
 #include "core/remote/sources.h"
 #include "core/stored/tensor_list.h"
 
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +20,8 @@ namespace stfs {
 // A layer uses the list below it and this.
 struct LayerContext {
   Sources& sources;
+  // The tensors of another SOURCE, which may be a mount. Throws Error.
+  std::function<TensorList(const std::string& source)> load;
 };
 
 struct LayerRow {
@@ -29,6 +32,7 @@ struct LayerRow {
   // "" when it needs none.
   std::string_view needs;
   bool repeats;  // it may be given several times, and takes all arguments at once
+  bool is_idempotent;  // upon what it has made with the same argument it changes nothing
   bool (*accepts)(std::string_view argument);
   // The argument in a form that stays true elsewhere and later: with an absolute path or a pinned
   // URL, or with what a file says now. Null: it is so already. Throws Error.
@@ -37,7 +41,7 @@ struct LayerRow {
   bool (*is_elsewhere)(const std::string& argument);
   // `below` has sort_names(). Returns it as it is where there is nothing to do. Throws Error.
   TensorList (*apply)(TensorList below, std::span<const std::string> arguments,
-                      LayerContext& context);
+                      const LayerContext& context);
 };
 
 // In the order in which layers apply. Append only where that order says so.
@@ -59,6 +63,10 @@ using Layers = std::vector<Layer>;
 // Adds a layer, or changes the argument of one that does not repeat. `argument` is one that its row accepts.
 void choose(Layers& layers, std::string_view option, const std::string& argument);
 
+// Adds a line of the command line, or of a program, whose paths are relative to `directory` ("": it
+// has none). It is counted with those directly before it.
+void choose_edit_line(Layers& layers, const std::string& directory, const std::string& line);
+
 // nullptr when no row has this option.
 const LayerRow* find_layer(std::string_view option);
 
@@ -66,6 +74,6 @@ const LayerRow* find_layer(std::string_view option);
 Layers resolved(Layers layers, Sources& sources);
 bool are_elsewhere(const Layers& layers);
 
-TensorList apply_layers(TensorList list, const Layers& layers, LayerContext context);
+TensorList apply_layers(TensorList list, const Layers& layers, const LayerContext& context);
 
 }  // namespace stfs

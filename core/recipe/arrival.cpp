@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -19,9 +20,47 @@ constexpr unsigned kMostLost = 16;
 // has whole elements of every type that a production makes.
 constexpr std::uint64_t kElement = 8;  // bytes
 
+constexpr std::uint64_t kFirst = 1 << 20;       // bytes of a request that others follow
+constexpr std::uint64_t kPrefetched = 32 << 20;  // bytes of those
+
 std::uint64_t block_of(std::uint64_t offset) { return offset / Source::kFetchUnit; }
 std::uint64_t last_block(const Extent& extent) {
   return block_of(extent.offset + extent.length - 1);
+}
+
+// The parts, in whole blocks, that are not here.
+std::vector<Extent> absent_parts(const std::vector<Extent>& extents) {
+  std::vector<Extent> absent;
+  for (const Extent& extent : extents) {
+    for (std::uint64_t done = 0; done < extent.length;) {
+      const std::uint64_t begin = extent.offset + done;
+      const Extent block = extent.part(done, Source::kFetchUnit - begin % Source::kFetchUnit);
+      done += block.length;
+      if (block.source->has({block.offset, block.length})) continue;
+      Extent* const last = absent.empty() ? nullptr : &absent.back();
+      if (last != nullptr && last->source == block.source &&
+          last->offset + last->length == block.offset) {
+        last->length += block.length;
+      } else {
+        absent.push_back(block);
+      }
+    }
+  }
+  return absent;
+}
+
+// Leaves the first bytes.
+std::vector<Extent> all_but_first(std::vector<Extent>& extents) {
+  std::vector<Extent> later;
+  std::uint64_t most = kFirst;
+  for (Extent& extent : extents) {
+    const Extent first = extent.part(0, most);
+    if (first.length < extent.length) later.push_back(extent.part(first.length, extent.length));
+    extent = first;
+    most -= first.length;
+  }
+  std::erase_if(extents, [](const Extent& extent) { return extent.length == 0; });
+  return later;
 }
 
 // Counts what arrives. Shared with the callbacks of sources, which may come after the waiter left.
@@ -54,19 +93,27 @@ class Waiting {
 // Sets `lost` when bytes that had come were gone again.
 int arrive_and_copy(const Content& content, std::uint64_t offset, std::span<std::byte> out,
                     const std::atomic<bool>* stop, bool& lost) {
-  unsigned rounds = 0;
+  unsigned rounds = 0;  // after which no less was missing
+  std::uint64_t before = std::numeric_limits<std::uint64_t>::max();
   while (!out.empty()) {
     std::uint64_t length = out.size();
-    if (rounds > 1 && length > kElement) {
-      length = std::max(kElement, (length >> (rounds - 1)) / kElement * kElement);
+    if (rounds > 0 && length > kElement) {
+      length = std::max(kElement, (length >> rounds) / kElement * kElement);
     }
-    const std::vector<Extent> missing = missing_part(content, offset, length);
+    std::vector<Extent> later;
+    const std::vector<Extent> missing = missing_part(content, offset, length, kMostMissing, &later);
     int error = 0;
     if (!missing.empty()) {
-      lost = lost || rounds > 0;
-      if (++rounds > kMostLost) return EIO;
+      const std::uint64_t left = bytes_of(missing) + bytes_of(later);
+      if (left >= before) {
+        lost = true;
+        if (++rounds > kMostLost) return EIO;
+      }
+      before = left;
+      prefetch(later);
       error = fetch(missing, stop);
       if (error != 0) return error;
+      if (!later.empty()) continue;
     }
     const auto take = static_cast<std::size_t>(length);
     error = content.copy_unverified(offset, out.first(take));
@@ -77,6 +124,7 @@ int arrive_and_copy(const Content& content, std::uint64_t offset, std::span<std:
     }
     if (error != 0) return error;
     rounds = 0;
+    before = std::numeric_limits<std::uint64_t>::max();
     out = out.subspan(take);
     offset += take;
   }
@@ -123,13 +171,36 @@ std::uint64_t join(std::vector<Extent>& extents) {
   return blocks * Source::kFetchUnit;
 }
 
+std::uint64_t bytes_of(const std::vector<Extent>& extents) {
+  std::uint64_t bytes = 0;
+  for (const Extent& extent : extents) bytes += extent.length;
+  return bytes;
+}
+
+void prefetch(const std::vector<Extent>& later) {
+  std::uint64_t most = kPrefetched;
+  for (const Extent& extent : later) {
+    if (most == 0) return;
+    const Extent part = extent.part(0, most);
+    part.source->prefetch({part.offset, part.length});
+    most -= part.length;
+  }
+}
+
 std::vector<Extent> missing_part(const Content& content, std::uint64_t offset,
-                                 std::uint64_t& length, std::uint64_t most) {
+                                 std::uint64_t& length, std::uint64_t most,
+                                 std::vector<Extent>* later) {
   constexpr std::uint64_t kAligned = 64;  // bytes: whole elements, where there are so many
   while (true) {
     std::vector<Extent> missing = content.missing(offset, length);
     const std::uint64_t bytes = missing.empty() ? 0 : join(missing);
-    if (bytes <= most || length <= kElement) return missing;
+    if (bytes <= most) return missing;
+    if (length <= kElement) {
+      if (later == nullptr) return missing;
+      missing = absent_parts(missing);
+      *later = all_but_first(missing);
+      return missing;
+    }
     // Assume that they are spread evenly, and at least halve.
     const auto share = static_cast<std::uint64_t>(
         static_cast<double>(length) * static_cast<double>(most) / static_cast<double>(bytes));
@@ -145,7 +216,7 @@ void prefetch_content(const Content& content, std::uint64_t offset, std::uint64_
   const std::uint64_t end = offset + std::min(length, content.size() - offset);
   while (offset < end && most > 0) {
     std::uint64_t piece = std::min(kPiece, end - offset);
-    for (const Extent& extent : missing_part(content, offset, piece)) {
+    for (const Extent& extent : missing_part(content, offset, piece, std::max(most, kMostMissing))) {
       extent.source->prefetch({extent.offset, extent.length});
       most -= std::min(most, extent.length);
     }

@@ -25,8 +25,16 @@ std::uint64_t join(std::vector<Extent>& extents);
 
 // The missing extents of the beginning of [offset, offset + length), joined. Makes `length` smaller
 // until the blocks are at most `most` bytes, or 8 bytes are left. Empty: all of `length` is here.
+// Where 8 bytes need more (a tensor that is checked as a whole), `later` gets all but the first of
+// these extents: ask for them when the first have come, so that each request has its own deadline.
 std::vector<Extent> missing_part(const Content& content, std::uint64_t offset,
-                                 std::uint64_t& length, std::uint64_t most = kMostMissing);
+                                 std::uint64_t& length, std::uint64_t most = kMostMissing,
+                                 std::vector<Extent>* later = nullptr);
+
+// The bytes of extents.
+std::uint64_t bytes_of(const std::vector<Extent>& extents);
+// Source::prefetch() of the first of `later`.
+void prefetch(const std::vector<Extent>& later);
 
 // Waits until these bytes are here: 0, the errno of Source::want(), or EINTR soon after `stop` is
 // set. For a thread that may wait.

@@ -7,6 +7,8 @@
 // Thread safety: npy_header() may be called from any thread.
 #pragma once
 
+#include "core/format/npy_header.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -14,9 +16,6 @@
 #include <string_view>
 
 namespace stfs {
-
-// The maximum number of dimensions of a NumPy array (NPY_MAXDIMS; 32 before NumPy 2).
-inline constexpr std::size_t kNpyMaxRank = 64;
 
 // The header of an array in C order. `code` is a TypeInfo::npy; the rank is at most kNpyMaxRank.
 std::string npy_header(std::string_view code, std::span<const std::uint64_t> shape);

@@ -28,6 +28,9 @@ namespace stfs {
 
 // The maximum rank of a tensor that can be sliced: NumPy's NPY_MAXDIMS.
 inline constexpr std::size_t kSliceMaxRank = 64;
+// For messages.
+inline constexpr std::string_view kSliceRule =
+    "as between NumPy's brackets, without spaces, and with positive steps";
 
 // The elements that an expression selects of one dimension.
 struct Range {

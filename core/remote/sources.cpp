@@ -448,6 +448,34 @@ std::optional<std::vector<std::string>> Sources::names_in(const std::string& nam
   return listing;
 }
 
+std::vector<std::string> Sources::entries_in(const std::string& directory) {
+  std::vector<std::string> entries;
+  if (!is_url(directory)) {
+    entries = stfs::names_in(directory);
+    for (std::string& name : entries) {
+      std::error_code error;
+      if (std::filesystem::is_directory(directory + "/" + name, error)) name += '/';
+    }
+    return entries;
+  }
+  Store& store = this->store(directory);
+  if (!may_ask()) refuse_to_ask(directory);
+  entries = store.entries(directory);
+  std::erase_if(entries, [](const std::string& entry) {
+    return !is_plain_file_name(entry.ends_with('/') ? entry.substr(0, entry.size() - 1) : entry);
+  });
+  return entries;
+}
+
+void Sources::forget() {
+  {
+    const std::lock_guard lock(known_mutex_);
+    known_.clear();
+  }
+  const std::lock_guard lock(stores_mutex_);
+  for (const auto& [scheme, store] : stores_) store->forget();
+}
+
 std::string Sources::pinned(const std::string& name) {
   if (!is_url(name)) return name;
   {

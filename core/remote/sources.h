@@ -99,6 +99,12 @@ class Sources {
 
   // The names in a directory, unsorted; nullopt for a file. Throws Error as open() does.
   std::optional<std::vector<std::string>> names_in(const std::string& name);
+  // The names of the files and directories in a directory, those of directories with a slash at the
+  // end, unsorted. Throws Error as open() does, and kUsage for a directory of a web server.
+  std::vector<std::string> entries_in(const std::string& directory);
+  // What stores said of names is asked for again, also what a branch of the Hub means. Sources that
+  // were opened stay what they are.
+  void forget();
   // The text of a small file. Throws Error; kUnreadable over `limit` bytes.
   virtual std::string read_file(const std::string& name, std::uint64_t limit);
 

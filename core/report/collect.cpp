@@ -5,6 +5,7 @@
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/remote/http/url.h"
+#include "core/report/facts.h"
 #include "core/report/findings.h"
 #include "core/values/compare.h"
 #include "core/values/digest.h"
@@ -31,7 +32,6 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kThumbnail = 48;    // pixels each way
 constexpr std::size_t kMostMetadata = 500;  // entries
 constexpr std::size_t kMostText = 400;      // bytes of a value of the metadata
 
@@ -43,7 +43,6 @@ std::string cut(std::string text) {
   return text + "...";
 }
 
-// Without what says only that it is a checkpoint: "/models/llama/model.safetensors" -> "llama".
 std::string title_of(const Checkpoint& checkpoint) {
   for (const auto& [key, text] : checkpoint.metadata()) {
     if (key == "general.name" && !text.empty()) return cut(std::string(text));
@@ -53,32 +52,7 @@ std::string title_of(const Checkpoint& checkpoint) {
     origin = origin->sources.empty() ? nullptr : &origin->sources.front();
   }
   if (origin == nullptr) return "checkpoint";
-  const std::string path = public_name(origin->path);
-  // The Hub's own cache: models--ORG--NAME/snapshots/COMMIT.
-  constexpr std::string_view kModels = "models--";
-  const std::size_t model = path.find(kModels);
-  const std::size_t end_of_model = path.find("/snapshots/", model);
-  if (model != std::string::npos && end_of_model != std::string::npos) {
-    const std::size_t begin = model + kModels.size();
-    std::string name = path.substr(begin, end_of_model - begin);
-    if (const std::size_t dashes = name.find("--"); dashes != std::string::npos) {
-      name.replace(dashes, 2, "/");
-    }
-    return cut(std::move(name));
-  }
-  std::string title;
-  std::string_view rest = path;
-  while (!rest.empty()) {
-    const std::size_t slash = rest.rfind('/');
-    title = rest.substr(slash + 1);  // npos + 1 is 0
-    rest = rest.substr(0, slash == std::string_view::npos ? 0 : slash);
-    for (const std::string_view end : {".json", ".index", ".safetensors", ".gguf"}) {
-      if (title.ends_with(end)) title.resize(title.size() - end.size());
-    }
-    const bool is_shard = title.starts_with("model-0");
-    if (!title.empty() && title != "model" && !is_shard) break;
-  }
-  return title.empty() ? "checkpoint" : title;
+  return name_of_source(public_name(origin->path));
 }
 
 std::string formats_of(const Checkpoint& checkpoint) {
@@ -110,6 +84,17 @@ std::vector<std::uint32_t> in_natural_order(const Checkpoint& checkpoint) {
       .order;
 }
 
+// nullopt where more is mounted, or a mount of a mount, or a layer from elsewhere.
+std::optional<CommandSource> source_of_command(const Checkpoint& checkpoint,
+                                               std::span<const std::string> sources) {
+  if (sources.size() != 1 || checkpoint.origins().size() != 1) return std::nullopt;
+  const auto is_below = [&](const Origin& origin) { return origin.path == sources.front(); };
+  if (std::ranges::any_of(checkpoint.origins().front().sources, is_below)) return std::nullopt;
+  const auto is_url = [](const Layer& layer) { return layer.argument.find("://") != std::string::npos; };
+  if (std::ranges::any_of(checkpoint.layers(), is_url)) return std::nullopt;
+  return CommandSource{public_name(sources.front()), checkpoint.layers()};
+}
+
 ReportTensor described(const Checkpoint& checkpoint, std::uint32_t number) {
   const Tensor tensor = checkpoint.tensor(number);
   ReportTensor shown;
@@ -130,6 +115,7 @@ Report described(const Checkpoint& checkpoint, std::span<const std::string> sour
   Report report;
   report.title = title_of(checkpoint);
   for (const std::string& source : sources) report.sources.push_back(public_name(source));
+  report.look = source_of_command(checkpoint, sources);
   report.format = formats_of(checkpoint);
   const Totals totals = totals_of(checkpoint);
   report.parameters = totals.all.parameters;
@@ -161,29 +147,30 @@ using Sinks = std::vector<ValueSink*>;
 class Picture {
  public:
   Picture(const Tensor& tensor, unsigned threads, CellMemory& memory, Sinks& sinks)
-      : dtype_(tensor.dtype),
-        shape_(picture_shape(tensor.shape, kThumbnail)),
-        cells_(threads, &memory),
-        pixels_(shape_) {
+      : cells_(tensor.dtype, threads, &memory), pixels_(tensor.shape) {
     sinks.push_back(&cells_);
     sinks.push_back(&pixels_);
   }
 
-  void fill(ReportTensor& shown) const {
-    shown.thumbnail = Thumbnail{shape_.width(), shape_.height(), pixels_.colors(*shown.stats)};
+  // `before` has the values that the other checkpoint has, or is null.
+  void fill(ReportTensor& shown, const ValueCells* before = nullptr) const {
+    shown.thumbnail = pixels_.thumbnail(*shown.stats);
     if (!shown.stats->min) return;
     Distribution distribution;
     distribution.stats = *shown.stats;
-    cells_.fill(dtype_, distribution);
+    cells_.fill(distribution);
+    if (before != nullptr) {
+      Histogram others;
+      cells_.fill_both(distribution, *before, others);
+      shown.histogram_before = others;
+    }
     shown.histogram = distribution.histogram;
     shown.quantiles = distribution.quantiles;
   }
 
  private:
-  const DType dtype_;
-  const PictureShape shape_;
   ValueCells cells_;
-  Pixels pixels_;
+  ThumbnailPixels pixels_;
 };
 
 std::string failure_of(const Tensor& tensor, int error) {
@@ -225,23 +212,9 @@ class Collector {
  private:
   bool is_stopped() const { return options_.stop.load(std::memory_order_relaxed); }
 
-  // Calls `work` for each tensor once, for several at a time; the last ones share the threads that
-  // find no other one. Throws the first exception of `work`.
   void for_tensors(std::span<const std::uint32_t> items,
                    const std::function<void(std::uint32_t, unsigned)>& work) {
-    const unsigned threads = std::max(1U, options_.threads);
-    std::atomic<std::size_t> next = 0;
-    on_threads(std::min<std::size_t>(threads, items.size()), [&](std::size_t) {
-      try {
-        for (std::size_t i; (i = next++) < items.size() && !is_stopped();) {
-          const std::size_t left = std::min<std::size_t>(items.size() - i, threads);
-          work(items[i], static_cast<unsigned>(threads / left));
-        }
-      } catch (...) {
-        next = items.size();
-        throw;
-      }
-    });
+    for_each_of(items, options_, work);
   }
 
   // The statistics, with the pictures or without, and the difference from the other checkpoint.
@@ -262,17 +235,22 @@ class Collector {
       error = value_stats(tensor.content(), tensor.dtype, options, stats, sinks);
       return error;
     };
+    std::optional<ValueCells> before;
     if (against_ != nullptr) {
-      compare(i, tensor, options, [&](ValueSink& differences) {
+      const auto number = against_->find(tensor.name);
+      if (picture && number) before.emplace(against_->tensor(*number).dtype, threads, &memory_);
+      const auto pass_with = [&](ValueSink& differences) {
         sinks.push_back(&differences);
         return pass();
-      });
+      };
+      compare(i, tensor, options, pass_with, before ? &*before : nullptr);
     }
     if (!shown.failure.empty()) return;
     if (!is_read) pass();
     if (error != 0) return fail(i, error);
     shown.stats = stats;
-    if (picture) picture->fill(shown);
+    const bool differs = shown.difference && shown.difference->equal.value_or(1) < 1;
+    if (picture) picture->fill(shown, differs && before ? &*before : nullptr);
   }
 
   // A tensor that cannot be read has its failure and no numbers in the report.
@@ -283,6 +261,7 @@ class Collector {
     shown.stats.reset();
     shown.histogram.reset();
     shown.thumbnail.reset();
+    shown.histogram_before.reset();
     shown.equal_to.reset();
   }
 
@@ -308,7 +287,7 @@ class Collector {
 
   // Sets the difference from the other checkpoint's tensor, in a pass over both where values tell.
   void compare(std::uint32_t i, const Tensor& tensor, const PassOptions& options,
-               const std::function<int(ValueSink&)>& pass) {
+               const std::function<int(ValueSink&)>& pass, ValueSink* values_of_before) {
     using Kind = Difference::Kind;
     ReportTensor& shown = report_.tensors[i];
     shown.difference = Difference{Kind::kAdded, {}, {}, {}, {}};
@@ -328,7 +307,8 @@ class Collector {
       return;
     }
     const Comparison found = compare_tensors(
-        other, tensor, by_values ? CompareBy::kValues : CompareBy::kBytes, options, pass);
+        other, tensor, by_values ? CompareBy::kValues : CompareBy::kBytes, options, pass,
+        values_of_before);
     const bool may_differ = found.error != 0 || found.differs();
     if (may_differ && difference.kind == Kind::kEqual) difference.kind = Kind::kValues;
     if (found.error != 0) {
@@ -415,11 +395,57 @@ class Collector {
 
 }  // namespace
 
+std::string name_of_source(std::string_view path) {
+  // The Hub's own cache: models--ORG--NAME/snapshots/COMMIT.
+  constexpr std::string_view kModels = "models--";
+  const std::size_t model = path.find(kModels);
+  const std::size_t end_of_model = path.find("/snapshots/", model);
+  if (model != std::string_view::npos && end_of_model != std::string_view::npos) {
+    const std::size_t begin = model + kModels.size();
+    std::string name(path.substr(begin, end_of_model - begin));
+    if (const std::size_t dashes = name.find("--"); dashes != std::string::npos) {
+      name.replace(dashes, 2, "/");
+    }
+    return cut(std::move(name));
+  }
+  std::string title;
+  std::string_view rest = path;
+  while (!rest.empty()) {
+    const std::size_t slash = rest.rfind('/');
+    title = rest.substr(slash + 1);  // npos + 1 is 0
+    rest = rest.substr(0, slash == std::string_view::npos ? 0 : slash);
+    for (const std::string_view end : {".json", ".index", ".safetensors", ".gguf", ".bin", ".pt", ".npz"}) {
+      if (title.ends_with(end)) title.resize(title.size() - end.size());
+    }
+    const bool is_shard = title.starts_with("model-0");
+    if (!title.empty() && title != "model" && !is_shard) break;
+  }
+  return title.empty() ? "checkpoint" : cut(std::move(title));
+}
+
+void for_each_of(std::span<const std::uint32_t> items, const PassOptions& options,
+                 const std::function<void(std::uint32_t, unsigned)>& work) {
+  const unsigned threads = std::max(1U, options.threads);
+  std::atomic<std::size_t> next = 0;
+  on_threads(std::min<std::size_t>(threads, items.size()), [&](std::size_t) {
+    try {
+      for (std::size_t i; (i = next++) < items.size() && !options.stop.load(std::memory_order_relaxed);) {
+        const std::size_t left = std::min<std::size_t>(items.size() - i, threads);
+        work(items[i], static_cast<unsigned>(threads / left));
+      }
+    } catch (...) {
+      next = items.size();
+      throw;
+    }
+  });
+}
+
 int collect_report(const Checkpoint& checkpoint, const Checkpoint* against,
                    std::span<const std::string> sources, const PassOptions& options,
                    Report& report) {
   const std::vector<std::uint32_t> order = in_natural_order(checkpoint);
   report = described(checkpoint, sources, order);
+  add_facts(checkpoint, options.stop, report);
   if (against != nullptr) {
     report.against = title_of(*against);
     for (const std::uint32_t number : in_natural_order(*against)) {

@@ -7,8 +7,11 @@
 #include "core/report/report.h"
 #include "core/values/pass.h"
 
+#include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace stfs {
 
@@ -20,5 +23,14 @@ namespace stfs {
 int collect_report(const Checkpoint& checkpoint, const Checkpoint* against,
                    std::span<const std::string> sources, const PassOptions& options,
                    Report& report);
+
+// Without what says only that it is a checkpoint: "/models/llama/model.safetensors" -> "llama".
+std::string name_of_source(std::string_view path);
+
+// Calls `work` for each item once, for several at a time, with the number of threads that it may
+// use: the last ones share those that find no other item. Ends early after a stop. Throws the first
+// exception of `work`.
+void for_each_of(std::span<const std::uint32_t> items, const PassOptions& options,
+                 const std::function<void(std::uint32_t, unsigned)>& work);
 
 }  // namespace stfs

@@ -1,6 +1,9 @@
 #include "core/report/findings.h"
 
 #include "core/base/text.h"
+#include "core/report/look.h"
+#include "core/report/outliers.h"
+#include "core/values/picture/markup.h"
 
 #include <algorithm>
 #include <array>
@@ -21,9 +24,9 @@ using Positions = std::vector<std::uint32_t>;
 constexpr std::size_t kMostNamed = 3;    // tensors in the text of a finding
 constexpr std::size_t kMostGroups = 20;  // of equal tensors, with a finding each
 
-std::string number_of(std::size_t count, const std::string& noun) {
-  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
-}
+using Severity = Finding::Severity;
+using markup::counted;
+using markup::grouped;
 
 // `"a", "b", "c" and 9 more`.
 std::string some_names(const Report& report, const Positions& tensors) {
@@ -33,7 +36,7 @@ std::string some_names(const Report& report, const Positions& tensors) {
     if (i > 0) text += i + 1 == tensors.size() ? " and " : ", ";
     text += in_quotes(report.tensors[tensors[i]].name);
   }
-  if (tensors.size() > named) text += " and " + std::to_string(tensors.size() - named) + " more";
+  if (tensors.size() > named) text += " and " + grouped(tensors.size() - named) + " more";
   return text;
 }
 
@@ -49,13 +52,29 @@ bool is_constant(const ValueStats& stats) {
   return stats.count > 1 && stats.min && *stats.min == *stats.max && stats.nan + stats.inf == 0;
 }
 
-bool is_all_zero(const ReportTensor& tensor) {
+bool is_all_zero(std::string_view name, bool has_fractions, bool is_bool, const ValueStats& stats) {
   constexpr std::uint64_t kManyIntegers = 1024;
-  const ValueStats& stats = *tensor.stats;
   if (stats.count < 2 || stats.zeros != stats.count) return false;
-  if (has_fractions(tensor)) return true;
-  const bool is_zero_point = tensor.name.find("zero") != std::string::npos;
-  return stats.count >= kManyIntegers && tensor.type != "BOOL" && !is_zero_point;
+  if (has_fractions) return true;
+  const bool is_zero_point = name.find("zero") != std::string_view::npos;
+  return stats.count >= kManyIntegers && !is_bool && !is_zero_point;
+}
+bool is_all_zero(const ReportTensor& tensor) {
+  return is_all_zero(tensor.name, has_fractions(tensor), tensor.type == "BOOL", *tensor.stats);
+}
+
+// Biases, norms and adapters are zero before a model has learnt.
+bool may_be_zero(std::string_view name, std::size_t dimensions) {
+  if (name.find("lora_B") != std::string_view::npos) return true;
+  return dimensions <= 1 &&
+         (name.ends_with("bias") || name.find("norm") != std::string_view::npos);
+}
+bool may_be_zero(const ReportTensor& tensor) {
+  return may_be_zero(tensor.name, tensor.shape.size());
+}
+
+bool is_of_ones(const ReportTensor& tensor) {
+  return tensor.shape.size() <= 1 && *tensor.stats->min == 1;
 }
 
 bool has_name_of_scales(std::string_view name) {
@@ -86,14 +105,15 @@ class Findings {
  public:
   explicit Findings(Report& report) : report_(report) {}
 
-  void add(Finding::Kind kind, std::string text, Positions tensors) {
-    report_.findings.push_back({kind, std::move(text), std::move(tensors)});
+  void add(Finding::Kind kind, Severity severity, std::string text, Positions tensors) {
+    report_.findings.push_back({kind, std::move(text), std::move(tensors), severity});
   }
 
   // `NaN in 2 tensors: "a" and "b"`, of the tensors that `is_so`.
-  void add_where(Finding::Kind kind, const std::string& what,
+  void add_where(Finding::Kind kind, Severity severity, const std::string& what,
                  const std::function<bool(const ReportTensor&)>& is_so,
-                 std::uint64_t ValueStats::*count = nullptr) {
+                 std::uint64_t ValueStats::*count = nullptr,
+                 std::vector<std::uint64_t> ValueStats::*places = nullptr) {
     Positions found;
     for (std::uint32_t i = 0; i < report_.tensors.size(); ++i) {
       const ReportTensor& tensor = report_.tensors[i];
@@ -104,13 +124,10 @@ class Findings {
       std::ranges::stable_sort(found, std::greater<>(),
                                [&](std::uint32_t i) { return (*report_.tensors[i].stats).*count; });
     }
-    std::string text = what + " in " + number_of(found.size(), "tensor") + ": ";
+    std::string text = what + " in " + counted(found.size(), "tensor") + ": ";
     text += some_names(report_, found);
-    if (found.size() == 1 && count != nullptr) {
-      const ValueStats& stats = *report_.tensors[found.front()].stats;
-      text += " (" + std::to_string(stats.*count) + " of " + number_of(stats.count, "value") + ")";
-    }
-    add(kind, std::move(text), std::move(found));
+    if (count != nullptr) text += " (" + share_and_place(found, count, places) + ")";
+    add(kind, severity, std::move(text), std::move(found));
   }
 
   void add_unreadable(const std::map<std::uint32_t, std::string>& there) {
@@ -120,16 +137,16 @@ class Findings {
       if (!failure.empty()) by_reason[failure].push_back(i);
     }
     for (auto& [reason, tensors] : by_reason) {
-      add(Finding::Kind::kUnreadable,
-          number_of(tensors.size(), "tensor") + " cannot be read: " + some_names(report_, tensors) +
+      add(Finding::Kind::kUnreadable, Severity::kBroken,
+          counted(tensors.size(), "tensor") + " cannot be read: " + some_names(report_, tensors) +
               " (" + reason + ")",
           tensors);
     }
     by_reason.clear();
     for (const auto& [i, reason] : there) by_reason[reason].push_back(i);
     for (auto& [reason, tensors] : by_reason) {
-      add(Finding::Kind::kUnreadable,
-          number_of(tensors.size(), "tensor") + " of the other checkpoint cannot be read: " +
+      add(Finding::Kind::kUnreadable, Severity::kBroken,
+          counted(tensors.size(), "tensor") + " of the other checkpoint cannot be read: " +
               some_names(report_, tensors) + " (" + reason + ")",
           tensors);
     }
@@ -137,15 +154,15 @@ class Findings {
 
   void add_missing(std::span<const MissingTensor> missing) {
     if (missing.empty()) return;
-    std::string text = number_of(missing.size(), "tensor or part") + " missing: ";
+    std::string text = counted(missing.size(), "tensor or part") + " missing: ";
     const std::size_t named = std::min(missing.size(), kMostNamed);
     for (std::size_t i = 0; i < named; ++i) {
       const MissingTensor& one = missing[i];
       text += (i > 0 ? ", " : "") + (one.name ? in_quotes(*one.name) : "all tensors") + " of " +
               in_quotes(one.source);
     }
-    if (missing.size() > named) text += " and " + std::to_string(missing.size() - named) + " more";
-    add(Finding::Kind::kMissing, std::move(text), {});
+    if (missing.size() > named) text += " and " + grouped(missing.size() - named) + " more";
+    add(Finding::Kind::kMissing, Severity::kBroken, std::move(text), {});
   }
 
   void add_scales() {
@@ -156,8 +173,8 @@ class Findings {
       if (!suspicion.empty()) by_suspicion[std::move(suspicion)].push_back(i);
     }
     for (auto& [suspicion, tensors] : by_suspicion) {
-      add(Finding::Kind::kScale,
-          "suspicious scales, with " + suspicion + ", in " + number_of(tensors.size(), "tensor") +
+      add(Finding::Kind::kScale, Severity::kOdd,
+          "suspicious scales, with " + suspicion + ", in " + counted(tensors.size(), "tensor") +
               ": " + some_names(report_, tensors),
           tensors);
     }
@@ -174,7 +191,9 @@ class Findings {
     }
     std::vector<Positions> groups;
     groups.reserve(by_first.size());
-    for (auto& [first, group] : by_first) groups.push_back(std::move(group));
+    for (auto& [first, group] : by_first) {
+      if (!are_tied(group)) groups.push_back(std::move(group));
+    }
     const auto bytes_of = [&](const Positions& group) {
       return report_.tensors[group.front()].bytes * (group.size() - 1);
     };
@@ -187,57 +206,114 @@ class Findings {
         rest.insert(rest.end(), groups[i].begin(), groups[i].end());
         continue;
       }
-      add(Finding::Kind::kEqual,
-          number_of(groups[i].size(), "tensor") + " with equal bytes (" +
+      add(Finding::Kind::kEqual, Severity::kOdd,
+          counted(groups[i].size(), "tensor") + " with equal bytes (" +
               human_bytes(report_.tensors[groups[i].front()].bytes) +
               " each): " + some_names(report_, groups[i]),
           groups[i]);
     }
     if (more == 0) return;
-    add(Finding::Kind::kEqual, number_of(more, "more group") + " of tensors with equal bytes",
+    add(Finding::Kind::kEqual, Severity::kOdd, counted(more, "more group") + " of tensors with equal bytes",
         rest);
   }
 
+  // Embeddings at both ends of a model: tied ones are one tensor, which some programs store twice.
+  void add_tied() {
+    std::optional<std::uint32_t> in, out;
+    for (std::uint32_t i = 0; i < report_.tensors.size(); ++i) {
+      if (!report_.tensors[i].stats) continue;
+      if (is_input_embedding(report_.tensors[i].name)) in = i;
+      if (is_output_embedding(report_.tensors[i].name)) out = i;
+    }
+    if (!in || !out) return;
+    const ReportTensor& first = report_.tensors[std::min(*in, *out)];
+    const ReportTensor& second = report_.tensors[std::max(*in, *out)];
+    const bool are_equal = second.equal_to == std::min(*in, *out) ||
+                           (first.equal_to && first.equal_to == second.equal_to);
+    const std::string both = in_quotes(first.name) + " and " + in_quotes(second.name);
+    if (are_equal && report_.ties_embeddings == false) {
+      add(Finding::Kind::kEqual, Severity::kOdd,
+          both + " are equal, and tie_word_embeddings is false in config.json", {*in, *out});
+    } else if (are_equal) {
+      add(Finding::Kind::kEqual, Severity::kUsual, both + " are equal: tied embeddings",
+          {*in, *out});
+    } else if (report_.ties_embeddings == true && first.shape == second.shape) {
+      add(Finding::Kind::kEqual, Severity::kOdd,
+          both + " differ, and tie_word_embeddings is true in config.json", {*in, *out});
+    }
+  }
+
+  void add_outliers() {
+    const Outliers outliers = outliers_of(report_);
+    for (const OddLayer& layer : outliers.layers) {
+      add(Finding::Kind::kOutlier, Severity::kOdd,
+          "RMS " + times(layer.ratio) + " those of other layers in all of " + in_quotes(layer.name),
+          layer.tensors);
+    }
+    add_outliers("RMS", outliers.rms);
+    add_outliers("largest |x| / std", outliers.reach);
+  }
+
  private:
+  static bool is_input_embedding(std::string_view name) {
+    return name.ends_with("embed_tokens.weight") || name.ends_with("wte.weight") ||
+           name == "token_embd.weight";
+  }
+  static bool is_output_embedding(std::string_view name) {
+    return name == "output.weight" || name.ends_with("lm_head.weight");
+  }
+
+  // add_tied() tells of these.
+  bool are_tied(const Positions& group) const {
+    const auto is = [&](bool (*what)(std::string_view)) {
+      return std::ranges::any_of(group, [&](std::uint32_t i) { return what(report_.tensors[i].name); });
+    };
+    return group.size() == 2 && is(is_input_embedding) && is(is_output_embedding);
+  }
+
+  // "1 of 64 values, at [3,5]"; of several tensors "the first of "a" at [3,5]".
+  std::string share_and_place(const Positions& found, std::uint64_t ValueStats::*count,
+                              std::vector<std::uint64_t> ValueStats::*places) const {
+    const ReportTensor& tensor = report_.tensors[found.front()];
+    const ValueStats& stats = *tensor.stats;
+    const std::string at = (stats.*places).empty() ? "" : " at " + places_text(1, std::span(stats.*places).first(1), tensor.shape);
+    if (found.size() > 1) return "the first of " + in_quotes(tensor.name) + at;
+    return grouped(stats.*count) + " of " + counted(stats.count, "value") +
+           (at.empty() ? "" : stats.*count > 1 ? ", the first" + at : "," + at);
+  }
+
+  static std::string times(double ratio) {
+    return ratio < 1 ? "1/" + markup::number(1 / ratio, 2) + " of"
+                     : markup::number(ratio, 2) + " times";
+  }
+
+  void add_outliers(const std::string& what, const std::vector<Outlier>& outliers) {
+    if (outliers.empty()) return;
+    Positions tensors;
+    tensors.reserve(outliers.size());
+    for (const Outlier& outlier : outliers) tensors.push_back(outlier.tensor);
+    const std::string far = what + " " + times(outliers.front().ratio) + " that of its kind in ";
+    add(Finding::Kind::kOutlier, Severity::kOdd,
+        outliers.size() == 1
+            ? far + some_names(report_, tensors)
+            : what + " unlike others of their kind in " + counted(tensors.size(), "tensor") + ": " +
+                  some_names(report_, tensors) + " (the first " +
+                  times(outliers.front().ratio) + " that of its kind)",
+        tensors);
+  }
+
   Report& report_;
 };
 
-// --- roles
-
-// "model.layers.*.mlp.up_proj.weight"
-std::string without_numbers(std::string_view name) {
-  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-  const auto separates = [](char c) { return c == '.' || c == '/' || c == '_'; };
-  std::string role;
-  for (std::size_t i = 0; i < name.size();) {
-    std::size_t end = i;
-    while (end < name.size() && is_digit(name[end])) ++end;
-    const bool is_number = end > i && (i == 0 || separates(name[i - 1])) &&
-                           (end == name.size() || separates(name[end]));
-    if (is_number) {
-      role += '*';
-    } else {
-      end = std::max(end, i + 1);
-      role += name.substr(i, end - i);
-    }
-    i = end;
-  }
-  return role;
-}
-
-struct Measures {
-  double rms;
-  double outlier;  // largest value over std
-};
-
-std::optional<Measures> measures_of(const ReportTensor& tensor) {
-  if (!tensor.stats || !tensor.stats->min) return std::nullopt;
-  const ValueStats& stats = *tensor.stats;
-  const double largest = std::max(std::abs(*stats.min), std::abs(*stats.max));
-  return Measures{std::hypot(*stats.mean, *stats.std), *stats.std > 0 ? largest / *stats.std : 0};
-}
-
 }  // namespace
+
+bool is_broken_zero(std::string_view name, std::span<const std::uint64_t> shape, DType dtype,
+                    const ValueStats& stats) {
+  const TypeKind kind = type_info(dtype).kind;
+  const bool has_fractions = kind == TypeKind::kFloat || kind == TypeKind::kQuantized;
+  return is_all_zero(name, has_fractions, kind == TypeKind::kBool, stats) &&
+         !may_be_zero(name, shape.size());
+}
 
 void add_findings(Report& report, std::span<const MissingTensor> missing,
                   const std::map<std::uint32_t, std::string>& unreadable_there) {
@@ -247,21 +323,34 @@ void add_findings(Report& report, std::span<const MissingTensor> missing,
   findings.add_unreadable(unreadable_there);
   findings.add_missing(missing);
   findings.add_where(
-      Kind::kNan, "NaN", [](const ReportTensor& t) { return t.stats->nan > 0; }, &ValueStats::nan);
+      Kind::kNan, Severity::kBroken, "NaN", [](const ReportTensor& t) { return t.stats->nan > 0; },
+      &ValueStats::nan, &ValueStats::nan_at);
   findings.add_where(
-      Kind::kInfinity, "infinity", [](const ReportTensor& t) { return t.stats->inf > 0; },
-      &ValueStats::inf);
-  findings.add_where(Kind::kAllZero, "nothing but zeros", is_all_zero);
-  findings.add_scales();
-  findings.add_equal();
-  findings.add_where(Kind::kConstant, "one value in all elements", [](const ReportTensor& t) {
-    return is_constant(*t.stats) && *t.stats->min != 0 && has_fractions(t);
+      Kind::kInfinity, Severity::kBroken, "infinity",
+      [](const ReportTensor& t) { return t.stats->inf > 0; }, &ValueStats::inf, &ValueStats::inf_at);
+  const std::string zeros = "nothing but zeros";
+  findings.add_where(Kind::kAllZero, Severity::kBroken, zeros, [](const ReportTensor& t) {
+    return is_all_zero(t) && !may_be_zero(t);
   });
+  const auto is_constant_fraction = [](const ReportTensor& t) {
+    return is_constant(*t.stats) && *t.stats->min != 0 && has_fractions(t);
+  };
+  findings.add_scales();
+  findings.add_outliers();
+  findings.add_equal();
+  findings.add_tied();
+  findings.add_where(Kind::kConstant, Severity::kOdd, "one value in all elements",
+                     [&](const ReportTensor& t) { return is_constant_fraction(t) && !is_of_ones(t); });
+  findings.add_where(Kind::kConstant, Severity::kUsual, "ones", [&](const ReportTensor& t) {
+    return is_constant_fraction(t) && is_of_ones(t);
+  });
+  findings.add_where(Kind::kAllZero, Severity::kUsual, "zeros", [](const ReportTensor& t) {
+    return is_all_zero(t) && may_be_zero(t);
+  });
+  std::ranges::stable_sort(report.findings, {}, &Finding::severity);
 }
 
 std::vector<std::uint32_t> odd_tensors(const Report& report) {
-  constexpr std::size_t kFewest = 5;
-  constexpr double kFar = 4;
   Positions odd;
   std::unordered_set<std::uint32_t> known;
   const auto add = [&](std::uint32_t i) {
@@ -277,43 +366,6 @@ std::vector<std::uint32_t> odd_tensors(const Report& report) {
     }
     if (!has_more || odd.size() == Report::kMostPictured) break;
   }
-  // By digest: as texts, the roles of a hostile header would take more than its tensors. Where two
-  // are taken for one, another tensor is pictured.
-  struct Member {
-    std::size_t role;
-    std::uint32_t tensor;
-    auto operator<=>(const Member&) const =
-        default;  // NOLINT(modernize-use-nullptr): clang-tidy 14
-  };
-  std::vector<Member> members;
-  for (std::uint32_t i = 0; i < report.tensors.size(); ++i) {
-    if (!measures_of(report.tensors[i])) continue;
-    members.push_back({std::hash<std::string>()(without_numbers(report.tensors[i].name)), i});
-  }
-  std::ranges::sort(members);
-  Positions outliers;
-  Positions tensors;
-  for (std::size_t begin = 0; begin < members.size(); begin += tensors.size()) {
-    tensors.clear();
-    for (std::size_t i = begin; i < members.size() && members[i].role == members[begin].role; ++i) {
-      tensors.push_back(members[i].tensor);
-    }
-    if (tensors.size() < kFewest) continue;
-    for (double Measures::*const field : {&Measures::rms, &Measures::outlier}) {
-      std::vector<double> values;
-      values.reserve(tensors.size());
-      for (const std::uint32_t i : tensors)
-        values.push_back((*measures_of(report.tensors[i])).*field);
-      const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-      std::ranges::nth_element(values, middle);
-      for (const std::uint32_t i : tensors) {
-        const double value = (*measures_of(report.tensors[i])).*field;
-        if (value > kFar * *middle || value * kFar < *middle) outliers.push_back(i);
-      }
-    }
-  }
-  std::ranges::sort(outliers);
-  std::ranges::for_each(outliers, add);
   return odd;
 }
 

@@ -11,6 +11,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace stfs {
@@ -19,18 +20,25 @@ namespace stfs {
 // `unreadable_there` says why a tensor of the other checkpoint cannot be read, by the position of
 // its namesake. The rules:
 //
-//   all zero, constant   at least two values, of a floating type. All zero also for integers, of
-//                        which there are 1,024 at least: masks and zero points may be zero.
-//   equal                groups of tensors with equal bytes, if they are not constant
-//   scale                tensors whose names end as those of scales do ("_scale", "scales",
-//                        "_scale_inv", "absmax"): a NaN, a value of 0 or below, or a largest value
-//                        over 2^24 times the smallest one
+//   broken   what is missing or cannot be read; NaN; infinity; all zero: at least two values, of a
+//            floating type, or 1,024 integers (masks and zero points may be zero)
+//   odd      - scales, by the ends of their names ("_scale", "scales", "_scale_inv", "absmax"): a
+//              NaN, a value of 0 or below, or a largest value over 2^24 times the smallest one
+//            - outliers.h: a layer, the RMS, the largest |x|
+//            - groups of tensors with equal bytes, if they are not constant; embeddings that are
+//              equal or not against tie_word_embeddings
+//            - one value in all elements
+//   usual    zeros in vectors of biases and norms and in the second matrix of an adapter
+//            ("lora_B"), ones in vectors, tied embeddings
 void add_findings(Report& report, std::span<const MissingTensor> missing,
                   const std::map<std::uint32_t, std::string>& unreadable_there);
 
-// The tensors of findings; then those of which the RMS, or the largest value over the std, is 4
-// times that of the middle one of its role, or a fourth, in roles of at least 5 tensors. A role is
-// a name without its numbers. At most Report::kMostPictured positions, without repetition.
+// Whether all zeros in this tensor are a sign that it is broken, by the rules above.
+bool is_broken_zero(std::string_view name, std::span<const std::uint64_t> shape, DType dtype,
+                    const ValueStats& stats);
+
+// The tensors of findings, some of each: at most Report::kMostPictured positions, without
+// repetition.
 std::vector<std::uint32_t> odd_tensors(const Report& report);
 
 }  // namespace stfs

@@ -1,16 +1,17 @@
 #include "core/report/page.h"
 
-#include "core/base/sha256.h"
 #include "core/base/text.h"
 #include "core/report/page_data.h"
+#include "core/report/page_parts.h"
 #include "core/report/page_texts.h"
 #include "core/values/picture/markup.h"
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <limits>
 #include <map>
 #include <span>
 #include <string_view>
@@ -21,41 +22,10 @@ namespace stfs::markup {
 namespace {
 
 constexpr std::size_t kMostFindings = 500;  // lines; of each kind
-constexpr std::size_t kMostRows = 2000;     // of files, and of removed tensors
+constexpr std::size_t kMostRows = 2000;     // of files
 constexpr std::size_t kMostLinks = 8;       // of one finding
 
-// --- the content security policy
-
-std::string base64(std::string_view hex) {
-  constexpr std::string_view kBase64 =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string out;
-  std::uint32_t bits = 0;
-  unsigned count = 0;
-  for (const char digit : hex) {
-    bits = bits << 4 | static_cast<std::uint32_t>(digit <= '9' ? digit - '0' : digit - 'a' + 10);
-    count += 4;
-    if (count >= 6) {
-      count -= 6;
-      out += kBase64[bits >> count & 63];
-    }
-  }
-  if (count > 0) out += kBase64[bits << (6 - count) & 63];
-  while (out.size() % 4 != 0) out += '=';
-  return out;
-}
-
-// A source of a content security policy that permits this element alone.
-std::string hash_source(std::string_view text) {
-  return "'sha256-" + base64(sha256_hex(text)) + "'";
-}
-
 // --- tables
-
-std::string heading(std::string_view text, std::string_view style = "") {
-  const std::string attribute = style.empty() ? "" : " class=\"" + std::string(style) + "\"";
-  return "<th scope=\"col\"" + attribute + ">" + std::string(text) + "</th>";
-}
 
 std::string item(std::string_view term, const std::string& html) {
   return "<dt>" + escaped(term) + "</dt><dd>" + html + "</dd>\n";
@@ -104,7 +74,9 @@ std::string details(const std::string& summary, const std::string& html) {
 }
 
 std::string what(const Report& report) {
-  std::string facts = item("Format", escaped(report.format));
+  std::string facts;
+  for (const auto& [name, value] : report.facts) facts += item(name, escaped(value));
+  facts += item("Format", escaped(report.format));
   for (const std::string& source : report.sources) {
     facts += item("Source", "<bdi>" + escaped(shortened(source, 2000)) + "</bdi>");
   }
@@ -142,24 +114,25 @@ std::string what(const Report& report) {
 struct KindName {
   Finding::Kind kind;
   std::string_view name;
-  std::string_view absent;  // after "Not found:"
+  std::string_view absent;  // after "Looked for and not found:"
 };
 constexpr std::array kKinds = {
     KindName{Finding::Kind::kUnreadable, "Unreadable", "unreadable tensors"},
+    KindName{Finding::Kind::kMissing, "Missing", "missing tensors"},
     KindName{Finding::Kind::kNan, "NaN", "NaN"},
     KindName{Finding::Kind::kInfinity, "Infinity", "infinity"},
     KindName{Finding::Kind::kAllZero, "All zero", "tensors of zeros"},
-    KindName{Finding::Kind::kConstant, "Constant", "constant tensors"},
+    KindName{Finding::Kind::kScale, "Scales", "quantisation scales out of range"},
+    KindName{Finding::Kind::kOutlier, "Outliers", "layers and tensors unlike others of their kind"},
     KindName{Finding::Kind::kEqual, "Equal tensors", "equal tensors"},
-    KindName{Finding::Kind::kScale, "Scales", "suspicious scales"},
-    KindName{Finding::Kind::kMissing, "Missing", "missing tensors"},
+    KindName{Finding::Kind::kConstant, "Constant", "constant tensors"},
 };
 
 std::string link(std::uint32_t tensor, const std::string& html) {
   return "<a href=\"#t" + std::to_string(tensor) + "\">" + html + "</a>";
 }
 
-// The sentence. The names of its tensors are links: those in quotes in it, then others.
+// The sentence. The names of its tensors are links: those in quotes in it, then, of what matters, others.
 std::string finding_html(const Report& report, const Finding& finding) {
   std::string html = sentence(shortened(finding.text, 4000));
   std::vector<std::uint32_t> others;
@@ -173,99 +146,177 @@ std::string finding_html(const Report& report, const Finding& finding) {
       html.replace(at, name.size(), link(tensor, name));
     }
   }
-  if (others.empty()) return html;
-  html += "<span class=\"names\">";
+  if (others.empty() || finding.severity == Finding::Severity::kUsual) return html;
+  html += "<span class=\"names\">among them ";
   for (std::size_t i = 0; i < std::min(others.size(), kMostLinks); ++i) {
     const std::string name = name_of(report.tensors[others[i]].name);
     html += link(others[i], name.empty() ? "(no name)" : name) + " ";
   }
-  if (others.size() > kMostLinks) html += "and " + grouped(others.size() - kMostLinks) + " more";
   return html + "</span>";
 }
 
-std::string health(const Report& report) {
-  std::string lines;
-  std::array<std::uint64_t, kKinds.size()> counts{};
-  const auto line = [&lines](std::string_view heading, const std::string& html) {
-    lines += "<li><b>" + std::string(heading) + "</b> <span>" + html + "</span></li>\n";
+// "1 thing is broken, and 2 are odd".
+std::string verdict_text(std::size_t broken, std::size_t odd) {
+  const auto things = [](std::size_t count, std::string_view noun, std::string_view what) {
+    return grouped(count) + std::string(noun) + (count == 1 ? " is " : " are ") + std::string(what);
   };
+  std::string text;
+  if (broken > 0) text = things(broken, broken == 1 ? " thing" : " things", "broken");
+  if (broken > 0 && odd > 0) return text + ", and " + things(odd, "", "odd");
+  if (odd > 0) return things(odd, odd == 1 ? " thing" : " things", "odd");
+  return broken > 0 ? text : "Nothing odd found";
+}
+
+std::string health(const Report& report) {
+  using Severity = Finding::Severity;
+  if (report.tensors.empty() && report.findings.empty()) {
+    return "<p class=\"verdict\">No tensors: there is nothing to judge.</p>\n";
+  }
+  std::array<std::string, 3> lines;  // by severity
+  std::array<std::uint64_t, 3> found{};
+  std::array<std::uint64_t, kKinds.size()> counts{};
   for (const Finding& finding : report.findings) {
     const auto kind = static_cast<std::size_t>(
         std::ranges::find(kKinds, finding.kind, &KindName::kind) - kKinds.begin());
-    if (counts[kind]++ < kMostFindings) line(kKinds[kind].name, finding_html(report, finding));
+    const auto severity = static_cast<std::size_t>(finding.severity);
+    ++found[severity];
+    if (counts[kind]++ >= kMostFindings) continue;
+    const std::string html = finding_html(report, finding);
+    lines[severity] += finding.severity == Severity::kUsual
+                           ? "<li>Usual: " + html + "</li>\n"
+                           : "<li><b>" + std::string(kKinds[kind].name) + "</b> <span>" + html +
+                                 "</span></li>\n";
   }
-  std::string absent;
+  std::string absent, more;
   for (std::size_t kind = 0; kind < kKinds.size(); ++kind) {
     if (counts[kind] > kMostFindings) {
-      line(kKinds[kind].name, "and " + grouped(counts[kind] - kMostFindings) + " more");
+      more += "<li><b>" + std::string(kKinds[kind].name) + "</b> <span>and " +
+              grouped(counts[kind] - kMostFindings) + " more</span></li>\n";
     } else if (counts[kind] == 0) {
       absent += (absent.empty() ? "" : ", ") + std::string(kKinds[kind].absent);
     }
   }
-  std::string html =
-      report.findings.empty()
-          ? "<p class=\"verdict good\">Nothing odd found</p>\n"
-          : "<p class=\"verdict bad\">" + counted(report.findings.size(), "finding") + "</p>\n";
-  if (!lines.empty()) {
-    html += "<ol class=\"findings\" tabindex=\"0\" aria-label=\"Findings\">" + lines + "</ol>\n";
+  const std::string_view color = found[0] > 0 ? "bad" : found[1] > 0 ? "odd" : "good";
+  std::string html = "<p class=\"verdict " + std::string(color) + "\">" +
+                     verdict_text(found[0], found[1]) + "</p>\n";
+  if (!lines[0].empty() || !lines[1].empty()) {
+    html += "<div class=\"lines\" tabindex=\"0\" role=\"group\" aria-label=\"Findings\">";
+    for (const auto& [list, style] : {std::pair(lines[0], "broken"), std::pair(lines[1], "odd")}) {
+      if (list.empty()) continue;
+      html += "<ol class=\"findings " + std::string(style) + "\">" + list + "</ol>\n";
+    }
+    html += (more.empty() ? "" : "<ol class=\"findings\">" + more + "</ol>\n") + "</div>\n";
   }
-  if (!absent.empty()) html += "<p class=\"absent\">Not found: " + absent + "</p>\n";
+  if (!lines[2].empty()) html += "<ul class=\"usual\">" + lines[2] + "</ul>\n";
+  if (!absent.empty()) {
+    html += "<p class=\"absent\">Looked for and not found: " + absent + "</p>\n";
+  }
   return html;
 }
 
 // --- the difference
 
+struct Changes {
+  std::array<std::uint64_t, 5> counts{};  // by Difference::Kind
+  std::vector<std::uint32_t> farthest;    // positions of changed tensors that have a row
+  std::vector<double> distances;
+};
+
+// How far a tensor is from the other; where no number says it, farther than all.
+double distance_of(const ReportTensor& tensor) {
+  const Difference& difference = *tensor.difference;
+  if (difference.distance) return *difference.distance;
+  return std::numeric_limits<double>::infinity();
+}
+
+Changes changes_of(const Report& report) {
+  Changes changes;
+  for (std::uint32_t i = 0; i < report.tensors.size(); ++i) {
+    const ReportTensor& tensor = report.tensors[i];
+    if (!tensor.difference) continue;
+    ++changes.counts[static_cast<std::size_t>(tensor.difference->kind)];
+    const bool is_equal = tensor.difference->equal == 1;
+    const bool is_compared = tensor.difference->equal.has_value() && !is_equal;
+    if (!is_compared) continue;
+    if (tensor.difference->distance) changes.distances.push_back(*tensor.difference->distance);
+    if (i < rows_of(report)) changes.farthest.push_back(i);
+  }
+  std::ranges::stable_sort(changes.farthest, std::ranges::greater{}, [&](std::uint32_t i) {
+    return distance_of(report.tensors[i]);
+  });
+  return changes;
+}
+
+std::string bar(double share) {
+  return "<svg class=\"much\" viewBox=\"0 0 100 10\" preserveAspectRatio=\"none\" "
+         "aria-hidden=\"true\"><rect width=\"" +
+         number(100 * std::clamp(share, 0.005, 1.0), 3) + "\" height=\"10\"/></svg>";
+}
+
+// The tensors that are farthest from those of the other, with a bar each.
+std::string farthest_html(const Report& report, const Changes& changes) {
+  constexpr std::size_t kMost = 6;
+  if (changes.farthest.empty()) return "";
+  double most = 0;
+  for (const double distance : changes.distances) most = std::max(most, distance);
+  std::string rows;
+  const std::size_t shown = std::min(changes.farthest.size(), kMost);
+  for (std::size_t i = 0; i < shown; ++i) {
+    const ReportTensor& tensor = report.tensors[changes.farthest[i]];
+    const std::string name = name_of(tensor.name);
+    const double distance = distance_of(tensor);
+    rows += "<tr><td>" + link(changes.farthest[i], name.empty() ? "(no name)" : name) + "<td>" +
+            bar(std::isfinite(distance) && most > 0 ? distance / most : 1) + "<td class=\"n\">" +
+            (std::isfinite(distance) ? number(distance, 3) : html_of(change_text(tensor))) + "\n";
+  }
+  const std::size_t more = changes.farthest.size() - shown;
+  return "<table class=\"plain far\"><thead><tr>" + heading("Farthest") + heading("") +
+         heading("Relative distance", "n") + "</tr></thead><tbody>\n" + rows +
+         "</tbody></table>\n" +
+         (more > 0 ? "<p class=\"absent\">and " + grouped(more) +
+                         (more == 1 ? " more, which is nearer" : " more, which are nearer") + "</p>\n"
+                   : "");
+}
+
 std::string difference(const Report& report) {
   if (!report.against) return "";
   constexpr std::array<std::string_view, 5> kNames{"equal", "changed in values", "changed in shape",
                                                    "changed in type", "added"};
-  std::array<std::uint64_t, kNames.size()> counts{};
-  for (const ReportTensor& tensor : report.tensors) {
-    if (tensor.difference) ++counts[static_cast<std::size_t>(tensor.difference->kind)];
-  }
+  Changes changes = changes_of(report);
+  const std::uint64_t all = report.tensors.size() + report.removed.size();
+  const std::uint64_t differ = all - changes.counts[0];
+  const std::string other = "<bdi>" + escaped(shortened(*report.against, 2000)) + "</bdi>";
   std::string html =
       "<section id=\"difference\" aria-labelledby=\"difference-heading\">\n"
-      "<h2 id=\"difference-heading\">Difference</h2>\n<p>Against <bdi>" +
-      escaped(shortened(*report.against, 2000)) + "</bdi></p>\n<ul class=\"checks\">";
-  for (std::size_t i = 0; i < counts.size(); ++i) {
-    html += "<li><b>" + grouped(counts[i]) + "</b> " + std::string(kNames[i]) + "</li>\n";
+      "<h2 id=\"difference-heading\">What differs from " +
+      other + "</h2>\n<p class=\"verdict\">" +
+      (differ == 0 ? "Nothing: " + (all == 1 ? std::string("its tensor is equal") : "all " + counted(all, "tensor") + " are equal")
+                   : grouped(differ) + " of " + counted(all, "tensor") +
+                         (differ == 1 ? " differs" : " differ")) +
+      "</p>\n<ul class=\"checks\">";
+  for (const std::size_t i : {1U, 2U, 3U, 4U}) {
+    if (changes.counts[i] == 0) continue;
+    html += "<li><b>" + grouped(changes.counts[i]) + "</b> " + std::string(kNames[i]) + "</li>\n";
   }
-  html += "<li><b>" + grouped(report.removed.size()) + "</b> removed</li>\n</ul>\n";
   if (!report.removed.empty()) {
-    std::string rows;
-    for (std::size_t i = 0; i < std::min(report.removed.size(), kMostRows); ++i) {
-      const Report::Removed& removed = report.removed[i];
-      rows += "<tr><td>" + name_of(removed.name) + "<td>" + escaped(removed.type) + "<td>" +
-              shape_text(removed.shape) + "<td class=\"n\">" + human_bytes(removed.bytes) + "\n";
-    }
-    if (report.removed.size() > kMostRows) {
-      rows += "<tr><td>and " + grouped(report.removed.size() - kMostRows) + " more<td><td><td>\n";
-    }
-    html += details(counted(report.removed.size(), "removed tensor"),
-                    "<div class=\"wide\"><table class=\"plain\"><thead><tr>" + heading("Name") +
-                        heading("Type") + heading("Shape") + heading("Bytes", "n") +
-                        "</tr></thead><tbody>\n" + rows + "</tbody></table></div>");
+    html += "<li><b>" + grouped(report.removed.size()) + "</b> removed</li>\n";
+  }
+  html += "<li><b>" + grouped(changes.counts[0]) + "</b> equal</li>\n</ul>\n";
+  if (!changes.distances.empty()) {
+    auto middle = changes.distances.begin() +
+                  static_cast<std::ptrdiff_t>(changes.distances.size() / 2);
+    std::ranges::nth_element(changes.distances, middle);
+    html += "<p class=\"absent\">Of what changed, the median relative distance is " +
+            number(*middle, 2) + ", and the largest " +
+            number(*std::ranges::max_element(changes.distances), 2) + ".</p>\n";
+  }
+  html += farthest_html(report, changes);
+  const std::size_t cut = report.removed.size() - removed_rows_of(report);
+  if (cut > 0) {
+    html += "<p class=\"absent\">" + grouped(cut) +
+            " removed tensors have no row below: stfs-info diff prints them</p>\n";
   }
   return html + "</section>\n";
-}
-
-// Writes `html`, and in place of each {{name}} what its function writes. That is not searched
-// again.
-using Part = std::function<void(const Write&)>;
-void write_filled(std::string_view html, const std::map<std::string_view, Part>& parts,
-                  const Write& write) {
-  while (!html.empty()) {
-    const std::size_t begin = html.find("{{");
-    write(html.substr(0, begin));
-    if (begin == std::string_view::npos) break;
-    const std::size_t end = html.find("}}", begin);
-    parts.at(html.substr(begin + 2, end - begin - 2))(write);
-    html.remove_prefix(end + 2);
-  }
-}
-
-Part text(std::string text) {
-  return [text = std::move(text)](const Write& write) { write(text); };
 }
 
 void write_page(const Report& report, const Write& write) {
@@ -279,20 +330,20 @@ void write_page(const Report& report, const Write& write) {
   std::string head;
   for (const Column& column : columns) head += heading(column.name, column.style);
   write_filled(page_html(),
-               {{"policy", text("default-src 'none'; script-src " + hash_source(page_script()) +
+               {{"policy", text_part("default-src 'none'; script-src " + hash_source(page_script()) +
                                 "; style-src " + hash_source(page_style()) +
                                 "; img-src data:; base-uri 'none'; form-action 'none'")},
-                {"version", text(STFS_VERSION)},
-                {"title", text(name_of(report.title))},
-                {"style", text(std::string(page_style()))},
-                {"figures", text(figures(report))},
-                {"what", text(what(report))},
-                {"health", text(health(report))},
-                {"columns", text(head)},
+                {"version", text_part(STFS_VERSION)},
+                {"title", text_part(name_of(report.title))},
+                {"style", text_part(std::string(page_style()))},
+                {"figures", text_part(figures(report))},
+                {"what", text_part(what(report))},
+                {"health", text_part(health(report))},
+                {"columns", text_part(head)},
                 {"rows", [&](const Write& to) { write_rows(report, is_linked, to); }},
-                {"difference", text(difference(report))},
+                {"difference", text_part(difference(report))},
                 {"data", [&](const Write& to) { write_data(report, columns, to); }},
-                {"script", text(std::string(page_script()))}},
+                {"script", text_part(std::string(page_script()))}},
                write);
 }
 

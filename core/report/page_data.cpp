@@ -1,6 +1,7 @@
 #include "core/report/page_data.h"
 
 #include "core/base/text.h"
+#include "core/report/look.h"
 #include "core/values/picture/markup.h"
 
 #include <algorithm>
@@ -9,29 +10,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <optional>
+#include <span>
 
 namespace stfs::markup {
 namespace {
 
 constexpr std::string_view kDigits =
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-
-std::string change_text(const Difference& difference) {
-  switch (difference.kind) {
-    case Difference::Kind::kEqual:
-      return "equal";
-    case Difference::Kind::kValues:
-      return "values";
-    case Difference::Kind::kShape:
-      return "shape, was " + difference.was;
-    case Difference::Kind::kType:
-      return "type, was " + difference.was;
-    case Difference::Kind::kAdded:
-      return "added";
-  }
-  return "";
-}
 
 // Bytes of each tensor of which all together have `total`.
 std::size_t part_of(std::size_t total, const Report& report, std::size_t least, std::size_t most) {
@@ -51,8 +38,15 @@ std::string notes_of(const Report& report, const ReportTensor& tensor) {
     notes += (notes.empty() ? "" : "; ") + note;
   };
   if (!tensor.failure.empty()) add(tensor.failure);
-  if (tensor.stats && tensor.stats->nan > 0) add(grouped(tensor.stats->nan) + " NaN");
-  if (tensor.stats && tensor.stats->inf > 0) add(grouped(tensor.stats->inf) + " infinite");
+  const auto add_places = [&](std::uint64_t count, const char* what, std::span<const std::uint64_t> places) {
+    if (count == 0) return;
+    const std::string at = places.empty() ? "" : " at " + places_text(1, places.first(1), tensor.shape);
+    add(grouped(count) + " " + what + (count > 1 && !at.empty() ? ", the first" : "") + at);
+  };
+  if (tensor.stats) {
+    add_places(tensor.stats->nan, "NaN", tensor.stats->nan_at);
+    add_places(tensor.stats->inf, "infinite", tensor.stats->inf_at);
+  }
   if (!tensor.quantised.empty()) add(std::string(tensor.quantised));
   if (tensor.equal_to && *tensor.equal_to < report.tensors.size()) {
     add("equal to " + fitted(printable(report.tensors[*tensor.equal_to].name), 60));
@@ -79,12 +73,14 @@ Thumbnail halved(const Thumbnail& thumbnail) {
     if (pixel == 255) return -1;
     return pixel > 252 ? 1000 + pixel : 2 * std::abs(pixel - 126) + (pixel > 126 ? 1 : 0);
   };
-  const auto& [width, height, pixels] = thumbnail;
-  Thumbnail half{(width + 1) / 2, (height + 1) / 2, {}};
+  const std::size_t width = thumbnail.width;
+  Thumbnail half = thumbnail;
+  half.width = (width + 1) / 2;
+  half.height = (thumbnail.height + 1) / 2;
   half.pixels.assign(half.width * half.height, 255);
-  for (std::size_t i = 0; i < pixels.size(); ++i) {
+  for (std::size_t i = 0; i < thumbnail.pixels.size(); ++i) {
     std::uint8_t& pixel = half.pixels[i / width / 2 * half.width + i % width / 2];
-    if (weight(pixels[i]) > weight(pixel)) pixel = pixels[i];
+    if (weight(thumbnail.pixels[i]) > weight(pixel)) pixel = thumbnail.pixels[i];
   }
   return half;
 }
@@ -105,28 +101,56 @@ std::string packed(const Thumbnail& thumbnail) {
   return text;
 }
 
-// [tensor, [low, high, below, above, [quantiles], most, "bins"] or null, [width, "pixels"] or null]
+std::string bins_json(const Histogram& histogram) {
+  const std::uint64_t most = *std::ranges::max_element(histogram.counts);
+  return std::to_string(histogram.below) + "," + std::to_string(histogram.above) + "," +
+         std::to_string(most) + ",\"" + packed(histogram, most) + "\"";
+}
+
+// {"h": [low, high, [quantiles], below, above, most, "bins"], "b": [below, above, most, "bins"],
+//  "p": [width, "pixels", shows strength, middle, limit]}: what there is; "b" is of the other
+// checkpoint.
 std::string picture_json(const ReportTensor& tensor, std::size_t index, bool is_small) {
-  std::string json = "[" + std::to_string(index) + ",";
+  std::string json = "[" + std::to_string(index) + ",{";
   if (tensor.histogram) {
     const Histogram& histogram = *tensor.histogram;
-    const std::uint64_t most = *std::ranges::max_element(histogram.counts);
-    json += "[" + json_number(histogram.low, 6) + "," + json_number(histogram.high, 6) + "," +
-            std::to_string(histogram.below) + "," + std::to_string(histogram.above) + ",[";
+    json += "\"h\":[" + json_number(histogram.low, 6) + "," + json_number(histogram.high, 6) + ",[";
     const auto quantiles = tensor.quantiles ? *tensor.quantiles : decltype(kQuantiles){};
     for (const double quantile : quantiles) json += json_number(quantile, 4) + ",";
     json.back() = ']';
-    json += "," + std::to_string(most) + ",\"" + packed(histogram, most) + "\"],";
-  } else {
-    json += "null,";
+    json += "," + bins_json(histogram) + "]";
+    if (tensor.histogram_before) json += ",\"b\":[" + bins_json(*tensor.histogram_before) + "]";
   }
   if (tensor.thumbnail) {
     const Thumbnail thumbnail = is_small ? halved(*tensor.thumbnail) : *tensor.thumbnail;
-    json += "[" + std::to_string(thumbnail.width) + ",\"" + packed(thumbnail) + "\"]]";
-  } else {
-    json += "null]";
+    json += tensor.histogram ? "," : "";
+    json += "\"p\":[" + std::to_string(thumbnail.width) + ",\"" + packed(thumbnail) + "\"," +
+            (thumbnail.shows == Thumbnail::Shows::kStrength ? "1," : "0,") +
+            json_number(thumbnail.middle, 3) + "," + json_number(thumbnail.limit, 3) + "]";
   }
-  return json;
+  return json + "}]";
+}
+
+// {"nan":"[7,9] and 3 more","inf":..,"largest":..,"look":"stfs-info cat .."}: what there is. "" for none.
+std::string places_json(const Report& report, const ReportTensor& tensor) {
+  if (!tensor.stats || tensor.shape.size() > kMostDimensions) return "";
+  const ValueStats& stats = *tensor.stats;
+  std::string json;
+  const auto add = [&json](std::string_view key, const std::string& text) {
+    if (!text.empty()) json += (json.empty() ? "{\"" : ",\"") + std::string(key) + "\":" + json_of(text);
+  };
+  const bool is_broken = stats.nan + stats.inf > 0;
+  if (is_broken) {
+    add("nan", places_text(stats.nan, stats.nan_at, tensor.shape));
+    add("inf", places_text(stats.inf, stats.inf_at, tensor.shape));
+  }
+  if (stats.largest_at) add("largest", places_text(1, std::span(&*stats.largest_at, 1), tensor.shape));
+  const std::vector<std::uint64_t>& first = stats.nan > 0 ? stats.nan_at : stats.inf_at;
+  if (is_broken && report.look && !first.empty()) {
+    const DType dtype = dtype_from_name(tensor.type).value_or(DType::kF32);  // else blocks of GGUF
+    add("look", look_command(*report.look, {tensor.name, dtype, tensor.shape}, first.front()));
+  }
+  return json.empty() ? "" : json + "}";
 }
 
 // `path` as the part of a URL after a folder.
@@ -150,6 +174,26 @@ std::string url_path(std::string_view path) {
 
 }  // namespace
 
+std::string change_text(const ReportTensor& tensor) {
+  const Difference& difference = *tensor.difference;
+  switch (difference.kind) {
+    case Difference::Kind::kEqual:
+      return "equal";
+    case Difference::Kind::kValues:
+      if (difference.largest != std::numeric_limits<double>::infinity()) return "values";
+      return tensor.stats && tensor.stats->nan > 0   ? "now NaN"
+             : tensor.stats && tensor.stats->inf > 0 ? "now infinite"
+                                                     : "was not finite";
+    case Difference::Kind::kShape:
+      return "shape, was " + difference.was;
+    case Difference::Kind::kType:
+      return "type, was " + difference.was;
+    case Difference::Kind::kAdded:
+      return "added";
+  }
+  return "";
+}
+
 std::vector<Column> columns_of(const Report& report) {
   std::vector<Column> columns{
       {"name", "Name", ""},    {"type", "Type", ""}, {"shape", "Shape", ""},
@@ -169,6 +213,11 @@ std::vector<Column> columns_of(const Report& report) {
 
 std::size_t rows_of(const Report& report) {
   return std::min(report.tensors.size(), Report::kMostRows);
+}
+
+std::size_t removed_rows_of(const Report& report) {
+  constexpr std::size_t kMost = 1000;
+  return std::min(report.removed.size(), kMost);
 }
 
 void write_rows(const Report& report, const std::vector<bool>& is_linked, const Write& write) {
@@ -194,7 +243,7 @@ void write_rows(const Report& report, const std::vector<bool>& is_linked, const 
     if (report.against) {
       const Difference difference = tensor.difference ? *tensor.difference : Difference{};
       cell(tensor.difference
-               ? html_of(fitted(printable(change_text(difference)), most_name(report)))
+               ? html_of(fitted(printable(change_text(tensor)), most_name(report)))
                : "");
       value(difference.distance, digits - 1);
       cell(difference.equal ? share(*difference.equal, digits - 1) : "");
@@ -205,6 +254,12 @@ void write_rows(const Report& report, const std::vector<bool>& is_linked, const 
     while (row.ends_with("<td>")) row.resize(row.size() - 4);
     row += '\n';
     write(row);
+  }
+  for (std::size_t i = 0; i < removed_rows_of(report); ++i) {
+    const Report::Removed& removed = report.removed[i];
+    write("<tr><td>" + html_of(fitted(printable(removed.name), most_name(report))) + "<td>" +
+          escaped(removed.type) + "<td>" + shape_text(removed.shape) + "<td>" +
+          std::to_string(removed.bytes) + "<td><td><td><td><td><td>removed\n");
   }
 }
 
@@ -232,7 +287,7 @@ void write_data(const Report& report, const std::vector<Column>& columns, const 
   };
   begin("{\"keys\":[");
   for (const Column& column : columns) add(json_text(column.key));
-  begin("],\n\"files\":[");
+  begin("],\n\"tensors\":" + std::to_string(rows_of(report)) + ",\"files\":[");
   for (const ReportFile& file : report.files) add(json_text(shortened(file.name)));
   add_each("],\n\"nan\":{", [](const ReportTensor& tensor) {
     return tensor.stats && tensor.stats->nan > 0 ? std::to_string(tensor.stats->nan) : "";
@@ -240,6 +295,19 @@ void write_data(const Report& report, const std::vector<Column>& columns, const 
   add_each("},\n\"inf\":{", [](const ReportTensor& tensor) {
     return tensor.stats && tensor.stats->inf > 0 ? std::to_string(tensor.stats->inf) : "";
   });
+  // The worst of a tensor's findings: 2 is broken, 1 odd.
+  std::vector<char> severity(rows_of(report), '0');
+  for (const Finding& finding : report.findings) {
+    if (finding.severity == Finding::Severity::kUsual) continue;
+    const char digit = finding.severity == Finding::Severity::kBroken ? '2' : '1';
+    for (const std::uint32_t i : finding.tensors) {
+      if (i < severity.size()) severity[i] = std::max(severity[i], digit);
+    }
+  }
+  begin("},\n\"severity\":{");
+  for (std::size_t i = 0; i < severity.size(); ++i) {
+    if (severity[i] != '0') add("\"" + std::to_string(i) + "\":" + severity[i]);
+  }
   add_each("},\n\"equal\":{", [&](const ReportTensor& tensor) {
     const bool has_row = tensor.equal_to && *tensor.equal_to < rows_of(report);
     return has_row ? std::to_string(*tensor.equal_to) : "";
@@ -252,6 +320,10 @@ void write_data(const Report& report, const std::vector<Column>& columns, const 
     if (path.size() > most_path) return "null";
     const bool is_name = path == tensor.name && path.size() <= most_name(report);
     return is_name ? "" : json_text(path);
+  });
+  // Only of tensors with a picture: a hostile header has millions of others.
+  add_each("},\n\"places\":{", [&](const ReportTensor& tensor) {
+    return tensor.histogram || tensor.thumbnail ? places_json(report, tensor) : "";
   });
   begin("},\n\"pictures\":[");
   for (std::size_t i = 0; i < rows_of(report); ++i) {

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -23,6 +24,11 @@ std::vector<Column> columns_of(const Report& report);
 
 // The number of tensors that have a row: the first of the report.
 std::size_t rows_of(const Report& report);
+// And that of removed ones, whose rows come after those.
+std::size_t removed_rows_of(const Report& report);
+
+// What changed in a tensor with a difference: "values", "now NaN", "type, was BF16 [4]".
+std::string change_text(const ReportTensor& tensor);
 
 // One line for each of them, its cells in the order of columns_of(), without empty ones at the end.
 // A row that `is_linked` has an id. A browser that runs scripts takes <noscript>, where the rows

@@ -5,8 +5,9 @@
 // not always UTF-8, and hostile.
 #pragma once
 
+#include "core/report/look.h"
 #include "core/values/distribution.h"
-#include "core/values/picture/png.h"
+#include "core/values/picture/thumbnail.h"
 #include "core/values/stats.h"
 
 #include <array>
@@ -48,13 +49,6 @@ class Rare {
   std::unique_ptr<T> value_;
 };
 
-// A picture of at most 48 x 48 pixels: each is a byte of picture_color(), in rows from the top.
-struct Thumbnail {
-  std::size_t width = 0;
-  std::size_t height = 0;
-  std::vector<std::uint8_t> pixels;
-};
-
 // How a tensor differs from that of the same name in the other checkpoint (--against).
 struct Difference {
   enum class Kind { kEqual, kValues, kShape, kType, kAdded };
@@ -84,6 +78,7 @@ struct ReportTensor {
   Rare<Thumbnail> thumbnail;                              // as `histogram`
   std::optional<std::uint32_t> equal_to;  // the first tensor with the same type, shape and bytes
   Rare<Difference> difference;            // with --against
+  Rare<Histogram> histogram_before;       // of changed values: in the bins of `histogram`
 };
 
 struct ReportFile {
@@ -93,10 +88,26 @@ struct ReportFile {
 
 // One line of the health part. The worst comes first.
 struct Finding {
-  enum class Kind { kUnreadable, kNan, kInfinity, kAllZero, kConstant, kEqual, kScale, kMissing };
+  enum class Kind {
+    kUnreadable,
+    kNan,
+    kInfinity,
+    kAllZero,
+    kConstant,
+    kEqual,
+    kScale,
+    kOutlier,
+    kMissing
+  };
+  enum class Severity {
+    kBroken,  // no model works with it
+    kOdd,     // somebody should look
+    kUsual,   // what many models have, such as tied embeddings
+  };
   Kind kind;
   std::string text;                    // one sentence for a user, printable (text.h)
   std::vector<std::uint32_t> tensors;  // positions in Report::tensors
+  Severity severity = Severity::kBroken;
 };
 
 struct Report {
@@ -105,9 +116,13 @@ struct Report {
 
   std::string title;                 // the checkpoint's name
   std::vector<std::string> sources;  // as the user named them, without secrets
+  std::optional<CommandSource> look;  // what a command names to show values, where one source does
   std::string format;                // "safetensors", "GGUF", or both
   std::uint64_t parameters = 0;
   std::uint64_t bytes = 0;
+  // What the model is, by its configuration: ("Layers", "32").
+  std::vector<std::pair<std::string, std::string>> facts;
+  std::optional<bool> ties_embeddings;  // tie_word_embeddings of config.json
   std::vector<std::pair<std::string, std::string>> metadata;  // long values are cut
   std::vector<ReportFile> files;
   std::vector<ReportTensor> tensors;  // in natural order of their names

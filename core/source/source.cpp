@@ -70,6 +70,19 @@ void Source::note_failure(std::uint64_t begin, std::uint64_t end, int error) con
   failures_.all[failures_.count++] = {begin, end, error, is_last};
 }
 
+void Source::mark_changed(const std::string& why) const {
+  {
+    const std::lock_guard lock(failures_.mutex);
+    if (failures_.why.empty()) failures_.why = why;
+  }
+  changed_->store(true, std::memory_order_relaxed);
+}
+
+std::string Source::failure_text() const {
+  const std::lock_guard lock(failures_.mutex);
+  return failures_.why;
+}
+
 std::optional<Source::Failure> Source::take_failure() const {
   const std::lock_guard lock(failures_.mutex);
   if (failures_.taken == failures_.count) return std::nullopt;

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <ctime>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -78,6 +79,8 @@ class Source {
   // Says that a range will probably be read soon. A source that fetches begins with it when nothing
   // is wanted, and does not say when it has come.
   virtual void prefetch(ByteRange) const {}
+  // Bytes that it keeps at a time once they have come.
+  virtual std::uint64_t most_kept() const { return std::numeric_limits<std::uint64_t>::max(); }
   // want(), and waits: 0 or an errno. For loading, and for threads of a tool; never on a thread of
   // the mount.
   int fetch(ByteRange range) const;
@@ -119,17 +122,24 @@ class Source {
   virtual bool is_current() const = 0;
   // The SHA-256 of all bytes, 64 lower-case hex digits, where somebody told it; else "".
   virtual std::string sha256() const { return ""; }
-  // Why a want() failed last, in one printable line without secrets, where that says more than its
-  // errno; else "".
-  virtual std::string failure_text() const { return ""; }
+  // Why a want() failed last, or why the source counts as changed, in one printable line without
+  // secrets, where that says more than its errno; else "".
+  virtual std::string failure_text() const;
   // Records that the bytes are not those that sha256() promised: verify() is ESTALE from then on,
   // and so no byte that is here is served any more. A kind of source whose sha256() is not empty
   // asks is_refused() in verify().
   void refuse() const { refused_.store(true, std::memory_order_relaxed); }
   bool is_refused() const { return refused_.load(std::memory_order_relaxed); }
-  bool has_changed() const { return changed_.load(std::memory_order_relaxed); }  // seen by verify()
-  // Records a change that another process saw.
-  void mark_changed() const { changed_.store(true, std::memory_order_relaxed); }
+  bool has_changed() const { return changed_->load(std::memory_order_relaxed); }  // seen by verify()
+  // Records a change that was seen elsewhere. `why` is the text of failure_text() from then on,
+  // where there is none yet.
+  void mark_changed(const std::string& why = "") const;
+  // Keeps has_changed() in memory that processes forked later share, and that outlives this. Call it
+  // before other threads use the source.
+  void keep_change_in(std::atomic<bool>& shared) const {
+    if (has_changed()) shared = true;
+    changed_ = &shared;
+  }
 
   // A failed read of bytes [begin, end); begin == end when verify() could not get the attributes.
   // `error` is ESTALE when the file system reported it, or when the file ended too early;
@@ -161,11 +171,13 @@ class Source {
     std::array<Failure, kMaxFailures> all{};
     std::size_t count = 0;
     std::size_t taken = 0;
+    std::string why;
   };
 
   std::string path_;
   Version version_;
-  mutable std::atomic<bool> changed_ = false;
+  mutable std::atomic<bool> own_change_ = false;
+  mutable std::atomic<bool>* changed_ = &own_change_;
   mutable std::atomic<bool> refused_ = false;
   mutable Failures failures_;
 };

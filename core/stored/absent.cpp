@@ -34,9 +34,8 @@ bool is_absent(const fs::path& path) {
 }
 
 bool is_weights_of_another_format(std::string_view name) {
-  constexpr std::array<std::string_view, 11> kSuffixes{".bin", ".pt",      ".pth",   ".ckpt",
-                                                       ".pkl", ".h5",      ".onnx",  ".npz",
-                                                       ".npy", ".msgpack", ".tflite"};
+  constexpr std::array<std::string_view, 6> kSuffixes{".pkl", ".h5",      ".onnx",
+                                                      ".npy", ".msgpack", ".tflite"};
   return std::ranges::any_of(kSuffixes, [&](std::string_view end) { return name.ends_with(end); });
 }
 
@@ -50,7 +49,7 @@ bool is_model_name(std::string_view source) {
   };
   const std::string_view name = source.substr(slash + 1);
   return source.front() != '.' && std::ranges::all_of(source.substr(0, slash), is_plain) &&
-         std::ranges::all_of(name, is_plain) && !is_checkpoint_name(name) &&
+         std::ranges::all_of(name, is_plain) && !is_source_name(name) &&
          !name.ends_with(".json") && is_absent(source.substr(0, slash));
 }
 
@@ -98,8 +97,11 @@ std::string found_in(const std::string& directory, const std::vector<std::string
   if (const auto files = those(is_unfinished_name); !files.empty()) {
     return "it has " + listed(files) + ", an unfinished download: finish it";
   }
+  if (const auto files = those(is_source_name); !files.empty()) {
+    return "it has " + listed(files) + ": name the file that you mean";
+  }
   if (const auto files = those(is_weights_of_another_format); !files.empty()) {
-    return "it has " + listed(files) + "; stfs reads safetensors and GGUF";
+    return "it has " + listed(files) + "; stfs reads safetensors, GGUF, and files of PyTorch and NumPy";
   }
   if (!is_local) return "";
   constexpr std::size_t kFew = 1000;  // the parts of a pipeline are few, and each costs four calls

@@ -6,6 +6,7 @@
 #include "core/remote/http/url.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <iterator>
@@ -17,25 +18,58 @@ namespace {
 
 constexpr std::uint64_t kMaxIndexBytes = 100'000'000;  // as a header
 
-std::optional<std::string> choose(const std::vector<std::string>& names, std::string_view suffix) {
-  const std::string usual = "model" + std::string(suffix);
+constexpr std::string_view kUsual = "model";
+constexpr std::string_view kUsualOfTorch = "pytorch_model";
+constexpr std::string_view kTorchSuffix = ".bin";
+
+std::optional<std::string> choose(const std::vector<std::string>& names, std::string_view stem,
+                                  std::string_view suffix) {
+  const std::string usual = std::string(stem) + std::string(suffix);
   if (std::ranges::find(names, usual) != names.end()) return usual;
   if (names.size() == 1) return names.front();
   return std::nullopt;
 }
 
-}  // namespace
-
-bool is_checkpoint_name(std::string_view name) {
-  return name.ends_with(kIndexSuffix) || name.ends_with(kFileSuffix) || name.ends_with(kGgufSuffix);
+// A directory has other .bin files too: an optimizer's, a vocabulary.
+bool is_torch_file(std::string_view name) {
+  return name.starts_with(kUsualOfTorch) && name.ends_with(kTorchSuffix);
 }
 
-std::optional<std::string> Candidates::index() const { return choose(indexes, kIndexSuffix); }
+bool is_torch_index(std::string_view name) {
+  return name.starts_with(kUsualOfTorch) && name.ends_with(kTorchIndexSuffix);
+}
+
+}  // namespace
+
+bool is_index_name(std::string_view name) {
+  return name.ends_with(kIndexSuffix) || name.ends_with(kTorchIndexSuffix);
+}
+
+bool is_checkpoint_name(std::string_view name) {
+  const std::string_view last = name.substr(name.rfind('/') + 1);
+  return name.ends_with(kIndexSuffix) || name.ends_with(kFileSuffix) ||
+         name.ends_with(kGgufSuffix) || is_torch_index(last) || is_torch_file(last);
+}
+
+bool is_source_name(std::string_view name) {
+  constexpr std::array<std::string_view, 6> kOthers{kTorchIndexSuffix, kTorchSuffix, ".pt",
+                                                    ".pth",            ".ckpt",      ".npz"};
+  return is_checkpoint_name(name) ||
+         std::ranges::any_of(kOthers, [&](std::string_view end) { return name.ends_with(end); });
+}
+
+std::optional<std::string> Candidates::index() const {
+  if (!indexes.empty()) return choose(indexes, kUsual, kIndexSuffix);
+  if (!files.empty() || !ggufs.empty()) return std::nullopt;
+  return choose(torch_indexes, kUsualOfTorch, kTorchIndexSuffix);
+}
 
 std::optional<std::string> Candidates::file() const {
   if (!indexes.empty()) return std::nullopt;
-  if (!files.empty()) return choose(files, kFileSuffix);
-  return ggufs.size() == 1 ? std::optional(ggufs.front()) : std::nullopt;
+  if (!files.empty()) return choose(files, kUsual, kFileSuffix);
+  if (!ggufs.empty()) return ggufs.size() == 1 ? std::optional(ggufs.front()) : std::nullopt;
+  if (!torch_indexes.empty()) return std::nullopt;
+  return choose(torch_files, kUsualOfTorch, kTorchSuffix);
 }
 
 Candidates candidates_of(std::span<const std::string> names) {
@@ -47,11 +81,16 @@ Candidates candidates_of(std::span<const std::string> names) {
       candidates.files.push_back(name);
     } else if (name.ends_with(kGgufSuffix)) {
       candidates.ggufs.push_back(name);
+    } else if (is_torch_index(name)) {
+      candidates.torch_indexes.push_back(name);
+    } else if (is_torch_file(name)) {
+      candidates.torch_files.push_back(name);
     }
   }
-  std::ranges::sort(candidates.indexes);
-  std::ranges::sort(candidates.files);
-  std::ranges::sort(candidates.ggufs);
+  for (auto* const kind : {&candidates.indexes, &candidates.files, &candidates.ggufs,
+                           &candidates.torch_indexes, &candidates.torch_files}) {
+    std::ranges::sort(*kind);
+  }
   // Keeps the first part of each split file: sorting has put it before the others.
   std::set<std::string> splits;
   std::erase_if(candidates.ggufs, [&](const std::string& name) {
@@ -81,7 +120,9 @@ std::optional<std::vector<std::string>> checkpoints_in(const std::string& path, 
   if (!found) return std::nullopt;
   Candidates candidates = *std::move(found);
   std::set<std::string> shards;
-  for (const std::string& index : candidates.indexes) {
+  std::vector<std::string> names = std::move(candidates.indexes);
+  std::ranges::move(candidates.torch_indexes, std::back_inserter(names));
+  for (const std::string& index : names) {
     try {
       for (const std::string& shard : read_index(child_name(path, index), sources).shards) {
         shards.insert(std::filesystem::path(shard).lexically_normal());
@@ -90,8 +131,7 @@ std::optional<std::vector<std::string>> checkpoints_in(const std::string& path, 
       // A broken index has no shards: its files are checkpoints of their own.
     }
   }
-  std::vector<std::string> names = std::move(candidates.indexes);
-  for (const auto* files : {&candidates.files, &candidates.ggufs}) {
+  for (const auto* files : {&candidates.files, &candidates.ggufs, &candidates.torch_files}) {
     std::ranges::copy_if(*files, std::back_inserter(names),
                          [&](const std::string& name) { return !shards.contains(name); });
   }

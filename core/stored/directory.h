@@ -17,18 +17,27 @@ namespace stfs {
 inline constexpr std::string_view kFileSuffix = ".safetensors";
 inline constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 inline constexpr std::string_view kGgufSuffix = ".gguf";
+inline constexpr std::string_view kTorchIndexSuffix = ".bin.index.json";
 
-// Whether a name ends in one of these. GGUF files may have any name.
+// Whether a name ends as that of an index of shards does.
+bool is_index_name(std::string_view name);
+// Whether a directory's file of this name may be a checkpoint: the ending says so, or PyTorch's
+// usual name, "pytorch_model*.bin". GGUF files may have any name.
 bool is_checkpoint_name(std::string_view name);
+// Whether a file of this name may be a SOURCE: also with the endings of PyTorch and NumPy.
+bool is_source_name(std::string_view name);
 
-// The names in a directory that end in kIndexSuffix, in kFileSuffix and in kGgufSuffix, sorted. A
-// split GGUF file stands there once, by its first part; by another where that is missing.
+// The names in a directory that end in kIndexSuffix, in kFileSuffix and in kGgufSuffix, and those
+// of PyTorch's files, sorted. A split GGUF file stands there once, by its first part; by another
+// where that is missing.
 struct Candidates {
   std::vector<std::string> indexes, files, ggufs;
+  std::vector<std::string> torch_indexes, torch_files;
 
   // The directory's meaning; nullopt when the choice is ambiguous. An index is preferred to a
-  // safetensors file, and that to a GGUF file. The usual name, "model" and the suffix, is preferred
-  // to others, and else the only one is taken; a GGUF file must be the only one.
+  // safetensors file, that to a GGUF file, and that to PyTorch's index and file. The usual name,
+  // "model" or "pytorch_model" and the suffix, is preferred to others, and else the only one is
+  // taken; a GGUF file must be the only one.
   std::optional<std::string> index() const;
   std::optional<std::string> file() const;  // without an index
 };

@@ -35,6 +35,10 @@ std::string no_choice(const std::string& directory, const std::vector<std::strin
   std::vector<std::string> names = candidates.indexes;
   names.insert(names.end(), candidates.files.begin(), candidates.files.end());
   names.insert(names.end(), candidates.ggufs.begin(), candidates.ggufs.end());
+  if (names.empty()) {
+    names = candidates.torch_indexes;
+    names.insert(names.end(), candidates.torch_files.begin(), candidates.torch_files.end());
+  }
   if (names.empty()) return no_checkpoint_in(directory, all);
   constexpr std::size_t kShown = 32;  // a repository has as many quantisations of one model
   std::string text = "more than one checkpoint in this directory, name one";
@@ -70,12 +74,15 @@ void join_links(const std::string& index_path, const Index& index,
   }
 }
 
-Part read_part(const std::string& path, std::string label, std::unique_ptr<const Source> source) {
+Part read_part(const std::string& path, std::string label, std::unique_ptr<const Source> source,
+               Sources& sources) {
   const Format& format = format_of(*source);
   const std::string place = public_name(path);
   Header header;
   try {
-    header = format.read(*source, place);
+    header = format.read(*source, place, [&](std::uint64_t offset, std::span<std::byte> out) {
+      return sources.read(*source, offset, out);
+    });
   } catch (const Error& refusal) {
     throw explained(refusal, *source, place);
   }
@@ -169,12 +176,12 @@ class Loader {
   StoredTensors load(const std::string& path) {
     const std::string name = last_component(public_name(path));
     // A store would have to be asked whether a name is a directory.
-    const bool is_file = is_url(path) && is_checkpoint_name(name);
+    const bool is_file = is_url(path) && is_source_name(name);
     auto names = is_file ? std::nullopt : sources_.names_in(path);
     directory_ = names ? path : parent_name(path);
     if (names) {
       load_directory(path, *names);
-    } else if (name.ends_with(kIndexSuffix)) {
+    } else if (is_index_name(name)) {
       load_index(path);
     } else {
       load_file(path, name);
@@ -228,7 +235,7 @@ class Loader {
         continue;
       }
       if (opened[i].error) throw Error(*opened[i].error);
-      Part part = read_part(files[i], shard, std::move(opened[i].source));
+      Part part = read_part(files[i], shard, std::move(opened[i].source), sources_);
       part.is_split = split_of(part, public_name(files[i])).has_value();
       add_shard(path, std::move(part), names);
     }
@@ -245,7 +252,7 @@ class Loader {
   }
 
   void load_file(const std::string& path, std::string label) {
-    Part part = read_part(path, std::move(label), sources_.open(path));
+    Part part = read_part(path, std::move(label), sources_.open(path), sources_);
     const std::optional<GgufSplit> split = split_of(part, public_name(path));
     if (split && !options_.alone) return load_split(path, std::move(part));
     part.is_split = split.has_value();
@@ -291,7 +298,7 @@ class Loader {
         continue;
       }
       if (opened[i].error) throw Error(*opened[i].error);
-      Part part = read_part(others[i], label, std::move(opened[i].source));
+      Part part = read_part(others[i], label, std::move(opened[i].source), sources_);
       check_gguf_part(part.header, static_cast<std::uint32_t>(i + 1), split,
                       public_name(others[i]));
       parts.push_back(std::move(part));

@@ -20,7 +20,6 @@
 namespace stfs {
 
 class ComputedTensor;
-struct QuantizedRecipe;
 
 // Has either a `locator` or a `computed`.
 struct Tensor {
@@ -52,9 +51,7 @@ class ComputedTensor {
   virtual std::vector<Tensor> inputs() const = 0;
   // How it is computed, in words for a user: "block FP8".
   virtual std::string_view scheme() const = 0;
-  // A description of content() from which another process computes the same bytes
-  // (core/layer/quantised/dequantize.h); nullopt if there is none.
-  virtual std::optional<QuantizedRecipe> recipe() const = 0;
+  virtual bool is_dequantized() const { return false; }  // its value stands for quantised codes
 };
 
 // The shape as JSON without spaces: "[4096,4096]", "[]".

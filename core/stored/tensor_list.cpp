@@ -1,8 +1,10 @@
 #include "core/stored/tensor_list.h"
 
 #include "core/base/error.h"
+#include "core/base/sha256.h"
 #include "core/base/sort.h"
 #include "core/base/text.h"
+#include "core/stored/described.h"
 
 #include <fnmatch.h>
 
@@ -10,10 +12,29 @@
 #include <iterator>
 #include <limits>
 #include <set>
+#include <span>
+#include <string_view>
 #include <utility>
 
 namespace stfs {
 namespace {
+
+// Tells in the texts of layers which tensors they are of; a text tells it once. A layer's own text
+// ends with a NUL.
+void add_scope(const TensorList& list, std::vector<std::string>& texts) {
+  const auto tells = [](const std::string& text) { return !text.empty() && text.back() != '\0'; };
+  if (std::ranges::all_of(texts, tells)) return;
+  Sha256 names;
+  const auto add = [&](std::string_view text) { names.add(std::as_bytes(std::span(text))); };
+  for (std::uint32_t i = 0; i < list.size(); ++i) {
+    add(std::to_string(list.name(i).size()) + ":");
+    add(list.name(i));
+  }
+  const std::string scope = names.hex();
+  for (std::string& text : texts) {
+    if (!tells(text)) text += scope;
+  }
+}
 
 // Rebuilds the arenas of a header without the names and shapes of removed tensors.
 void compact(Header& header) {
@@ -47,6 +68,11 @@ Tensor Part::tensor(std::uint32_t record) const {
           .shape = header.shape(stored),
           .length = stored.length,
           .locator = Extent{source.get(), stored.offset, stored.length}};
+}
+
+std::uint64_t Part::beginning() const {
+  const std::uint64_t length = header.beginning.value_or(header.raw.offset + header.raw.length);
+  return std::min(std::max<std::uint64_t>(length, kFirstBytes), source->size());
 }
 
 Tensor TensorList::tensor(std::uint32_t number) const {
@@ -106,8 +132,22 @@ std::vector<std::uint32_t> TensorList::match(std::span<const std::string> globs)
 void TensorList::add(Part part) {
   const std::size_t count = part.header.tensors.size();
   adopt(std::make_unique<Part>(std::move(part)), count);
-  const auto number = static_cast<std::uint32_t>(parts_.size() - 1);
-  for (std::uint32_t i = 0; i < count; ++i) rows_.push_back({.part = number, .record = i});
+  add_rows(static_cast<std::uint32_t>(parts_.size() - 1));
+}
+
+// Adds the tensors of a part as it stores or describes them.
+void TensorList::add_rows(std::uint32_t part) {
+  const Part& stored = *parts_[part];
+  std::unique_ptr<DescribedTensors> described;
+  for (std::uint32_t i = 0; i < stored.header.tensors.size(); ++i) {
+    Row row{.part = part, .record = i};
+    if (stored.header.tensors[i].description != TensorRecord::kAsItStands) {
+      if (!described) described = std::make_unique<DescribedTensors>(stored);
+      row.computed = &described->add(i);
+    }
+    rows_.push_back(row);
+  }
+  if (described) computed_.push_back(std::move(described));
 }
 
 // Takes a part that brings `count` tensors.
@@ -118,6 +158,9 @@ void TensorList::adopt(std::unique_ptr<Part> part, std::size_t count) {
   const std::string first_choice = part->label;
   for (int n = 2; is_used(part->label); ++n) part->label = first_choice + "~" + std::to_string(n);
   part->header.original_shapes = {};
+  std::ranges::copy(part->header.warnings, std::back_inserter(refused_));
+  std::ranges::move(part->header.warnings, std::back_inserter(warnings_));
+  part->header.warnings = {};
   if (rows_.size() + count > std::numeric_limits<std::uint32_t>::max()) {
     throw Error(ErrorCode::kUsage, part->source->path(),
                 "more than 4294967295 tensors in all: name fewer sources");
@@ -127,6 +170,11 @@ void TensorList::adopt(std::unique_ptr<Part> part, std::size_t count) {
 }
 
 void TensorList::append(TensorList other) {
+  // From here on a text is of some of the tensors.
+  if (!parts_.empty()) {
+    add_scope(*this, texts_);
+    add_scope(other, other.texts_);
+  }
   const auto before = static_cast<std::uint32_t>(parts_.size());
   for (std::unique_ptr<Part>& part : other.parts_) adopt(std::move(part), other.rows_.size());
   for (Row& row : other.rows_) row.part += before;
@@ -134,12 +182,14 @@ void TensorList::append(TensorList other) {
   std::ranges::move(other.computed_, std::back_inserter(computed_));
   std::ranges::move(other.missing_, std::back_inserter(missing_));
   std::ranges::move(other.warnings_, std::back_inserter(warnings_));
+  std::ranges::move(other.refused_, std::back_inserter(refused_));
   std::ranges::move(other.texts_, std::back_inserter(texts_));
 }
 
 void TensorList::remove_others(const std::vector<bool>& is_kept) {
   missing_.clear();
   warnings_.clear();
+  refused_.clear();
   by_name_.clear();
   if (is_layered()) {  // the parts stay whole: a computed tensor may need any tensor of them
     std::vector<Row> rows;
@@ -170,10 +220,8 @@ void TensorList::remove_others(const std::vector<bool>& is_kept) {
     return part->header.tensors.empty() && !first_parts.contains(part->source.get());
   });
   rows_.clear();
-  for (std::uint32_t part = 0; part < parts_.size(); ++part) {
-    const std::size_t count = parts_[part]->header.tensors.size();
-    for (std::uint32_t i = 0; i < count; ++i) rows_.push_back({.part = part, .record = i});
-  }
+  computed_.clear();
+  for (std::uint32_t part = 0; part < parts_.size(); ++part) add_rows(part);
 }
 
 void TensorList::show(std::vector<Row> rows, std::unique_ptr<const ComputedTensors> computed,

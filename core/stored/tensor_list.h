@@ -41,7 +41,10 @@ struct Part {
   // Keys of its metadata that are not shown, sorted: a layer made them untrue.
   std::vector<std::string> hidden_keys = {};
 
-  Tensor tensor(std::uint32_t record) const;  // of header.tensors
+  // Of header.tensors. Its locator is of no use where the record has a description.
+  Tensor tensor(std::uint32_t record) const;
+  // Bytes at the beginning of the source that loading has read otherwise than by ReadBytes.
+  std::uint64_t beginning() const;
 };
 
 // A missing thing, only where missing parts are allowed: a tensor that the index names and no shard
@@ -123,6 +126,8 @@ class TensorList {
   const std::vector<MissingTensor>& missing() const { return missing_; }
   // Printable lines "place: subject: rule".
   const std::vector<std::string>& warnings() const { return warnings_; }
+  // Those of them about tensors that the files have and the list has not.
+  const std::vector<std::string>& refused() const { return refused_; }
   // One text for each layer: what it did, and everything that decided the result.
   const std::vector<std::string>& texts() const { return texts_; }
 
@@ -158,13 +163,14 @@ class TensorList {
 
  private:
   void adopt(std::unique_ptr<Part> part, std::size_t count);
+  void add_rows(std::uint32_t part);
 
   std::vector<std::unique_ptr<Part>> parts_;
   std::vector<std::unique_ptr<const ComputedTensors>> computed_;
   std::vector<Row> rows_;
   std::vector<std::uint32_t> by_name_;
   std::vector<MissingTensor> missing_;
-  std::vector<std::string> warnings_;
+  std::vector<std::string> warnings_, refused_;
   std::vector<std::string> texts_;
 };
 

@@ -10,7 +10,8 @@ bool are_one(const Tensor& a, const Tensor& b) {
 
 Comparison compare_tensors(const Tensor& before, const Tensor& after, CompareBy by,
                            const PassOptions& options,
-                           const std::function<int(ValueSink&)>& pass_over_after) {
+                           const std::function<int(ValueSink&)>& pass_over_after,
+                           ValueSink* values_of_before) {
   Comparison result;
   if (after.elements() == 0 || are_one(before, after)) {
     if (options.progress) options.progress(before.length);
@@ -26,7 +27,7 @@ Comparison compare_tensors(const Tensor& before, const Tensor& after, CompareBy 
     result.is_in_before = !is_in_after;
     return result;
   }
-  DifferenceSink differences(content, before.dtype, options);
+  DifferenceSink differences(content, before.dtype, options, values_of_before);
   result.error = pass_over_after ? pass_over_after(differences)
                                  : see_values(after.content(), after.dtype, {.stop = options.stop},
                                               {&differences});

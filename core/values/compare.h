@@ -33,9 +33,11 @@ bool are_one(const Tensor& a, const Tensor& b);
 // progress counts the bytes of one of them. Two tensors in one extent of one version are equal:
 // nothing is read.
 // `pass_over_after` makes a pass over the values of `after` and shows them to the sink, for who
-// needs them besides: 0 or an errno. Without it this function does.
+// needs them besides: 0 or an errno. Without it this function does. `values_of_before` sees the
+// values of the other, where values are compared.
 Comparison compare_tensors(const Tensor& before, const Tensor& after, CompareBy by,
                            const PassOptions& options,
-                           const std::function<int(ValueSink&)>& pass_over_after = nullptr);
+                           const std::function<int(ValueSink&)>& pass_over_after = nullptr,
+                           ValueSink* values_of_before = nullptr);
 
 }  // namespace stfs

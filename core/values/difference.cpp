@@ -30,6 +30,7 @@ RunDifferences differences_of_some(std::span<const T> a, std::span<const double>
     } else {
       if (found.unlike == 0 || first + i < found.first_unlike) found.first_unlike = first + i;
       ++found.unlike;
+      found.nan_in_one += std::isnan(x) || std::isnan(y) ? 1 : 0;
     }
   }
   return run;
@@ -51,6 +52,7 @@ void add_largest(ValueDifference& found, double largest, std::uint64_t place) {
 }  // namespace
 
 std::optional<double> ValueDifference::distance() const {
+  if (unlike > 0) return std::nullopt;
   if (squares == 0) return largest == 0 ? std::optional(0.0) : std::nullopt;
   if (norm == 0 || !std::isfinite(squares) || !std::isfinite(norm)) return std::nullopt;
   return std::sqrt(squares) / std::sqrt(norm);
@@ -67,10 +69,12 @@ void DifferenceSink::Sums::add(const Sums& other) {
   norm += other.norm;
 }
 
-DifferenceSink::DifferenceSink(const Content& b, DType dtype, const PassOptions& options)
+DifferenceSink::DifferenceSink(const Content& b, DType dtype, const PassOptions& options,
+                               ValueSink* values_of_b)
     : b_(b),
       dtype_(dtype),
       options_(options),
+      values_of_b_(values_of_b),
       is_here_(is_here(b)),
       lanes_(std::max(1U, options.threads)),
       in_order_(b, &options.stop) {}
@@ -108,6 +112,7 @@ void DifferenceSink::compare(std::uint64_t first, std::span<const T> a, unsigned
   Lane& lane = lanes_[thread];
   if (!read(lane, first, a.size())) return;
   const std::span<const double> b = lane.values;
+  if (values_of_b_ != nullptr) values_of_b_->see(first, b, thread);
   RunDifferences run = differences_of(a, b);
   if (!std::isfinite(run.squares) || !std::isfinite(run.norm)) {
     run = differences_of_some(a, b, first, lane.found);
@@ -143,6 +148,7 @@ int DifferenceSink::result(ValueDifference& difference) const {
       difference.first_unlike = found.first_unlike;
     }
     difference.unlike += found.unlike;
+    difference.nan_in_one += found.nan_in_one;
     if (found.largest > 0) add_largest(difference, found.largest, found.first_largest);
   }
   return 0;

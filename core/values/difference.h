@@ -26,6 +26,7 @@ struct ValueDifference {
   std::uint64_t elements = 0;
   std::uint64_t equal = 0;
   std::uint64_t unlike = 0;
+  std::uint64_t nan_in_one = 0;    // of those: a NaN and another value
   std::uint64_t first_unlike = 0;  // with `unlike`: the number of an element
   // The members below are about elements that are finite in both. The sums differ from the exact
   // ones by a few units of the last place.
@@ -34,8 +35,8 @@ struct ValueDifference {
   double squares = 0;               // sum of (a - b)^2
   double norm = 0;                  // sum of b^2
 
-  // |a - b| / |b| in Frobenius norms; nullopt where |b| is 0 and a is not, or where a sum of
-  // squares overflows binary64 or vanishes in it.
+  // |a - b| / |b| in Frobenius norms; nullopt with unlike values, where |b| is 0 and a is not, or
+  // where a sum of squares overflows binary64 or vanishes in it.
   std::optional<double> distance() const;
   double equal_share() const;  // 1 without elements
 };
@@ -45,8 +46,10 @@ struct ValueDifference {
 class DifferenceSink : public ValueSink {
  public:
   // `b` has the elements of the tensor that is passed over, in type `dtype`, which is not C64. `b`
-  // and what `options` refers to outlive the sink; progress counts the bytes of `b`.
-  DifferenceSink(const Content& b, DType dtype, const PassOptions& options);
+  // and what `options` refers to outlive the sink; progress counts the bytes of `b`. `values_of_b`
+  // sees these too.
+  DifferenceSink(const Content& b, DType dtype, const PassOptions& options,
+                 ValueSink* values_of_b = nullptr);
 
   void see(std::uint64_t first, std::span<const float> values, unsigned thread) override;
   void see(std::uint64_t first, std::span<const double> values, unsigned thread) override;
@@ -75,6 +78,7 @@ class DifferenceSink : public ValueSink {
   const Content& b_;
   const DType dtype_;
   const PassOptions& options_;
+  ValueSink* const values_of_b_;
   const bool is_here_;
   std::atomic<int> error_ = 0;
   std::vector<Lane> lanes_;

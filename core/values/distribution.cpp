@@ -12,26 +12,6 @@
 namespace stfs {
 namespace {
 
-constexpr unsigned kCellShift = 13;  // bits of binary32 that cells do not tell apart
-constexpr std::size_t kCells = std::size_t{1} << (32 - kCellShift);
-
-float cell_begin(std::size_t cell) {  // the end nearer to zero
-  return std::bit_cast<float>(static_cast<std::uint32_t>(cell << kCellShift));
-}
-
-// The cell at a position of the order of values: negative ones from the largest magnitude down.
-std::size_t cell_at(std::size_t position) {
-  return position < kCells / 2 ? kCells - 1 - position : position - kCells / 2;
-}
-
-std::size_t position_of(std::size_t cell) {
-  return cell < kCells / 2 ? cell + kCells / 2 : kCells - 1 - cell;
-}
-
-// The values of a thread that are kept one by one: sorting them is less work than to clear and look
-// through all cells.
-constexpr std::size_t kFew = 16'384;
-
 bool is_integer(const TypeInfo& info) {
   return info.kind == TypeKind::kBool || info.kind == TypeKind::kSigned ||
          info.kind == TypeKind::kUnsigned;
@@ -116,16 +96,17 @@ void Histogram::add(double value, std::uint64_t count) {
   counts[bin] += count;
 }
 
-std::vector<std::uint64_t> CellMemory::take() {
+std::vector<std::uint64_t> CellMemory::take(std::size_t cells) {
   {
     const std::lock_guard lock(mutex_);
-    if (!free_.empty()) {
-      std::vector<std::uint64_t> counts = std::move(free_.back());
-      free_.pop_back();
+    const auto found = std::ranges::find(free_, cells, &std::vector<std::uint64_t>::size);
+    if (found != free_.end()) {
+      std::vector<std::uint64_t> counts = std::move(*found);
+      free_.erase(found);
       return counts;
     }
   }
-  return std::vector<std::uint64_t>(kCells);
+  return std::vector<std::uint64_t>(cells);
 }
 
 void CellMemory::give_back(std::vector<std::uint64_t> counts) {
@@ -133,6 +114,11 @@ void CellMemory::give_back(std::vector<std::uint64_t> counts) {
   const std::lock_guard lock(mutex_);
   free_.push_back(std::move(counts));
 }
+
+// The values of BF16 lie 2^16 apart in the bits of binary32. With eight cells for each of them, a
+// processor's caches would hold an eighth of the counts.
+ValueCells::ValueCells(DType dtype, unsigned threads, CellMemory* memory)
+    : dtype_(dtype), shift_(dtype == DType::kBF16 ? 16 : 13), memory_(memory), lanes_(threads) {}
 
 ValueCells::~ValueCells() {
   if (memory_ == nullptr) return;
@@ -145,17 +131,34 @@ ValueCells::~ValueCells() {
   }
 }
 
+float ValueCells::begin_of(std::size_t cell) const {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(cell << shift_));
+}
+
+std::size_t ValueCells::cell_at(std::size_t position) const {
+  const std::size_t half = cell_count() / 2;
+  return position < half ? cell_count() - 1 - position : position - half;
+}
+
+std::size_t ValueCells::position_of(std::size_t cell) const {
+  const std::size_t half = cell_count() / 2;
+  return cell < half ? cell + half : cell_count() - 1 - cell;
+}
+
 void ValueCells::see(std::uint64_t, std::span<const float> values, unsigned thread) {
-  const auto cell_of = [](float value) {
-    return std::bit_cast<std::uint32_t>(value) >> kCellShift;
+  const unsigned shift = shift_;
+  const auto cell_of = [shift](float value) {
+    return std::bit_cast<std::uint32_t>(value) >> shift;
   };
   auto& [few, counts] = lanes_[thread];
   if (counts.empty()) {
-    if (few.size() + values.size() <= kFew) {
+    // To sort a few cells is less work than to clear and look through all.
+    if (few.size() + values.size() <= cell_count() / 32) {
       std::ranges::transform(values, std::back_inserter(few), cell_of);
       return;
     }
-    counts = memory_ == nullptr ? std::vector<std::uint64_t>(kCells) : memory_->take();
+    counts = memory_ == nullptr ? std::vector<std::uint64_t>(cell_count())
+                                : memory_->take(cell_count());
     for (const std::uint32_t cell : few) ++counts[cell];
     few = {};
   }
@@ -166,13 +169,13 @@ void ValueCells::see(std::uint64_t, std::span<const float> values, unsigned thre
 std::vector<ValueCells::Counted> ValueCells::counted() const {
   std::vector<Counted> counted;
   std::vector<std::size_t> few;  // positions
-  bool has_counts = false;
+  std::vector<const std::uint64_t*> counts;
   for (const Lane& lane : lanes_) {
-    has_counts = has_counts || !lane.counts.empty();
-    std::ranges::transform(lane.few, std::back_inserter(few), position_of);
+    if (!lane.counts.empty()) counts.push_back(lane.counts.data());
+    for (const std::uint32_t cell : lane.few) few.push_back(position_of(cell));
   }
   std::ranges::sort(few);
-  if (!has_counts) {
+  if (counts.empty()) {
     for (const std::size_t position : few) {
       const std::size_t cell = cell_at(position);
       if (counted.empty() || counted.back().cell != cell) counted.push_back({cell, 0});
@@ -181,10 +184,10 @@ std::vector<ValueCells::Counted> ValueCells::counted() const {
     return counted;
   }
   auto next = few.begin();
-  for (std::size_t position = 0; position < kCells; ++position) {
+  for (std::size_t position = 0; position < cell_count(); ++position) {
     const std::size_t cell = cell_at(position);
     std::uint64_t count = 0;
-    for (const Lane& lane : lanes_) count += lane.counts.empty() ? 0 : lane.counts[cell];
+    for (const std::uint64_t* const lane : counts) count += lane[cell];
     for (; next != few.end() && *next == position; ++next) ++count;
     if (count > 0) counted.push_back({cell, count});
   }
@@ -197,26 +200,25 @@ bool exact_in_cells(DType dtype) {
   return is_integer(info) && info.bits() == 8;
 }
 
-void ValueCells::fill(DType dtype, Distribution& distribution) const {
+std::vector<ValueCells::Cell> ValueCells::finite_cells(double min, double max) const {
+  const bool is_exact = exact_in_cells(dtype_);
+  std::vector<Cell> cells;
+  for (const auto& [cell, count] : counted()) {
+    const auto begin = static_cast<double>(begin_of(cell));
+    if (!std::isfinite(begin)) continue;
+    auto end = is_exact ? begin : static_cast<double>(begin_of(cell + 1));
+    if (!std::isfinite(end)) end = std::copysign(DBL_MAX, begin);  // larger doubles too
+    cells.push_back({std::max(std::min(begin, end), min), std::min(std::max(begin, end), max), count});
+  }
+  return cells;
+}
+
+void ValueCells::fill(Distribution& distribution) const {
   const ValueStats& stats = distribution.stats;
   if (!stats.min) return;
-  const bool is_exact = exact_in_cells(dtype);
-  struct Cell {
-    double low;
-    double high;
-    std::uint64_t count;
-  };
-  std::vector<Cell> cells;  // of finite values, in their order
+  const std::vector<Cell> cells = finite_cells(*stats.min, *stats.max);
   std::uint64_t finite = 0;
-  for (const auto& [cell, count] : counted()) {
-    const auto begin = static_cast<double>(cell_begin(cell));
-    if (!std::isfinite(begin)) continue;
-    auto end = is_exact ? begin : static_cast<double>(cell_begin(cell + 1));
-    if (!std::isfinite(end)) end = std::copysign(DBL_MAX, begin);  // larger doubles too
-    cells.push_back({std::max(std::min(begin, end), *stats.min),
-                     std::min(std::max(begin, end), *stats.max), count});
-    finite += count;
-  }
+  for (const Cell& cell : cells) finite += cell.count;
 
   std::size_t next = 0;
   std::uint64_t before = 0;  // values in cells before `next`
@@ -229,7 +231,7 @@ void ValueCells::fill(DType dtype, Distribution& distribution) const {
     const double share =
         (static_cast<double>(rank - before) - 0.5) / static_cast<double>(cell.count);
     const double value = cell.low + (cell.high - cell.low) * share + 0.0;
-    distribution.quantiles[i] = is_integer(type_info(dtype)) ? std::nearbyint(value) : value;
+    distribution.quantiles[i] = is_integer(type_info(dtype_)) ? std::nearbyint(value) : value;
   }
 
   // Outliers would leave all other values in one bin: the bins end half the distance of the
@@ -239,22 +241,48 @@ void ValueCells::fill(DType dtype, Distribution& distribution) const {
   const double low = is_cut ? distribution.quantiles.front() - middle / 2 : *stats.min;
   const double high = is_cut ? distribution.quantiles.back() + middle / 2 : *stats.max;
   distribution.histogram = {};
-  set_bins(distribution.histogram, type_info(dtype), std::max(low, *stats.min),
+  set_bins(distribution.histogram, type_info(dtype_), std::max(low, *stats.min),
            std::min(high, *stats.max));
   for (const Cell& cell : cells) {
     distribution.histogram.add(cell.low / 2 + cell.high / 2, cell.count);
   }
 }
 
+void ValueCells::fill_both(Distribution& distribution, const ValueCells& other,
+                           Histogram& others) const {
+  others = distribution.histogram;
+  others.counts = {};
+  others.below = others.above = 0;
+  const std::vector<Cell> theirs = other.finite_cells(-DBL_MAX, DBL_MAX);
+  if (theirs.empty()) return;
+  Distribution there;
+  there.stats.min = theirs.front().low;
+  there.stats.max = theirs.back().high;
+  other.fill(there);
+  Histogram& bins = distribution.histogram;
+  // Of types of few values, the bins of this one show them best.
+  if (!is_integer(type_info(dtype_))) {
+    set_bins(bins, type_info(dtype_), std::min(bins.low, there.histogram.low),
+             std::max(bins.high, there.histogram.high));
+  }
+  bins.counts = {};
+  bins.below = bins.above = 0;
+  others = bins;
+  for (const Cell& cell : finite_cells(*distribution.stats.min, *distribution.stats.max)) {
+    bins.add(cell.low / 2 + cell.high / 2, cell.count);
+  }
+  for (const Cell& cell : theirs) others.add(cell.low / 2 + cell.high / 2, cell.count);
+}
+
 int value_distribution(const Content& content, DType dtype, const PassOptions& options,
                        Distribution& distribution) {
   const unsigned threads = std::max(1U, options.threads);
   {
-    ValueCells cells(threads);
+    ValueCells cells(dtype, threads);
     if (const int error = value_stats(content, dtype, options, distribution.stats, {&cells})) {
       return error;
     }
-    cells.fill(dtype, distribution);
+    cells.fill(distribution);
   }
   if (exact_in_cells(dtype) || !distribution.stats.min) return 0;
   Histogram empty;

@@ -1,7 +1,7 @@
 // How the values of a tensor are distributed: statistics, quantiles and a histogram of 128 bins.
 //
-// Values are counted in cells by the upper 19 bits of binary32, in the same pass as the statistics:
-// each cell of a float of 16 bits or fewer, of an 8-bit integer and of BOOL is one value, so their
+// Values are counted in cells by the upper 19 bits of binary32, of BF16 by its 16 bits, in the same
+// pass as the statistics: each cell of a float of 16 bits or fewer, of an 8-bit integer and of BOOL is one value, so their
 // quantiles and histograms need no other pass and are exact. A cell of any other type holds values
 // that differ by less than 1 in 1024, of F64 only in the normal range of binary32: larger values
 // share the outermost cells, and smaller ones those about zero.
@@ -53,7 +53,7 @@ struct Distribution {
 // values of most tensors. Thread safety: all members.
 class CellMemory {
  public:
-  std::vector<std::uint64_t> take();  // all zero
+  std::vector<std::uint64_t> take(std::size_t cells);  // all zero
   void give_back(std::vector<std::uint64_t> counts);
 
  private:
@@ -61,12 +61,12 @@ class CellMemory {
   std::vector<std::vector<std::uint64_t>> free_;  // all zero
 };
 
-// Counts the values of a pass in cells. Has 4 MiB for each thread that sees more than a few values.
+// Counts the values of a pass in cells. Has 4 MiB, of BF16 512 KiB, for each thread that sees more
+// than a few values.
 class ValueCells : public ValueSink {
  public:
-  // `memory` outlives it; null: new memory.
-  explicit ValueCells(unsigned threads, CellMemory* memory = nullptr)
-      : memory_(memory), lanes_(threads) {}
+  // Of values of this type. `memory` outlives it; null: new memory.
+  ValueCells(DType dtype, unsigned threads, CellMemory* memory = nullptr);
   ~ValueCells() override;
 
   using ValueSink::see;
@@ -74,7 +74,11 @@ class ValueCells : public ValueSink {
 
   // Sets quantiles and histogram. The histogram of a type that is not exact_in_cells() puts each
   // cell into the bin of its middle.
-  void fill(DType dtype, Distribution& distribution) const;
+  void fill(Distribution& distribution) const;
+
+  // Puts both in bins that show all of `other` too; sets its histogram. Needs fill() of
+  // `distribution` from this.
+  void fill_both(Distribution& distribution, const ValueCells& other, Histogram& others) const;
 
  private:
   struct Lane {                         // of a thread
@@ -86,8 +90,21 @@ class ValueCells : public ValueSink {
     std::uint64_t count;
   };
 
+  std::size_t cell_count() const { return std::size_t{1} << (32 - shift_); }
+  float begin_of(std::size_t cell) const;  // the end nearer to zero
+  // The order of values: negative ones from the largest magnitude down.
+  std::size_t cell_at(std::size_t position) const;
+  std::size_t position_of(std::size_t cell) const;
   std::vector<Counted> counted() const;  // in the order of their values
+  struct Cell {
+    double low;
+    double high;
+    std::uint64_t count;
+  };
+  std::vector<Cell> finite_cells(double min, double max) const;  // cut at these
 
+  const DType dtype_;
+  const unsigned shift_;  // bits of binary32 that cells do not tell apart
   CellMemory* const memory_;
   std::vector<Lane> lanes_;
 };

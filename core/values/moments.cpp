@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 
 // Highway compiles this file once for each set of instructions and chooses one when the program
@@ -199,6 +200,49 @@ std::uint32_t greatest_key(const float* x, std::size_t count) {
   for (; i < count; ++i) largest = std::max(largest, key_of(std::bit_cast<std::uint32_t>(x[i])));
   return largest;
 }
+
+template <class T>
+std::size_t copy_finite(const T* HWY_RESTRICT x, std::size_t count, T* HWY_RESTRICT out,
+                        std::uint64_t& nan) {
+  const hn::ScalableTag<T> values;
+  const std::size_t lanes = hn::Lanes(values);
+  std::size_t kept = 0;
+  nan = 0;
+  std::size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto some = hn::LoadU(values, x + i);
+    kept += hn::CompressStore(some, hn::IsFinite(some), values, out + kept);
+    nan += hn::CountTrue(values, hn::IsNaN(some));
+  }
+  for (; i < count; ++i) {
+    out[kept] = x[i];
+    kept += std::isfinite(x[i]) ? 1 : 0;
+    nan += std::isnan(x[i]) ? 1 : 0;
+  }
+  return kept;
+}
+
+float squares(const float* HWY_RESTRICT x, std::size_t count) {
+  const hn::ScalableTag<float> values;
+  const std::size_t lanes = hn::Lanes(values);
+  auto sum = hn::Zero(values);
+  std::size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto some = hn::LoadU(values, x + i);
+    sum = hn::MulAdd(some, some, sum);
+  }
+  float result = hn::GetLane(hn::SumOfLanes(values, sum));
+  for (; i < count; ++i) result += x[i] * x[i];
+  return result;
+}
+
+std::size_t copy_finite_floats(const float* x, std::size_t count, float* out, std::uint64_t* nan) {
+  return copy_finite(x, count, out, *nan);
+}
+std::size_t copy_finite_doubles(const double* x, std::size_t count, double* out,
+                                std::uint64_t* nan) {
+  return copy_finite(x, count, out, *nan);
+}
 RunDifferences float_differences(const float* x, const double* y, std::size_t count) {
   return differences(x, y, count);
 }
@@ -230,6 +274,9 @@ HWY_EXPORT(double_deviations);
 HWY_EXPORT(float_differences);
 HWY_EXPORT(double_differences);
 HWY_EXPORT(greatest_key);
+HWY_EXPORT(copy_finite_floats);
+HWY_EXPORT(copy_finite_doubles);
+HWY_EXPORT(squares);
 
 }  // namespace
 
@@ -250,6 +297,17 @@ RunDifferences differences_of(std::span<const float> x, std::span<const double> 
 }
 RunDifferences differences_of(std::span<const double> x, std::span<const double> y) {
   return HWY_DYNAMIC_DISPATCH(double_differences)(x.data(), y.data(), x.size());
+}
+
+std::size_t copy_finite(std::span<const float> values, std::span<float> out, std::uint64_t& nan) {
+  return HWY_DYNAMIC_DISPATCH(copy_finite_floats)(values.data(), values.size(), out.data(), &nan);
+}
+std::size_t copy_finite(std::span<const double> values, std::span<double> out, std::uint64_t& nan) {
+  return HWY_DYNAMIC_DISPATCH(copy_finite_doubles)(values.data(), values.size(), out.data(), &nan);
+}
+
+float squares_of(std::span<const float> values) {
+  return HWY_DYNAMIC_DISPATCH(squares)(values.data(), values.size());
 }
 
 std::uint32_t largest_key(std::span<const float> values) {

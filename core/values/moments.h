@@ -46,6 +46,15 @@ struct RunDifferences {
 RunDifferences differences_of(std::span<const float> x, std::span<const double> y);
 RunDifferences differences_of(std::span<const double> x, std::span<const double> y);
 
+// Copies the finite values to `out`, in their order: as many as the result says. `out` has 64 more
+// than the values. Sets the number of NaN.
+std::size_t copy_finite(std::span<const float> values, std::span<float> out, std::uint64_t& nan);
+std::size_t copy_finite(std::span<const double> values, std::span<double> out, std::uint64_t& nan);
+
+// The sum of squares, as a sum of floats in any number of lanes: for pictures. Infinite or NaN if a
+// value is not finite, and may be infinite beyond 1e19.
+float squares_of(std::span<const float> values);
+
 // The largest of the values' keys. A key orders by magnitude, then the positive value is larger; of
 // infinity and NaN it is larger than that of any number.
 std::uint32_t largest_key(std::span<const float> values);

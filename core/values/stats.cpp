@@ -109,34 +109,71 @@ Summary summary_of_finite(std::span<const T> values, RunSums sums) {
   return part;
 }
 
+// The places of ValueStats that one thread found: it sees the runs in ascending order.
+struct Places {
+  std::vector<std::uint64_t> nan, inf;
+  std::optional<std::uint64_t> largest;
+  double magnitude = 0;  // with `largest`
+
+  static void add(std::vector<std::uint64_t>& places, std::uint64_t place) {
+    if (places.size() < kPlaces) places.push_back(place);
+  }
+  // A run of which a value has the magnitude `largest_of_run`, and no finite one a larger.
+  template <class T>
+  void add_largest(std::span<const T> values, double largest_of_run, std::uint64_t first) {
+    if (largest && largest_of_run <= magnitude) return;
+    magnitude = largest_of_run;
+    largest = first + static_cast<std::uint64_t>(
+                          std::ranges::find_if(values,
+                                               [&](T x) {
+                                                 return std::abs(static_cast<double>(x)) ==
+                                                        largest_of_run;
+                                               }) -
+                          values.begin());
+  }
+  void add(const Places& other) {
+    for (const auto member : {&Places::nan, &Places::inf}) {
+      std::vector<std::uint64_t>& places = this->*member;
+      places.insert(places.end(), (other.*member).begin(), (other.*member).end());
+      std::ranges::sort(places);
+      places.resize(std::min(places.size(), kPlaces));
+    }
+    if (!other.largest || (largest && other.magnitude < magnitude)) return;
+    if (largest && other.magnitude == magnitude && *other.largest > *largest) return;
+    largest = other.largest;
+    magnitude = other.magnitude;
+  }
+};
+
 template <class T>
-Summary summary_of(std::span<const T> values) {
+Summary summary_of(std::span<const T> values, std::uint64_t first, Places& places) {
   const RunSums sums = sums_of(values);
   Summary part;
   if (std::isfinite(sums.sum)) {
     part = summary_of_finite(values, sums);
   } else {
-    std::vector<T> finite;
-    finite.reserve(values.size());
-    for (const T value : values) {
-      if (std::isfinite(value)) {
-        finite.push_back(value);
-      } else {
-        ++(std::isnan(value) ? part.counts.nan : part.counts.inf);
-      }
+    std::vector<T> finite(values.size() + 64);
+    ValueStats counts;
+    finite.resize(copy_finite(values, std::span(finite), counts.nan));
+    counts.inf = values.size() - finite.size() - counts.nan;
+    const bool wants_places = (counts.nan > 0 && places.nan.size() < kPlaces) ||
+                              (counts.inf > 0 && places.inf.size() < kPlaces);
+    for (std::size_t i = 0; wants_places && i < values.size(); ++i) {
+      if (std::isnan(values[i])) Places::add(places.nan, first + i);
+      if (std::isinf(values[i])) Places::add(places.inf, first + i);
     }
-    const ValueStats counts = part.counts;
     if (!finite.empty()) {
       part = summary_of_finite(std::span<const T>(finite), sums_of(std::span<const T>(finite)));
     }
     part.counts.nan = counts.nan;
     part.counts.inf = counts.inf;
   }
+  if (part.finite > 0) places.add_largest(values, std::max(-part.min, part.max), first);
   part.counts.count = values.size();
   return part;
 }
 
-Summary summary_of_complex(std::span<const float> parts) {
+Summary summary_of_complex(std::span<const float> parts, std::uint64_t first, Places& places) {
   Summary part;
   ValueStats& counts = part.counts;
   for (std::size_t i = 0; i + 1 < parts.size(); i += 2) {
@@ -145,8 +182,10 @@ Summary summary_of_complex(std::span<const float> parts) {
     ++counts.count;
     if (std::isnan(real) || std::isnan(imaginary)) {
       ++counts.nan;
+      Places::add(places.nan, first + i / 2);
     } else if (std::isinf(real) || std::isinf(imaginary)) {
       ++counts.inf;
+      Places::add(places.inf, first + i / 2);
     } else if (real == 0 && imaginary == 0) {
       ++counts.zeros;
     }
@@ -158,6 +197,7 @@ Summary summary_of_complex(std::span<const float> parts) {
 struct Run {
   std::vector<float> floats;
   std::vector<double> doubles;  // of types that binary32 cannot hold
+  Places places;
 };
 
 using ToDoubles = void (*)(std::span<const std::byte>, std::span<double>);
@@ -219,7 +259,15 @@ class ValuePass {
                      [this](const PassBlock& block) { add(block); });
   }
 
-  ValueStats stats() const { return sum_.result().result(); }
+  ValueStats stats() const {
+    ValueStats stats = sum_.result().result();
+    Places places;
+    for (const Run& run : runs_) places.add(run.places);
+    stats.nan_at = std::move(places.nan);
+    stats.inf_at = std::move(places.inf);
+    stats.largest_at = places.largest;
+    return stats;
+  }
 
  private:
   static constexpr std::uint64_t kBlock = 32 * kRun;  // elements
@@ -244,17 +292,21 @@ class ValuePass {
     if (info_.kind == TypeKind::kComplex) {
       std::vector<float> parts(2 * count);
       std::memcpy(parts.data(), bytes.data(), parts.size() * sizeof(float));
-      return summary_of_complex(parts);
+      return summary_of_complex(parts, first, run.places);
     }
     run.floats.resize(kRun);
     const std::span floats = std::span(run.floats).first(count);
     if (to_doubles_ == nullptr) {
       info_.to_f32(bytes.data(), count, floats.data());
-      if (wants_stats_) part = summary_of(std::span<const float>(floats));
+      if (wants_stats_) {
+        part = summary_of(std::span<const float>(floats), first, run.places);
+      }
     } else {
       run.doubles.resize(count);
       to_doubles_(bytes.first(static_cast<std::size_t>(info_.offset_of(count))), run.doubles);
-      if (wants_stats_) part = summary_of(std::span<const double>(run.doubles));
+      if (wants_stats_) {
+        part = summary_of(std::span<const double>(run.doubles), first, run.places);
+      }
       for (ValueSink* sink : sinks_) sink->see(first, std::span<const double>(run.doubles), thread);
       return part;
     }
@@ -303,7 +355,24 @@ void to_doubles(DType dtype, std::span<const std::byte> bytes, std::span<double>
   }
 }
 
-std::string stats_json(const ValueStats& stats) {
+std::vector<std::uint64_t> indices_of(std::uint64_t element,
+                                       std::span<const std::uint64_t> shape) {
+  std::vector<std::uint64_t> indices(shape.size());
+  for (std::size_t i = shape.size(); i-- > 0;) {
+    indices[i] = element % shape[i];
+    element /= shape[i];
+  }
+  return indices;
+}
+
+std::string indices_json(std::span<const std::uint64_t> elements,
+                           std::span<const std::uint64_t> shape) {
+  auto list = nlohmann::ordered_json::array();
+  for (const std::uint64_t element : elements) list.push_back(indices_of(element, shape));
+  return list.dump();
+}
+
+std::string stats_json(const ValueStats& stats, std::span<const std::uint64_t> shape) {
   const auto number = [](const std::optional<double>& value) {
     return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
   };
@@ -311,7 +380,13 @@ std::string stats_json(const ValueStats& stats) {
                                     {"max", number(stats.max)}, {"mean", number(stats.mean)},
                                     {"std", number(stats.std)}, {"zeros", stats.zeros},
                                     {"nan", stats.nan},         {"inf", stats.inf}};
-  return json.dump();
+  std::string text = json.dump();
+  text.pop_back();
+  const std::string largest =
+      stats.largest_at ? nlohmann::ordered_json(indices_of(*stats.largest_at, shape)).dump()
+                       : "null";
+  return text + ",\"nan_at\":" + indices_json(stats.nan_at, shape) +
+         ",\"inf_at\":" + indices_json(stats.inf_at, shape) + ",\"largest_at\":" + largest + "}";
 }
 
 }  // namespace stfs

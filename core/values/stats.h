@@ -17,6 +17,7 @@
 #include "core/recipe/content.h"
 #include "core/values/pass.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -35,7 +36,19 @@ struct ValueStats {
   std::uint64_t zeros = 0;
   std::uint64_t nan = 0;
   std::uint64_t inf = 0;
+  // Places: numbers of elements, in row-major order. Those of the first NaN and the first infinite
+  // values, kPlaces at most, ascending; and of the first finite value with the largest |x|, nullopt
+  // as min is.
+  std::vector<std::uint64_t> nan_at = {}, inf_at = {};
+  std::optional<std::uint64_t> largest_at = {};
 };
+inline constexpr std::size_t kPlaces = 8;
+
+// The indices of an element of a tensor of this shape.
+std::vector<std::uint64_t> indices_of(std::uint64_t element, std::span<const std::uint64_t> shape);
+// "[[0,5],[3,1]]": the indices of some elements, as JSON.
+std::string indices_json(std::span<const std::uint64_t> elements,
+                           std::span<const std::uint64_t> shape);
 
 // Sees the values that a pass reads. Runs of values come in any order, from PassOptions::threads
 // threads.
@@ -68,8 +81,9 @@ int see_values(const Content& content, DType dtype, const PassOptions& options,
 // out.size() elements. Not for C64.
 void to_doubles(DType dtype, std::span<const std::byte> bytes, std::span<double> out);
 
-// {"count":..,"min":..,"max":..,"mean":..,"std":..,"zeros":..,"nan":..,"inf":..} without a line
-// end. A number parses back to the same double; nullopt becomes null.
-std::string stats_json(const ValueStats& stats);
+// {"count":..,"min":..,"max":..,"mean":..,"std":..,"zeros":..,"nan":..,"inf":..,"nan_at":[[..],..],
+// "inf_at":[[..],..],"largest_at":[..]} without a line end, of a tensor of this shape. A number
+// parses back to the same double; nullopt becomes null.
+std::string stats_json(const ValueStats& stats, std::span<const std::uint64_t> shape);
 
 }  // namespace stfs

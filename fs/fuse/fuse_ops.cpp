@@ -54,11 +54,13 @@ struct stat to_stat(const Attributes& attributes) {
   return out;
 }
 
+double timeout_of(const Attributes& attributes) { return attributes.grows ? 0 : kForever; }
+
 fuse_entry_param to_entry(const Attributes& attributes) {
   fuse_entry_param entry{};
   entry.ino = attributes.inode;
   entry.attr = to_stat(attributes);
-  entry.attr_timeout = kForever;
+  entry.attr_timeout = timeout_of(attributes);
   entry.entry_timeout = kForever;
   return entry;
 }
@@ -127,7 +129,7 @@ void getattr(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
       return;
     }
     const struct stat status = to_stat(*attributes);
-    fuse_reply_attr(request, &status, kForever);
+    fuse_reply_attr(request, &status, timeout_of(*attributes));
   });
 }
 

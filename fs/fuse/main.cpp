@@ -158,7 +158,7 @@ LoadedSources load_elsewhere(const Options& options, bool again = true) {
     std::vector<Sources::Beginning> beginnings;
     for (const Part& part : held->parts()) {
       if (!is_url(part.source->path())) continue;
-      beginnings.push_back({part.source.get(), part.header.raw.offset + part.header.raw.length});
+      beginnings.push_back({part.source.get(), part.beginning()});
     }
     for (const ModelFile& file : held->model_files()) {
       if (!file.text || !is_url(file.source->path())) continue;
@@ -283,6 +283,7 @@ int supervise(const Loaded& loaded) {
   const std::vector<const Source*> sources = loaded.checkpoint.sources();
   Ledger ledger(sources.size());
   for (std::size_t i = 0; i < sources.size(); ++i) {
+    sources[i]->keep_change_in(ledger.change(i));
     if (const LocalFile* file = sources[i]->local_file()) file->keep_in(ledger.standing(i));
   }
   loaded.context.ledger = &ledger;

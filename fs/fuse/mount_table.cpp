@@ -8,6 +8,7 @@
 #include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -129,7 +130,14 @@ namespace {
 void check_nothing_mounted(const std::string& path) {
   if (const auto mount = mounted_at(path)) {
     // A systemd automount unit mounts over its own autofs.
-    if (mount->type == kType) fail(path, "already mounted: unmount it first (stfs -u)");
+    if (mount->type == kType) {
+      struct statfs status {};  // what the kernel does not answer in place of the server
+      if (::statfs(path.c_str(), &status) != 0 && errno == ENOTCONN) {
+        fail(path, "a dead mount: its server has ended; \"stfs -u " + printable(path) +
+                       "\" clears it");
+      }
+      fail(path, "already mounted: unmount it first (stfs -u)");
+    }
     if (mount->type != "autofs")
       fail(path, "busy: a mount of type " + mount->type + " is there: choose another directory");
   }

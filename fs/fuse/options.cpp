@@ -371,9 +371,8 @@ constexpr std::array kOptions = {
     OptionRow{.flags = "SOURCE...",
               .verbs = "mount!",
               .value = Value::kSource,
-              .help = "a .safetensors file, a *.safetensors.index.json, a directory with a "
-                      "checkpoint, a mount of stfs, or a URL (https, s3, hf); several make one "
-                      "namespace"},
+              .help = "a .safetensors or .gguf file, an index of shards, a directory with one, a "
+                      "mount of stfs, or a URL (https, s3, hf); several make one namespace"},
     OptionRow{
         .flags = "MOUNTPOINT",
         .verbs = "mount! unmount!",

@@ -111,11 +111,8 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
     statistics_.bytes += checkpoint.tensor(i).length;
   }
   for (std::size_t i = 0; options.ledger != nullptr && i < reported_.size(); ++i) {
-    const Source& source = *sources_[i];
-    source.mark_failed(options.ledger->failures(i));
-    if (!options.ledger->has_changed(i)) continue;
-    source.mark_changed();
-    reported_[i] = true;
+    sources_[i]->mark_failed(options.ledger->failures(i));
+    reported_[i] = options.ledger->is_reported(i);
   }
   if (std::ranges::any_of(sources_, [](const Source* source) { return !source->is_complete(); })) {
     read_ahead_ = std::make_unique<ReadAhead>(
@@ -162,7 +159,9 @@ Attributes FileSystem::attributes_of(Node node) const {
   } else {
     attributes.mode = S_IFREG | (0444 & ~options_.umask);
     attributes.links = 1;
-    attributes.size = nodes_.size(node);
+    // The others of which the size comes late are many, and asking for each would slow `ls` down.
+    attributes.grows = nodes_.kind(node) == Nodes::Kind::kLongText;
+    attributes.size = attributes.grows ? texts_->size(attributes.inode) : nodes_.size(node);
     attributes.blocks = attributes.size / 512 + (attributes.size % 512 != 0 ? 1 : 0);
   }
   return attributes;
@@ -225,7 +224,8 @@ int FileSystem::open(std::uint64_t inode, std::uint64_t* handle) {
   if (nodes_.kind(node) == Nodes::Kind::kLongText) texts_->hold(inode);
   nodes_.open(node);
   if (handle == nullptr || nodes_.kind(node) != Nodes::Kind::kSnapshot) return 0;
-  std::string text = nodes_.snapshot(node, counters_);
+  const std::function<std::string()> description = [this] { return content(); };
+  std::string text = nodes_.snapshot(node, {counters_, description});
   const std::lock_guard lock(snapshots_mutex_);
   snapshots_.emplace(next_snapshot_, std::move(text));
   *handle = next_snapshot_++;
@@ -393,8 +393,16 @@ void FileSystem::report_faults() const {
   for (std::size_t i = 0; i < reported_.size(); ++i) {
     const Source& source = *sources_[i];
     if (source.has_changed()) {
-      if (options_.ledger != nullptr) options_.ledger->mark_changed(i);
       if (reported_[i].exchange(true)) continue;
+      if (options_.ledger != nullptr) options_.ledger->mark_reported(i);
+      // What mark_changed() was told: the same of all sources of the mount.
+      if (const std::string why = source.Source::failure_text(); !why.empty()) {
+        const std::lock_guard lock(faults_mutex_);
+        if (std::exchange(why_all_changed_, why) != why) {
+          log_(printable(source.path()) + ": " + why + ": reads of the mount fail (ESTALE)");
+        }
+        continue;
+      }
       const bool serves_cached = source.verify() == 0;  // a remote source
       log_(printable(source.path()) + ": changed since it was mounted: reads of " +
            (serves_cached ? "what is not in the cache" : "it") +
@@ -434,7 +442,8 @@ int FileSystem::get_xattr(std::uint64_t inode, std::string_view name, std::strin
   if (!name.starts_with("user.")) return EOPNOTSUPP;
   if (node == kRootNode && name == kMountAttribute && options_.content) {
     value = content();
-    return value.size() > kMaxXattr ? E2BIG : 0;
+    if (value.size() > kMaxXattr) value = long_description(value);
+    return 0;
   }
   const std::optional<Nodes::Shown> shown = nodes_.shown(node);
   const auto xattr = std::ranges::find(kXattrs, name, &Xattr::name);
@@ -451,8 +460,7 @@ int FileSystem::list_xattr(std::uint64_t inode, std::string& names) const {
   if (!nodes_.exists(node)) return ENOENT;
   names.clear();
   // A program that copies attributes would fail at one that is too long to be read.
-  const std::size_t length = node == kRootNode ? content().size() : 0;
-  if (length != 0 && length <= kMaxXattr) {
+  if (node == kRootNode && options_.content) {
     names = kMountAttribute;
     names += '\0';
   }

@@ -62,6 +62,7 @@ struct Attributes {
   std::uint64_t size;    // bytes
   std::uint64_t blocks;  // of 512 bytes, as st_blocks
   timespec mtime;        // atime and ctime are the same
+  bool grows = false;    // the size is 0 until the file is read: the kernel must ask again
 };
 
 struct Statistics {
@@ -171,6 +172,7 @@ class FileSystem {
   mutable std::vector<std::atomic<bool>> reported_;  // by source: its change was logged
   mutable std::mutex faults_mutex_;                  // of Ledger::keep_failures and of reasons_
   mutable std::vector<std::string> reasons_;         // by source: why it failed, as logged last
+  mutable std::string why_all_changed_;              // as logged last
   Counters own_counters_;
   Counters& counters_;
   mutable std::mutex snapshots_mutex_;

@@ -46,12 +46,16 @@ int Gathering::look(Reply& reply, std::vector<Extent>& missing, bool& is_done) {
   length_ = std::min(length_, content.size() - begin_);
   const std::uint64_t left = begin_ + length_ - at_;
   std::uint64_t length = std::min(take_, left);
-  missing = missing_part(content, at_, length);
+  std::vector<Extent> later;
+  missing = missing_part(content, at_, length, kMostMissing, &later);
   take_ = length;
   if (!missing.empty()) {
-    if (lost_ > 0) take_ = std::max<std::uint64_t>(1, length / 2);
-    if (lost_++ == kMostLost) return EIO;
-    if (take_ != length) missing = missing_part(content, at_, take_);
+    const std::uint64_t bytes = bytes_of(missing) + bytes_of(later);
+    const bool is_lost = std::exchange(missing_, bytes) <= bytes;
+    if (is_lost) take_ = std::max<std::uint64_t>(1, length / 2);
+    if (is_lost && ++lost_ == kMostLost) return EIO;
+    if (take_ != length) missing = missing_part(content, at_, take_, kMostMissing, &later);
+    prefetch(later);
     if (!missing.empty()) return 0;
   }
   const bool is_whole = buffer_ == nullptr && take_ == length_;
@@ -68,6 +72,7 @@ int Gathering::look(Reply& reply, std::vector<Extent>& missing, bool& is_done) {
   if (error == EAGAIN) return lost_++ == kMostLost ? EIO : 0;
   if (error != 0) return error;
   lost_ = 0;
+  missing_ = UINT64_MAX;
   at_ += take_;
   is_done = at_ == begin_ + length_;
   if (is_done && !is_whole) {

@@ -20,7 +20,8 @@
 //                      what comes later finds nobody
 //
 // Bytes that have come may be gone again when the step looks: it wants them again, half as many,
-// and gives up with EIO after kMostLost times.
+// and gives up with EIO after kMostLost times. Where the first byte needs far more than that (a
+// tensor that is checked as a whole), a step wants the next of it, while less is missing each time.
 //
 // Thread safety: go_on() may be called by any thread, once for each step. Lifetime: shared with the
 // callbacks of sources, which may come after the FileSystem ended.
@@ -72,7 +73,8 @@ class Gathering : public std::enable_shared_from_this<Gathering> {
   std::uint64_t at_;                 // bytes before this are in the buffer
   std::uint64_t length_;             // of the reply; cut at the end of the file by the first step
   std::uint64_t take_ = UINT64_MAX;  // bytes of the reply that the next step tries
-  unsigned lost_ = 0;                // steps in a row after which bytes were still missing
+  unsigned lost_ = 0;                // steps in a row after which no less was missing
+  std::uint64_t missing_ = UINT64_MAX;  // bytes, before the last step
   std::unique_ptr<std::byte[]> buffer_;  // length_ bytes; null until there is a second step
 
   std::atomic<std::size_t> left_ = 0;  // ranges that have not come; one more while they are wanted

@@ -58,8 +58,11 @@ class Ledger {
   // Greater than the number of every name ever added.
   std::uint64_t next_number() const { return head_->next_number; }
 
-  void mark_changed(std::size_t source) { sources_[source].has_changed = true; }
-  bool has_changed(std::size_t source) const { return sources_[source].has_changed; }
+  // Whether a source has changed, which the source writes here (Source::keep_change_in), and whether
+  // that was logged.
+  std::atomic<bool>& change(std::size_t source) { return sources_[source].has_changed; }
+  void mark_reported(std::size_t source) { sources_[source].is_reported = true; }
+  bool is_reported(std::size_t source) const { return sources_[source].is_reported; }
   // The standing of a local file, which writes it here (LocalFile::keep_in).
   LocalFile::Standing& standing(std::size_t source) { return sources_[source].standing; }
   // Sets the failures of a source that are logged or about to be. Pass all of them: later calls add
@@ -85,7 +88,7 @@ class Ledger {
     std::uint8_t length;  // of the expression, which follows
   };
   struct SourceRecord {
-    std::atomic<bool> has_changed;
+    std::atomic<bool> has_changed, is_reported;
     LocalFile::Standing standing;
     std::atomic<std::size_t> failed;  // how many failures are valid; written last
     std::array<Source::Failure, Source::kMaxFailures> failures;

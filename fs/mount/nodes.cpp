@@ -131,9 +131,20 @@ const PathTree* Nodes::tree_of(const ViewSpec& row) const {
 
 // Existence
 
+bool Nodes::has(const ViewSpec& row) const {
+  const bool is_off = control_ == ControlDirectory::kOff && row.id != kRootNode.view;
+  return (!is_off || row.is_always_there) && (row.exists == nullptr || row.exists(checkpoint_));
+}
+
+bool Nodes::has_control() const {
+  return control_ != ControlDirectory::kOff ||
+         std::ranges::any_of(registry_.rows(), [&](const ViewSpec& row) {
+           return row.is_always_there && has(row);
+         });
+}
+
 bool Nodes::exists(Node node) const {
-  if (node.view != kRootNode.view && control_ == ControlDirectory::kOff) return false;
-  if (node == kControlNode) return true;
+  if (node == kControlNode) return has_control();
   const ViewSpec* const row = registry_.find(node);
   if (row == nullptr || !has(*row)) return false;
   if (is_looked_up(node)) return name_of(node) != nullptr;
@@ -177,7 +188,7 @@ int Nodes::lookup(Node directory, std::string_view name, Node& node) {
     node = node_of(*found);
     return 0;
   }
-  if (directory == kRootNode && name == kControlName && control_ != ControlDirectory::kOff) {
+  if (directory == kRootNode && name == kControlName && has_control()) {
     node = kControlNode;
     return 0;
   }
@@ -400,8 +411,8 @@ std::optional<Node> Nodes::next_tensor(Node file) const {
   return exists(next) ? std::optional(next) : std::nullopt;
 }
 
-std::string Nodes::snapshot(Node node, const Counters& counters) const {
-  return registry_.find(node)->snapshot(counters);
+std::string Nodes::snapshot(Node node, const MountFacts& mount) const {
+  return registry_.find(node)->snapshot(mount);
 }
 
 bool Nodes::may_wait(Node computed) const {

@@ -87,7 +87,7 @@ class Nodes {
     kSnapshot,  // made by each open
   };
   Kind kind(Node node) const;
-  std::string snapshot(Node node, const Counters& counters) const;
+  std::string snapshot(Node node, const MountFacts& mount) const;
   // Whether computing the text of a file may have to wait for a source.
   bool may_wait(Node computed) const;
 
@@ -134,7 +134,8 @@ class Nodes {
   const ViewSpec* file_row(Node node) const {
     return node.is_directory ? nullptr : registry_.find(node);
   }
-  bool has(const ViewSpec& row) const { return row.exists == nullptr || row.exists(checkpoint_); }
+  bool has(const ViewSpec& row) const;
+  bool has_control() const;  // whether `.stfs` is there
   const PathTree* tree_of(const ViewSpec& row) const;
   const LookedUpNames::Name* name_of(Node node) const;
   std::optional<ViewFile> file_of(Node file) const;  // nullopt if its name is not kept

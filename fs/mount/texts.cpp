@@ -109,6 +109,12 @@ void Texts::drop_surplus() {
   }
 }
 
+std::size_t Texts::size(Key key) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = texts_.find(key);
+  return found == texts_.end() ? 0 : found->second.text->size();
+}
+
 void Texts::hold(Key key) {
   const std::lock_guard lock(mutex_);
   ++held_[key];

@@ -70,6 +70,9 @@ class Texts {
   // Does nothing if the asker has its answer.
   void leave(Asker asker);
 
+  // Bytes of the text of a key; 0 while it is not kept.
+  std::size_t size(Key key) const;
+
   // Keeps the text of a key, once it is there, until let_go() was called as often: a reader that
   // has begun sees one text to its end, however many others are computed. let_go() of a key that is
   // not held does nothing.
@@ -94,7 +97,7 @@ class Texts {
 
   Work work_;
   MayWait may_wait_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable wake_;
   bool stopping_ = false;
   // Queued or running. Shared with the thread that runs it: a job that all left is in no map.

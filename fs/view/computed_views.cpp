@@ -1,3 +1,4 @@
+#include "core/base/text.h"
 #include "core/values/digest.h"
 #include "fs/view/families.h"
 
@@ -13,7 +14,25 @@ int compute_sha256(const ViewFile& file, const std::atomic<bool>& stop, std::str
   return 0;
 }
 
-std::string counters_json(const Counters& counters) {
+namespace {
+
+// "\"https://host\": 2, ..."
+std::string timeouts_by_server(const Counters& counters) {
+  std::string text;
+  for (const Counters::Server& server : counters.servers) {
+    if (server.state.load(std::memory_order_acquire) != Counters::Server::kNamed) continue;
+    text += (text.empty() ? "" : ", ") + json_string(server.name) + ": " +
+            std::to_string(server.timeouts.load(std::memory_order_relaxed));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string description_json(const MountFacts& mount) { return mount.description(); }
+
+std::string counters_json(const MountFacts& mount) {
+  const Counters& counters = mount.counters;
   const auto field = [](const char* name, const Counters::Count& count) {
     return "  \"" + std::string(name) +
            "\": " + std::to_string(count.load(std::memory_order_relaxed)) + ",\n";
@@ -26,7 +45,8 @@ std::string counters_json(const Counters& counters) {
          field("requests", counters.requests) + field("bytes_fetched", counters.bytes_fetched) +
          field("retries", counters.retries) + field("cache_hits", counters.cache_hits) +
          field("cache_faults", counters.cache_faults) + field("waits", counters.waits) +
-         "  \"seconds_waited\": " + seconds.data() + "\n}\n";
+         field("timeouts", counters.timeouts) + "  \"timeouts_by_server\": {" +
+         timeouts_by_server(counters) + "},\n  \"seconds_waited\": " + seconds.data() + "\n}\n";
 }
 
 }  // namespace stfs

@@ -21,8 +21,13 @@ bool has_gguf(const Checkpoint& checkpoint) {
 }
 
 bool is_gguf_alone(const Checkpoint& checkpoint) {
-  return has_gguf(checkpoint) && std::ranges::all_of(checkpoint.parts(), is_gguf_part) &&
-         !checkpoint.list().is_layered();
+  if (checkpoint.parts().empty() || !is_gguf_part(checkpoint.parts().front())) return false;
+  if (!checkpoint.list().is_layered()) return std::ranges::all_of(checkpoint.parts(), is_gguf_part);
+  const GgufFiles files(checkpoint);
+  for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) {
+    if (!files.can_hold(i)) return false;  // of another format, or dequantised
+  }
+  return true;
 }
 
 int gguf_size(const ViewFile& file, std::uint64_t& bytes) {

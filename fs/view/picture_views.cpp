@@ -64,7 +64,7 @@ bool has_histogram(const Tensor& tensor) {
 int compute_stats(const ViewFile& file, const std::atomic<bool>& stop, std::string& text) {
   ValueStats stats;
   if (const int error = stats_of(file, stop, stats)) return error;
-  text = stats_json(stats) + "\n";
+  text = stats_json(stats, file.tensor().shape) + "\n";
   return 0;
 }
 

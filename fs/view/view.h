@@ -20,6 +20,7 @@
 #include <atomic>
 #include <cstdint>
 #include <ctime>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -94,6 +95,12 @@ struct ViewFile {
   Tensor tensor() const { return checkpoint.tensor(number); }
 };
 
+// What a mount knows beside its checkpoint.
+struct MountFacts {
+  const Counters& counters;
+  const std::function<std::string()>& description;  // mount_json()
+};
+
 struct ViewSpec {
   View id;
   std::uint8_t file = 0;         // kFile: the number of the file; `id` is then View::kControl
@@ -126,7 +133,8 @@ struct ViewSpec {
   // of `size`, which is then that of the text, or 0 without it.
   int (*compute)(const ViewFile&, const std::atomic<bool>& stop, std::string& text) = nullptr;
   // Makes the text of a file by each open of it. stat(2) gives size 0.
-  std::string (*snapshot)(const Counters&) = nullptr;
+  std::string (*snapshot)(const MountFacts&) = nullptr;
+  bool is_always_there = false;  // also where the other files of `.stfs` are not
   // Null: the mtime of the tensor's source; without a tensor, of the newest source.
   timespec (*mtime)(const ViewFile&) = nullptr;
 

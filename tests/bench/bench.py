@@ -22,9 +22,14 @@ import sys
 import tempfile
 import time
 
+import chart
+import deltas
+import layers
+import library
 import quantised
 import remote
 import statistics_rows
+import torch_file
 
 try:
     import numpy
@@ -566,6 +571,17 @@ class Bench:
             table.time(work, "safetensors of as many", "<= 1", lambda: first_byte(gguf, tensor),
                        lambda: first_byte(wide, first))
 
+        work = "mount to first byte, a PyTorch file of 7B"
+        if table.wants(work):
+            one, torch = self.directory / "one.safetensors", self.directory / "one.pt"
+            if not torch.exists():
+                run(programs.info, "extract", self.big, "*", "-o", one, "--force")
+                torch_file.write_torch(one, torch)
+            tensor = json.loads(subprocess.run([programs.info, "list", "--json", one], check=True, text=True,
+                                               stdout=subprocess.PIPE).stdout)[0]["path"]
+            table.time(work, "a safetensors file of the same tensors", "<= 2", lambda: first_byte(torch, tensor),
+                       lambda: first_byte(one, tensor))
+
         header = int.from_bytes(next(wide.glob("*.safetensors")).open("rb").read(8), "little")
         work = f"resident memory of the daemon, {self.size.wide} tensors"
         if not table.wants(work):
@@ -606,6 +622,7 @@ def main():
     parser.add_argument("--only", metavar="REGEX", help="the rows whose work matches")
     parser.add_argument("--rounds", type=int, help="measurements of each row")
     parser.add_argument("--json", type=pathlib.Path, help="where the figures go (default: BUILD/bench.json)")
+    parser.add_argument("--chart", type=pathlib.Path, help="an SVG file for a picture of the rows beside other programs")
     parser.add_argument("--directory", type=pathlib.Path,
                         help="the directory to make, keep and reuse checkpoints in (default: a temporary one)")
     arguments = parser.parse_args()
@@ -630,12 +647,17 @@ def main():
         bench = Bench(Programs(arguments.build.resolve()), table, size, directory)
         bench.all()
         quantised.Quantised(bench).all()
+        layers.Layers(bench).all()
+        deltas.Deltas(bench).all()
         statistics_rows.Statistics(bench).all()
         remote.Remote(bench, arguments.build.resolve()).all()
+        library.Library(bench, arguments.build.resolve()).all()
     result = {"machine": machine(), "quick": arguments.quick, "seconds": round(time.perf_counter() - began),
               "rows": table.rows}
     target = arguments.json or arguments.build / "bench.json"
     target.write_text(json.dumps(result, indent=1) + "\n")
+    if arguments.chart:
+        arguments.chart.write_text(chart.draw(table.rows))
     print(table.markdown())
     words = result["machine"]
     print(f"\n{words['processors']} processors, kernel {words['kernel']}, {words['memory_gib']} GiB of memory, "

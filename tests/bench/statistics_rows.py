@@ -1,5 +1,6 @@
 """The rows about statistics: `stfs-info stats` and `stfs-info report` beside NumPy. bench.py runs them."""
 import json
+import shutil
 import struct
 import subprocess
 import time
@@ -84,3 +85,21 @@ class Statistics:
         table.speed(stats, peer, ">= 3", by_stats, by_numpy)
         table.speed(report, peer, "", by_report, by_numpy)
         table.speed(report, "`stfs-info stats` of them", "", by_report, by_stats)
+        if dtype == "BF16" and table.wants(report):
+            seconds = [by_report() for _ in range(self.bench.size.rounds + 1)][1:]
+            table.add(report, "GB a second", ">= 1.8", [path.stat().st_size / 1e9 / each for each in seconds])
+            self.run_of_ten(path, run)
+
+    def run_of_ten(self, path, run):
+        """Ten versions in one page, beside the reports of each."""
+        directory = self.bench.directory / "versions"
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        versions = [directory / f"step-{step:02}.safetensors" for step in range(10)]
+        for version in versions:
+            shutil.copyfile(path, version)
+        page = self.bench.directory / "report.html"
+        self.bench.table.time("`stfs-info report` of ten versions in one page", "a report of each", "<= 1.3",
+                              lambda: run("report", "--force", *versions, "-o", page),
+                              lambda: sum(run("report", "--force", version, "-o", page) for version in versions))
+        shutil.rmtree(directory)

@@ -7,15 +7,18 @@ import concurrent.futures
 import contextlib
 import errno
 import functools
+import hashlib
 import http.server
 import json
 import os
 import pathlib
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
 import threading
+import time
 import unittest
 
 import numpy
@@ -32,6 +35,23 @@ def info(*words, status=0):
     done = subprocess.run([STFS_INFO, *map(str, words)], capture_output=True, text=True)
     assert done.returncode == status, f"{words}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
+
+
+def kill_worker(mnt):
+    """Kills what serves a supervised mount, and returns once another does."""
+    daemons = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and str(mnt) in arguments(pid)]
+    parents = {pid: int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in daemons}
+    worker = next(pid for pid in daemons if parents[pid] in daemons)
+    os.kill(worker, signal.SIGKILL)
+    os.stat(mnt / "norm", follow_symlinks=False)
+    os.statvfs(mnt)
+
+
+def arguments(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []  # it has ended
 
 
 class Base(unittest.TestCase):
@@ -76,6 +96,16 @@ class Base(unittest.TestCase):
             yield path
         finally:
             subprocess.run([STFS, "-u", path], check=True)
+
+    def serve(self):
+        """Returns the URL of the work's directory; the cache is empty."""
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Ranges, directory=str(self.work)))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        os.environ["STFS_CACHE"] = str(self.work / "cache")
+        self.addCleanup(os.environ.pop, "STFS_CACHE")
+        return f"http://127.0.0.1:{server.server_port}"
 
     def refused(self, delta, words, base=None):
         text = info("list", base or self.base, f"--delta={delta}", status=1)
@@ -141,6 +171,22 @@ class Chains(Base):
         self.refused(delta, "is not the base of this delta")
         self.assertIn("name that checkpoint as the source", info("list", delta, status=1))
 
+    def test_two_deltas_are_refused_and_never_is_one_of_them_dropped(self):
+        for run in ("a", "b"):
+            first = self.work / run / "weight_v000000"
+            first.mkdir(parents=True)
+            versions.write_file(first / "model.safetensors", {run: ("U8", (4,), b"1111")})
+            for number in (1, 2):
+                versions.write_version(self.work / run, number, {run: b"%d111" % number}, {run: b"%d111" % (number + 1)})
+        one, two, other = (self.work / each for each in ("a/weight_v000001", "a/weight_v000002", "b/weight_v000002"))
+        self.assertIn("name one full checkpoint", info("list", one, f"--delta={two}", status=2))
+        done = subprocess.run([STFS, two, other, self.work], capture_output=True, text=True)
+        self.assertEqual((done.returncode, "name one full checkpoint" in done.stderr), (2, True), done.stderr)
+        self.assertEqual(self.digests(two, f"--delta={two}"), self.digests(two))
+        with self.mount(f"delta={one}", self.work / "a/weight_v000000") as mnt:
+            self.assertIn("already: name the mount alone", info("list", mnt, f"--delta={one}", status=2))
+            self.assertIn("for another version", info("list", mnt, f"--delta={two}", status=2))
+
     def test_a_shard_is_no_checkpoint(self):
         delta = self.step()
         self.assertIn("one shard of a delta", info("list", next(delta.glob("*.safetensors")), status=1))
@@ -150,54 +196,112 @@ class Chains(Base):
         text = info("list", self.base, f"--delta={delta}", "-e", "drop model.*", "--json")
         self.assertEqual([each["name"] for each in json.loads(text)], ["norm"])
 
-    def test_a_quantised_checkpoint_stays_one(self):
-        model = self.work / "model"
-        model.mkdir()
-        old = {"a.weight": bytes(range(64)), "a.weight_scale_inv": numpy.float32(0.5).tobytes()}
-        new = {**old, "a.weight": bytes(range(1, 65))}
-        made = {name: ("F8_E4M3" if name == "a.weight" else "F32", (8, 8) if name == "a.weight" else (1, 1), data)
-                for name, data in old.items()}
-        versions.write_file(model / "model.safetensors", made)
-        config = '{"quantization_config": {"quant_method": "fp8", "weight_block_size": [8, 8]}}'
-        (model / "config.json").write_text(config)
-        delta = versions.write_version(self.run_, 1, old, new)
-        info("edit", model, f"--delta={delta}", "-o", self.work / "stored")
-        self.assertEqual((self.work / "stored/config.json").read_text(), config)
-        refused = info("list", model, f"--delta={delta}", "--dequantize=f32", status=1)
-        self.assertIn("its codes are patched by a delta: write that checkpoint first", refused)
-        info("edit", self.work / "stored", "--dequantize=f32", "-o", self.work / "values")
-        self.assertNotIn("quant", (self.work / "values/config.json").read_text())
-        made["a.weight"] = ("F8_E4M3", (8, 8), new["a.weight"])
-        versions.write_file(model / "model.safetensors", made)
-        self.assertEqual(self.digests(model, "--dequantize=f32"), self.digests(self.work / "values"))
+    def test_a_quantised_checkpoint_stays_one_and_dequantises_as_if_it_had_been_written(self):
+        numbers = lambda dtype, *shape: self.random.integers(1, 100, shape).astype(dtype).tobytes()
+        f16 = lambda *shape: self.random.random(shape).astype("<f2").tobytes()
+        fp8 = {"quant_method": "fp8", "weight_block_size": [8, 8]}
+        gptq = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
+        groups = numpy.repeat(numpy.arange(2, dtype="<i4"), 32).tobytes()
+        models = {  # name: (dtype, shape, bytes, bytes after the delta)
+            "fp8": (fp8, {"a.weight": ("F8_E4M3", (8, 8), numbers("u1", 64), numbers("u1", 64)),
+                          "a.weight_scale_inv": ("F32", (1, 1), *[numpy.float32(0.5).tobytes()] * 2)}),
+            "scale": (fp8, {"a.weight": ("F8_E4M3", (8, 8), *[numbers("u1", 64)] * 2),
+                            "a.weight_scale_inv": ("F32", (1, 1), numpy.float32(0.5).tobytes(), numpy.float32(3).tobytes())}),
+            "transposed": (gptq, {"a.qweight": ("I32", (8, 32), numbers("<i4", 8, 32), numbers("<i4", 8, 32)),
+                                  "a.qzeros": ("I32", (2, 4), numbers("<i4", 2, 4), numbers("<i4", 2, 4)),
+                                  "a.scales": ("F16", (2, 32), f16(2, 32), f16(2, 32)),
+                                  "a.g_idx": ("I32", (64,), groups, groups)})}
+        for number, (name, (quantised, tensors)) in enumerate(models.items(), 1):
+            model, patched = self.work / name, self.work / f"{name}_patched"
+            config = json.dumps({"quantization_config": quantised})
+            for directory, at in ((model, 2), (patched, 3)):
+                directory.mkdir()
+                versions.write_file(directory / "model.safetensors", {key: (*row[:2], row[at]) for key, row in tensors.items()})
+                (directory / "config.json").write_text(config)
+            old, new = ({key: row[at] for key, row in tensors.items()} for at in (2, 3))
+            delta = versions.write_version(self.run_, number, old, new, base=0)
+            info("edit", model, f"--delta={delta}", "-o", self.work / f"{name}_stored")
+            self.assertEqual((self.work / f"{name}_stored/config.json").read_text(), config)
+            expected = self.digests(patched, "--dequantize=bf16")
+            self.assertIn(" a.weight", expected)
+            self.assertNotEqual(expected, self.digests(model, "--dequantize=bf16"))
+            self.assertEqual(self.digests(model, f"--delta={delta}", "--dequantize=bf16"), expected)
+            self.assertEqual(self.digests(model, f"--delta={delta}", "--dequantize=bf16", "--memory=1"), expected)
+            with self.mount(f"delta={delta}", model) as mnt:
+                self.assertEqual(self.digests(mnt, "--dequantize=bf16"), expected)
+            with self.mount(f"delta={delta},dequantize=bf16", model) as mnt:
+                self.assertEqual(self.digests(mnt), expected)
+                self.assertEqual(os.listdir(mnt / ".stfs/metadata"), [])  # no checksum of the delta
+                self.assertNotIn("quant", (mnt / ".stfs/model/config.json").read_text())
 
     def test_versions_are_read_from_a_server(self):
         self.step(), self.step(encoding="overwrite")
-        handler = functools.partial(Ranges, directory=str(self.work))
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        self.addCleanup(server.server_close)
-        self.addCleanup(server.shutdown)
-        url = f"http://127.0.0.1:{server.server_port}"
-        os.environ["STFS_CACHE"] = str(self.work / "cache")
-        self.addCleanup(os.environ.pop, "STFS_CACHE")
+        url = self.serve()
         self.assert_shows(2, f"{url}/base.safetensors", f"--delta={url}/run/weight_v000002")
         self.assert_shows(2, self.base, f"--delta={url}/run/weight_v000002")
         with self.mount(f"supervise,delta={url}/run/weight_v000002") as mnt:
             self.assert_shows(2, mnt)
 
-    def test_many_readers_and_many_versions_at_once(self):
-        for _ in range(4):
-            self.step()
+    def test_sixteen_readers_of_one_tensor_and_ten_versions_at_once(self):
+        for number in range(10):
+            self.step(encoding=("xor", "overwrite")[number % 2])
         with contextlib.ExitStack() as stack:
-            mounts = {number: stack.enter_context(self.mount(f"delta={self.run_ / f'weight_v{number:06d}'}"))
-                      for number in range(1, 5)}
+            mounts = {number: stack.enter_context(self.mount(f"delta={self.run_ / f'weight_v{number:06d}'},memory={number % 2}"))
+                      for number in range(1, 11)}
             read = lambda number: (mounts[number] / "model.2.w").read_bytes() == self.states[number]["model.2.w"]
             with concurrent.futures.ThreadPoolExecutor(16) as pool:
-                self.assertTrue(all(pool.map(read, [1, 2, 3, 4] * 8)))
+                self.assertTrue(all(pool.map(read, [10] * 16 + [9] * 16 + list(mounts))))
+
+    def test_a_worker_that_takes_over_shows_the_same(self):
+        self.step(), self.step(encoding="overwrite")
+        with self.mount(f"supervise,memory=1,delta={self.run_ / 'weight_v000002'}") as mnt:
+            read = lambda _: (mnt / "model.2.w").read_bytes() == self.states[2]["model.2.w"]
+            with concurrent.futures.ThreadPoolExecutor(4) as pool:
+                reading = pool.map(read, range(12))
+                kill_worker(mnt)  # in the midst of a check, or of another read
+                self.assertTrue(all(reading))
+            self.assert_shows(2, mnt)
+
+
+class WithoutCache(Base):
+    """Sources on a server of which 16 MiB are kept."""
+
+    def shown(self, size, status):
+        old, new = {"w": self.random.bytes(size)}, {"w": self.random.bytes(size)}
+        versions.write_file(self.base, {"w": ("U8", (size,), old["w"])})
+        versions.write_version(self.run_, 1, old, new)
+        url = self.serve()
+        os.environ["STFS_CACHE"] = "/proc/none"
+        text = info("hash", self.base, f"--delta={url}/run/weight_v000001", status=status)
+        return text, hashlib.sha256(new["w"]).hexdigest()
+
+    def test_a_tensor_that_memory_holds_is_checked(self):
+        text, expected = self.shown(12 << 20, 0)
+        self.assertIn(expected, text)
+
+    def test_a_tensor_that_it_does_not_hold_is_refused_at_once(self):
+        text, _ = self.shown(17 << 20, 1)
+        self.assertIn('tensor "w" is checked as a whole, and without a cache 16 MiB of a source are kept: name a directory with cache_dir', text)
+
+
+class SlowLine(Base):
+    def test_no_deadline_passes_while_blocks_arrive(self):
+        old = {"w": self.random.bytes(6 << 20)}
+        new = {"w": self.random.bytes(6 << 20)}
+        versions.write_file(self.base, {"w": ("U8", (6 << 20,), old["w"])})
+        versions.write_version(self.run_, 1, {**old, "v": b""}, {**new, "v": b""})
+        Ranges.pause = 0.1  # in each 256 KiB: 2.4 s and more in all
+        self.addCleanup(setattr, Ranges, "pause", 0)
+        url = self.serve()
+        with self.mount(f"timeout=1,delta={url}/run/weight_v000001") as mnt:
+            self.assertEqual((mnt / "w").read_bytes(), new["w"])
+        shutil.rmtree(self.work / "cache")
+        self.assertIn(hashlib.sha256(new["w"]).hexdigest(), info("hash", self.base, f"--delta={url}/run/weight_v000001", "--timeout=1"))
 
 
 class Ranges(http.server.SimpleHTTPRequestHandler):
+    pause = 0
+
     def do_GET(self):
         path = pathlib.Path(self.translate_path(self.path))
         if not path.is_file():
@@ -212,7 +316,10 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
         self.send_header("Content-Length", str(end - begin))
         self.send_header("ETag", f'"{hash(content)}"')
         self.end_headers()
-        self.wfile.write(content[begin:end])
+        for at in range(begin, end, 256 << 10):
+            if self.pause:
+                time.sleep(self.pause)  # a slow line
+            self.wfile.write(content[at:min(end, at + (256 << 10))])
 
     def log_message(self, *words):
         pass
@@ -232,7 +339,7 @@ class Faults(Base):
             delta = versions.write_version(run, 1, self.states[0], new, **{key: value})
             self.refused(delta, words)
         self.refused(self.work, "no delta")
-        self.refused(self.work / "nowhere", "no delta")
+        self.assertIn("No such file", info("list", self.base, f"--delta={self.work / 'nowhere'}", status=3))
 
     def test_frames_that_break_the_format_never_become_bytes(self):
         old, new = self.states[0], versions.step(self.random, self.states[0])
@@ -302,13 +409,18 @@ class Faults(Base):
         old, new = self.states[0], versions.step(self.random, self.states[0])
         frame = COMPRESS(versions.xor(old["model.2.w"], new["model.0.w"] + bytes(len(old["model.2.w"]) - len(new["model.0.w"]))))
         delta = versions.write_version(self.run_, 1, old, new, frames={"model.2.w": frame})
-        with self.mount(f"delta={delta}") as mnt:
+        text = info("hash", self.base, f"--delta={delta}", status=3)
+        self.assertIn('the checksum of tensor "model.2.w" does not hold', text)
+        with self.mount(f"supervise,delta={delta}") as mnt:
             self.assertEqual((mnt / "model.0.w").read_bytes(), new["model.0.w"])
-            for name in ("model.2.w", "model.0.w", "model.1.w"):
-                with self.assertRaises(OSError) as caught:
-                    with open(mnt / name, "rb", buffering=0) as file:
-                        os.pread(file.fileno(), 10, 3)
-                self.assertEqual(caught.exception.errno, errno.ESTALE, name)
+            for is_next in (False, True):
+                for name in ("model.2.w", "model.0.w", "model.1.w"):
+                    with self.assertRaises(OSError) as caught:
+                        with open(mnt / name, "rb", buffering=0) as file:
+                            os.pread(file.fileno(), 10, 3)
+                    self.assertEqual(caught.exception.errno, errno.ESTALE, name)
+                if not is_next:
+                    kill_worker(mnt)  # the next one knows it without a check
 
     def test_a_delta_that_changes_makes_the_mount_stale(self):
         delta = self.step()

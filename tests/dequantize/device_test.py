@@ -61,7 +61,7 @@ class Device(unittest.TestCase):
         expected = model.expected(word)
         self.gpu("load", "--verify", "--tile", "4096", "--dequantize", word, source)
         rows = self.gpu("get", "--dequantize", word, source)
-        resident = {row["label"].split("::", 1)[1].split(" dequantized to ")[0]: row for row in rows}
+        resident = {row["label"].split("::", 1)[1].split(" computed as ")[0]: row for row in rows}
         self.assertEqual(resident.keys(), expected.keys())
         for tensor, each in expected.items():
             row = resident[tensor]
@@ -73,7 +73,7 @@ class Device(unittest.TestCase):
             with stfs_gpu.connect(start_holder=False) as connection:
                 with connection.acquire(source, dequantize=word) as tensors:
                     self.assertEqual(len(tensors), len(expected))
-                    for tensor in tensors:
+                    for tensor in tensors.values():
                         self.same(tensor.raw().tobytes(), expected[tensor.name], (name, word, tensor.name))
         run(GPU, "evict", "--all")
 

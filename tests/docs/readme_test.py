@@ -2,8 +2,8 @@
 
 Only the places are others: /mnt, the home directory, and https://host. The Hub and S3 are servers on loopback
 that the environment names. Each line of a block is one command, run by
-bash in a directory with the checkpoints that README speaks of. The blocks under "Install" are what
-scripts/quickstart and the package test run.
+bash in a directory with the checkpoints that README speaks of. The lines under "Install" are run by
+scripts/package --test, in clean chroots, and scripts/quickstart.
 """
 
 import json
@@ -35,13 +35,14 @@ ANY_SOURCE = 'stfs.open("model.safetensors", dequantize="bf16")["lm_head.weight"
 
 # What each block must print: it shows that the command did its work.
 EXPECTED = {
-    "stfs": [],
-    "Change": [],
+    "Five lines": [],
+    "Change": ["xor"],
     "Check": ["ok", "lm_head.weight: OK"],
     "Slice": [],
     "Elsewhere": ["hf://org/model@", "s3://bucket/model", "/models/model"],
     "Quantised": [],
     "Device": [],
+    "In one line": ["model.norm.weight"],
     "Sources": ["lm_head.weight", "BF16", "8196"],
     "Values": ['user.stfs.dtype="BF16"', '"nan"', "model.norm.weight"],
     "Convert": [],
@@ -96,9 +97,12 @@ def make_checkpoints(work, source):
     up_proj = "base_model.model.model.layers.0.mlp.up_proj."
     write_safetensors(work / "adapter/adapter_model.safetensors", {
         up_proj + "lora_A.weight": ("BF16", [2, 64], bf16(2 * 64, 5)), up_proj + "lora_B.weight": ("BF16", [32, 2], bf16(32 * 2, 6))})
-    (work / "run/weight_v000001").mkdir(parents=True)
-    (work / "run/weight_v000001/model.safetensors.index.json").write_text(json.dumps({"weight_map": {}, "metadata": {
-        "version": "000001", "base_version": "000000", "delta_encoding": "xor", "compression_format": "zstd", "checksum_format": "adler32"}}))
+    for version in (1, 2):
+        directory = work / f"run/weight_v{version:06}"
+        directory.mkdir(parents=True)
+        (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {}, "metadata": {
+            "version": f"{version:06}", "base_version": f"{version - 1:06}", "delta_encoding": "xor", "compression_format": "zstd",
+            "checksum_format": "adler32"}}))
     write_safetensors(work / "w.safetensors", {"w": ("F32", [16, 4096], os.urandom(16 * 4096 * 4))})
     write_safetensors(work / "fp8/model.safetensors", {
         "lm_head.weight": ("F8_E4M3", [128, 64], os.urandom(128 * 64)),
@@ -130,6 +134,8 @@ def start_servers(work, source, environment):
         directory.mkdir(parents=True)
         for name in ("model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
             shutil.copy(work / name, directory)
+    (objects / "bucket/broken").mkdir()
+    shutil.copy(work / "model.safetensors", objects / "bucket/broken")
     shutil.copytree(work / "fp8", work / "hub/org/model-FP8")
     hub = subprocess.Popen([sys.executable, "-B", source / "tests/remote/servers/hub.py", work / "hub"],
                            stdout=subprocess.PIPE, text=True)
@@ -201,6 +207,7 @@ class Readme:
     def paste(self, line):
         status = next((status for pattern, status in STATUS if re.match(pattern, line)), 0)
         line = line.replace("/mnt/", f"{self.mnt}/").replace("https://host", self.web)
+        line = line.replace("follow run |", "follow run --latest |")  # which ends
         return self.call(["bash", "-c", line], status)
 
     def mount(self, source, name):
@@ -208,7 +215,7 @@ class Readme:
 
     def unmount(self, name):
         path = str(self.mnt / name)
-        mounted = any(f" {path} " in line for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines())
+        mounted = any(f" {path} " in line for line in pathlib.Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines())
         if mounted:
             self.call(["stfs", "-u", path])
 
@@ -302,7 +309,7 @@ def main():
         try:
             test.walk((source / "README.md").read_text() + (source / "docs/EXAMPLES.md").read_text())
         finally:
-            for mount in ("w", "a", "b"):
+            for mount in ("w", "a", "b", *(path.name for path in test.mnt.glob("weight_v*"))):
                 test.unmount(mount)
             holder.send_signal(signal.SIGTERM)
             holder.wait()

@@ -45,6 +45,27 @@ class Surgeries(unittest.TestCase):
         run("check", self.out)
         return read(self.out)
 
+    def lines(self, text):
+        path = self.work / "lines.edit"
+        path.write_text(text)
+        return path
+
+    def adapter(self, directory, module, a, b, **config):
+        directory.mkdir()
+        config = {"peft_type": "LORA", "r": len(a), "lora_alpha": 8, **config}
+        (directory / "adapter_config.json").write_text(json.dumps(config))
+        prefix = f"base_model.model.{module}."
+        write(directory / "adapter_model.safetensors",
+              {prefix + "lora_A.weight": ("F32", a), prefix + "lora_B.weight": ("F32", b)})
+        return directory
+
+    def mount(self, *arguments):
+        """Unmounted at the end of the test."""
+        if subprocess.run([checkpoints.STFS, *arguments], check=False).returncode != 0:
+            self.assertNotIn("STFS_REQUIRE_MOUNT", os.environ, "cannot mount")
+            self.skipTest("cannot mount")
+        self.addCleanup(subprocess.run, [checkpoints.STFS, "-u", arguments[-1]], check=True)
+
     def test_a_prefix_is_renamed(self):
         expected = {name.removeprefix("model."): each for name, each in self.tensors.items()}
         self.assertEqual(self.edited(r"rename s/^model\.//"), (plain(expected), {"format": "pt", "title": "old"}))
@@ -68,12 +89,7 @@ class Surgeries(unittest.TestCase):
     def test_an_adapter_is_merged(self):
         a = RANDOM.standard_normal((4, 16), numpy.float32)
         b = RANDOM.standard_normal((24, 4), numpy.float32)
-        adapter = self.work / "adapter"
-        adapter.mkdir()
-        (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
-        prefix = "base_model.model.model.layers.1.q_proj."
-        write(adapter / "adapter_model.safetensors",
-              {prefix + "lora_A.weight": ("F32", a), prefix + "lora_B.weight": ("F32", b)})
+        adapter = self.adapter(self.work / "adapter", "model.layers.1.q_proj", a, b)
         weight = from_bf16(self.tensors["model.layers.1.q_proj.weight"][1])
         update = numpy.zeros_like(weight)
         for k in range(4):
@@ -86,14 +102,18 @@ class Surgeries(unittest.TestCase):
         # The same in a mount, and by its name there.
         mount = self.work / "mnt"
         mount.mkdir()
-        if subprocess.run([checkpoints.STFS, "-o", f"lora=0.5@{adapter}", self.source, mount]).returncode != 0:
-            self.assertNotIn("STFS_REQUIRE_MOUNT", os.environ, "cannot mount")
-            self.skipTest("cannot mount")
-        try:
-            self.assertEqual((mount / "model.layers.1.q_proj.weight").read_bytes(), merged.tobytes())
-            run("diff", mount, self.out)
-        finally:
-            subprocess.run([checkpoints.STFS, "-u", mount], check=True)
+        self.mount("-o", f"lora=0.5@{adapter}", self.source, mount)
+        self.assertEqual((mount / "model.layers.1.q_proj.weight").read_bytes(), merged.tobytes())
+        run("diff", mount, self.out)
+        # The directory for loaders, as merge_and_unload() and save_pretrained() would leave it.
+        model = mount / ".stfs/model"
+        self.assertEqual((read(model / "model.safetensors")[0], sorted(os.listdir(model))),
+                         (expected, ["config.json", "model.safetensors"]))
+        # Which of its sources has changed is not known: an adapter is one.
+        os.utime(adapter / "adapter_model.safetensors", ns=(1, 1))
+        again = subprocess.run([checkpoints.STFS_INFO, "list", mount], check=False, capture_output=True, text=True)
+        self.assertEqual(again.returncode, 3)
+        self.assertIn("its sources have changed since it was mounted", again.stderr)
 
     def test_shards_are_made_and_merged(self):
         shards = self.work / "shards"
@@ -138,11 +158,72 @@ class Surgeries(unittest.TestCase):
         self.assertEqual(self.out.read_text(), "mine")
         run("edit", self.source, "-e", "drop steps", "-o", self.out, "--force")
         self.assertNotIn("steps", read(self.out)[0])
+        for name in ("x.safetensors", "x.gguf", "-"):
+            self.assertIn("shards go into a directory",
+                          run("edit", self.source, "--shard-size", "1MB", "-o", name, status=2))
         full = self.work / "full"
         full.mkdir()
         (full / "a").touch()
         run("edit", self.source, "-o", full, status=2)
         self.assertEqual((os.listdir(full), self.source.read_bytes()), (["a"], before))
+
+    def test_no_file_that_is_read_is_the_output(self):
+        """Under none of its names: another path, a bind mount, a mount of stfs that shows it."""
+        other, array, lines = self.work / "other.safetensors", self.work / "a.npy", self.work / "lines.edit"
+        write(other, {"x": ("F32", numpy.zeros(3, numpy.float32))})
+        numpy.save(array, numpy.arange(3))
+        lines.write_text(f"add {other}::x\nadd a.npy\n")
+        adapter = self.adapter(self.work / "adapter", "model.layers.1.q_proj", numpy.zeros((4, 16), numpy.float32),
+                               numpy.zeros((24, 4), numpy.float32))
+        read_files = [self.source, other, array, lines, *adapter.iterdir()]
+        before = {path: path.read_bytes() for path in read_files}
+        mount = self.work / "mnt"
+        mount.mkdir()
+        self.mount(self.source, mount)
+        layered = self.work / "layered"
+        layered.mkdir()
+        self.mount("-o", f"lora={adapter}", "-o", f"edit={lines}", self.source, layered)
+        bound = self.work / "bound"
+        bound.mkdir()
+        is_bound = os.geteuid() == 0 and subprocess.run(["mount", "--bind", self.work, bound], check=False).returncode == 0
+        try:
+            for path in read_files:
+                names = [path, self.work / "adapter/.." / path.relative_to(self.work)]
+                if is_bound:
+                    names.append(bound / path.relative_to(self.work))
+                for source in (self.source, mount, mount / ".stfs/merged.safetensors"):
+                    for name in names:
+                        told = run("edit", source, "-f", lines, "--lora", adapter, "-o", name, "--force", status=2)
+                        if path != array:  # no format that is written has this ending
+                            self.assertIn(f"{name}: a file of the source: name another", told)
+                run("extract", layered / ".stfs/merged.safetensors", "x", "-o", path, "--force", status=2)
+                run("report", self.source, "--edit", lines, "--lora", adapter, "-o", path, "--force", status=2)
+            self.assertEqual({path: path.read_bytes() for path in read_files}, before)
+        finally:
+            if is_bound:
+                subprocess.run(["umount", bound], check=True)
+
+    def test_from_a_mount_means_what_it_shows(self):
+        mount = self.work / "mnt"
+        mount.mkdir()
+        self.mount("-o", f"edit={self.lines('rename s/^model/shown/')}", self.source, mount)
+        write(self.work / "base.safetensors", {"x": ("F32", numpy.zeros(3, numpy.float32))})
+        self.source = self.work / "base.safetensors"
+        got, _ = self.edited("drop x", f"add {mount}::shown.layers.*", f"add {mount}::steps as s")
+        expected = {name.replace("model", "shown"): each for name, each in self.tensors.items() if "layers" in name}
+        self.assertEqual(got, plain({**expected, "s": self.tensors["steps"]}))
+
+    def test_a_computed_tensor_with_a_new_name_is_told_as_one(self):
+        listed = json.loads(run("edit", self.source, "-e", "cast model.norm.weight bf16",
+                                "-e", "rename s/^model.norm/norm/", "--json"))
+        self.assertEqual(listed, [{"change": "renamed", "name": "norm.weight", "from": "model.norm.weight",
+                                   "dtype": "BF16", "shape": [16]}])
+
+    def test_a_format_that_is_not_written_is_no_name(self):
+        for verb in (["extract", self.source, "lm_head.*"], ["edit", self.source]):
+            said = run(*verb, "-o", self.work / "new.npz", status=2)
+            self.assertIn("safetensors and GGUF are written", said)
+        self.assertFalse((self.work / "new.npz").exists())
 
     def test_a_wrong_line_writes_nothing(self):
         self.assertIn("line 1", run("edit", self.source, "-e", "drop nothing.*", "-o", self.out, status=1))
@@ -172,26 +253,6 @@ class Surgeries(unittest.TestCase):
             self.assertEqual(done.returncode, 3, done.stderr)
             self.assertIn("File too large", done.stderr)
         self.assertEqual(sorted(os.listdir(self.work)), ["config.json", "model.safetensors"])
-
-    def test_gguf_keeps_its_types_and_gets_names_and_metadata(self):
-        source = pathlib.Path(__file__).parent.parent / "data/gguf/llama-2-tiny-random.gguf"
-        before = json.loads(run("list", source, "--json"))
-        out = self.work / "out.gguf"
-        run("edit", source, "-e", "rename s/^blk/layer/", "-e", "metadata general.name 'Another name'",
-            "-e", "metadata llama.block_count 9", "-e", "metadata mine text", "-e", "drop output.weight", "-o", out)
-        run("check", out)
-        after = {each["name"]: each for each in json.loads(run("list", out, "--json"))}
-        for each in before:
-            if each["name"] == "output.weight":
-                continue
-            name = each["name"].replace("blk", "layer", 1) if each["name"].startswith("blk") else each["name"]
-            self.assertEqual((after[name]["dtype"], after[name]["shape"]), (each["dtype"], each["shape"]))
-            self.assertEqual(run("hash", out, name).split()[0], run("hash", source, each["name"]).split()[0])
-        metadata = json.loads(run("info", out, "--json"))["metadata"]
-        self.assertEqual((metadata["general.name"], metadata["mine"]), ("Another name", "text"))
-        self.assertEqual(str(metadata["llama.block_count"]), "9")
-        self.assertIn("another type", run("edit", source, "-e", "metadata llama.block_count nine", status=1))
-        self.assertIn("laid out", run("edit", source, "-e", "metadata general.alignment 64", status=1))
 
 
 if __name__ == "__main__":

@@ -363,6 +363,34 @@ TEST_F(SourceOnFaultyDisk, AnExtractThatIsInterruptedLeavesNothingBehind) {
   }
 }
 
+TEST_F(SourceOnFaultyDisk, AnEditThatIsInterruptedOrCannotReadLeavesNothingBehind) {
+  const std::filesystem::path out = dir_ / "out";
+  std::filesystem::create_directory(out);
+  const std::string source = *disk_ / "m.safetensors";
+  const auto words = [&](const char* name) -> std::vector<std::string> {
+    return {STFS_INFO_BINARY, "edit", source, "-e", "rename s/^/x./", "-o", out / name};
+  };
+  for (const char* const name : {"new.safetensors", "directory"}) {
+    spoil("stall", kSize / 2, kSize / 2 + kPage);
+    Process edit(words(name));
+    EXPECT_TRUE(disk_->stalls(1));
+
+    edit.signal(SIGTERM);
+
+    EXPECT_EQ(edit.wait().status, 128 + SIGTERM);
+    EXPECT_EQ(names_in(out), std::vector<std::string>()) << name;
+    disk_->tell("release");
+    EXPECT_TRUE(eventually([&] { return disk_->waiting() == 0; }));
+  }
+  spoil("fail", kSize / 2, kSize / 2 + kPage);
+  for (const char* const name : {"new.safetensors", "directory"}) {
+    const Outcome failed = run(words(name));
+    EXPECT_EQ(failed.status, 3);
+    EXPECT_NE(failed.err.find(source + ": Input/output error"), std::string::npos) << failed.err;
+    EXPECT_EQ(names_in(out), std::vector<std::string>()) << name;
+  }
+}
+
 // As ThatGivesAPageOfANewVersionLateGivesItToNobody, for a user without leases, to whom mincore(2)
 // reports nothing.
 TEST_F(SourceOnFaultyDisk, GivesNoPageOfANewVersionToAMounterWhoDoesNotOwnTheSource) {

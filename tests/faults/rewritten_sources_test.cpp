@@ -430,5 +430,34 @@ TEST_F(RewrittenSource, UnderAToolFailsIt) {
   }
 }
 
+TEST_F(RewrittenSource, FailsAnEditThatReadsItAndIsNamed) {
+  std::filesystem::create_directory(dir_ / "files");
+  std::filesystem::create_directory(dir_ / "out");
+  const std::string bytes = read_file(source_), base = dir_ / "base.safetensors";
+  write_safetensors(base, {random_tensor("b", "U8", {100}, 5)});
+  source_ = dir_ / "files/a.safetensors";
+  for (const char* const out : {"new.safetensors", "directory"}) {
+    for (const bool is_base : {true, false}) {
+      write_file(source_, bytes);
+      set_mtime(source_);
+      const FaultyDisk disk(dir_ / "files", "attributes");
+      const std::string read = disk / "a.safetensors";
+      disk.fail_or_stall("stall", "a.safetensors", kTensorBytes / 2, kTensorBytes / 2 + kReadSize);
+      Process edit({STFS_INFO_BINARY, "edit", is_base ? read : base, "-e",
+                    is_base ? "drop v" : "add " + read + "::w", "-o", dir_ / "out" / out});
+      EXPECT_TRUE(disk.stalls(1));
+
+      rewrite();
+      disk.tell("release");
+
+      const Outcome ended = edit.wait();
+      EXPECT_EQ(ended.status, 3);
+      EXPECT_NE(ended.err.find(read + ": changed while it was read"), std::string::npos)
+          << ended.err;
+      EXPECT_EQ(names_in(dir_ / "out"), std::vector<std::string>());
+    }
+  }
+}
+
 }  // namespace
 }  // namespace stfs::test

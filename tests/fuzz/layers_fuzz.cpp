@@ -48,17 +48,17 @@ class OneSource : public Sources {
 };
 
 void edits(std::string_view text) {
-  for (const EditLine& line : edit_lines("/f\n" + std::string(text))) {
+  for_each_edit_line("/f\n" + std::string(text), [](const EditLine& line) {
     check(!line.words.empty());
-    if (line.words.size() < 2) continue;
+    if (line.words.size() < 2) return;
     try {
       const Substitution substitution(line.words[1]);
       substitution.apply("model.layers.10.self_attn.q_proj.weight");
       substitution.apply("");
     } catch (const std::invalid_argument&) {
-      continue;
+      return;
     }
-  }
+  });
 }
 
 void adapter(std::string_view text) {

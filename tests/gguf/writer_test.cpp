@@ -250,11 +250,11 @@ TEST(GgufWriter, WithoutTensorsEndsAtTheLastKey) {
   EXPECT_EQ(Sources({a.bytes(), b.bytes()}).merged(), expected.bytes());
 }
 
-TEST(GgufWriter, RefusesTensorsOfASafetensorsFile) {
+TEST(GgufWriter, OfASafetensorsFileTakesTheTypesThatGgufHas) {
   GgufFile file;
   file.tensor("a", {1}, kF32Type, "aaaa");
   Sources sources({file.bytes()});
-  write_safetensors(sources / "b.safetensors", {{"b", "F32", {1}, "bbbb"}},
+  write_safetensors(sources / "b.safetensors", {{"b", "U8", {4}, "bbbb"}, {"c", "F32", {1}, "cccc"}},
                     test::Metadata{{"k", "v"}});
   sources.add((sources / "b.safetensors").string());
   const GgufFiles files(*sources);
@@ -264,6 +264,7 @@ TEST(GgufWriter, RefusesTensorsOfASafetensorsFile) {
   EXPECT_EQ(files.make(sources->match({}), content), ENOTSUP);
   EXPECT_EQ(files.size(sources->match({}), size), ENOTSUP);
   EXPECT_FALSE(files.can_hold(*sources->find("b")));
+  EXPECT_TRUE(files.can_hold(*sources->find("c")));
   EXPECT_EQ(sources.file_of("a"), file.bytes());
 }
 

@@ -134,7 +134,7 @@ TEST_F(GpuDequantize, PartsAndTypesAreThoseOfTheValues) {
 TEST_F(GpuDequantize, LsAndEvictKnowItByItsLabel) {
   const std::string source = model();
   const std::string label =
-      scales().parent_path() / "model-00001-of-00002.safetensors::layers.0.w dequantized to BF16 ";
+      scales().parent_path() / "model-00001-of-00002.safetensors::layers.0.w computed as BF16 ";
   load({"--dequantize", "bf16", source + "::layers.0.w"});
   load({source + "::layers.0.w"});
 
@@ -160,7 +160,7 @@ TEST_F(GpuDequantize, PlanAndRunTakeIt) {
       "run", {"--dequantize", "f16", source, "--", "/bin/sh", "-c", "cat \"$STFS_GPU_TENSORS\""}));
 
   EXPECT_EQ(run.status, 0) << run.err;
-  EXPECT_NE(run.out.find("layers.0.w dequantized to F16 (FP8 with scales)"), std::string::npos)
+  EXPECT_NE(run.out.find("layers.0.w computed as F16 (FP8 with scales)"), std::string::npos)
       << run.out;
 }
 

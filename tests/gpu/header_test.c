@@ -11,6 +11,7 @@ LAYOUT(info_begins_with_size, offsetof(stfs_gpu_tensor_info, size) == 0);
 LAYOUT(info_ordinal, offsetof(stfs_gpu_tensor_info, device_ordinal) == 92);
 
 LAYOUT(options_name_bytes, offsetof(stfs_gpu_acquire_options, name_bytes) == 56);
+LAYOUT(options_layers, offsetof(stfs_gpu_acquire_options, layers) == 64);
 LAYOUT(info_name_bytes, offsetof(stfs_gpu_tensor_info, name_bytes) == 96);
 LAYOUT(info_label_bytes, offsetof(stfs_gpu_tensor_info, label_bytes) == 104);
 

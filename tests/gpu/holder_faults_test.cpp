@@ -129,11 +129,12 @@ TEST_F(GpuHolderFaults, MoreWorkersThanANumberOfThemCanBeAreRefused) {
   const std::string source = tensor_.substr(0, tensor_.size() - 1);
   const Item item = Selection().resolve(source + "b", {}).at(0);
 
-  channel.send_now({{"request", "load"},
-                    {"uuid", chosen.uuid},
-                    {"device", chosen.id},
-                    {"items", {to_json(item)}},
-                    {"workers", (std::uint64_t{1} << 32) + 1}});
+  Json body{{"request", "load"},
+            {"uuid", chosen.uuid},
+            {"device", chosen.id},
+            {"workers", (std::uint64_t{1} << 32) + 1}};
+  put_items(body, {&item, 1});
+  channel.send_now(body);
   Message answer = channel.wait();
   while (answer.body().contains("progress")) answer = channel.wait();
 

@@ -2,10 +2,11 @@
 #include "tools/gpu/protocol/item.h"
 
 #include "core/base/error.h"
-#include "core/layer/quantised/layout_text.h"
+#include "core/base/sha256.h"
 #include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tools/gpu/device/narrowing.h"
+#include "tools/gpu/protocol/open_item.h"
 
 #include <gtest/gtest.h>
 
@@ -16,7 +17,6 @@
 #include <optional>
 #include <set>
 #include <span>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -298,171 +298,40 @@ TEST(GpuItem, ItsRecipesAreTheBytesOfTheSlice) {
   EXPECT_EQ(std::memcmp(converted.data() + 2, bytes.data() + 9 * 4 + 2, 2), 0);
 }
 
-// A matrix of 2 by 4 bytes, each block of 2 columns with a scale of its own.
-Computation computation() {
-  Computation computed{.scheme = "FP8 with scales"};
-  QuantizedLayout& layout = computed.layout;
-  layout.rows = 2;
-  layout.columns = 4;
-  layout.weight = {.codes = Codes::kTyped, .type = DType::kF8E4M3, .pitch = 4};
-  layout.block_columns = 2;
-  layout.grid_rows = 2;
-  layout.grid_columns = 2;
-  layout.scale = {.codes = Codes::kTyped, .type = DType::kF32, .pitch = 8};
-  computed.others = {{"/w/scales", "s1", 16}};
-  computed.inputs = {{Role::kWeight, 0, 0, 8}, {Role::kScale, 1, 0, 16}};
-  return computed;
+Item computed_with(const std::function<void(ItemRequest&)>& change) {
+  ItemRequest request{.path = "/w/codes",
+                      .tensor = "w",
+                      .version = "v1",
+                      .source_size = 8,
+                      .dtype = DType::kF32,
+                      .shape = {2, 4}};
+  request.computed = {.checkpoint = std::make_shared<const std::string>("{}"),
+                      .identity = std::string(kSha256Digits, 'a'),
+                      .scheme = "FP8 with scales"};
+  change(request);
+  return Item(std::move(request));
 }
 
-Item computed_with(const std::function<void(Computation&)>& change, DType type = DType::kF32) {
-  Computation computed = computation();
-  change(computed);
-  return Item({.path = "/w/codes",
-               .tensor = "w",
-               .version = "v1",
-               .source_size = 8,
-               .dtype = type,
-               .shape = {2, 4},
-               .computed = std::make_shared<const Computation>(std::move(computed))});
-}
+TEST(GpuItem, TheKeyOfAComputedTensorIsItsIdentityAndNotItsPlace) {
+  const std::string key = computed_with([](ItemRequest&) {}).key();
+  const std::vector<std::function<void(ItemRequest&)>> others{
+      [](ItemRequest& r) { r.computed->identity[0] = 'b'; },
+      [](ItemRequest& r) { r.dtype = DType::kF16; }, [](ItemRequest& r) { r.shape = {8}; },
+      [](ItemRequest& r) { r.slice = "0"; }, [](ItemRequest& r) { r.as = DType::kBF16; }};
+  std::set<std::string> keys{key};
+  for (const auto& change : others) keys.insert(computed_with(change).key());
+  EXPECT_EQ(keys.size(), others.size() + 1);
 
-const auto kUnchanged = [](Computation&) {};
-
-TEST(GpuItem, TheKeyOfAComputedTensorIsAllThatItsValuesDependOn) {
-  std::vector<std::string> keys{computed_with(kUnchanged).key(),
-                                computed_with(kUnchanged, DType::kF16).key()};
-  const std::vector<std::function<void(Computation&)>> changes{
-      [](Computation& c) { c.scheme = "another"; },
-      [](Computation& c) { c.layout.nested_offset = 1; },
-      [](Computation& c) { c.layout.weight.type = DType::kF8E5M2; },
-      [](Computation& c) { c.layout.scale.pitch = 16; },
-      [](Computation& c) { c.layout.is_divided_by_127 = true; },
-      [](Computation& c) { c.others[0].version = "s2"; },
-      [](Computation& c) { c.inputs[1].length = 8; },
-      [](Computation& c) {
-        c.inputs[1] = {Role::kScale, 0, 0, 8};
-      },
-      [](Computation& c) { c.inputs[1].role = Role::kBias; }};
-  for (const auto& change : changes) keys.push_back(computed_with(change).key());
-
-  EXPECT_EQ(std::set(keys.begin(), keys.end()).size(), keys.size());
-  EXPECT_EQ(computed_with([](Computation& c) { c.others[0].path = "/hard/link"; }).key(), keys[0]);
+  EXPECT_EQ(computed_with([](ItemRequest& r) {
+              r.path = "/hard/link";
+              r.computed->checkpoint = std::make_shared<const std::string>("{...}");
+            }).key(),
+            key);
 }
 
 TEST(GpuItem, TheLabelOfAComputedTensorSaysTypeAndScheme) {
-  EXPECT_EQ(computed_with(kUnchanged, DType::kBF16).label(),
-            "/w/codes::w dequantized to BF16 (FP8 with scales)");
-}
-
-TEST(GpuItem, InputsOutsideOfTheirFilesAndTwiceAreRefused) {
-  const std::vector<std::function<void(Computation&)>> wrong{
-      [](Computation& c) { c.inputs[0].offset = 1; },
-      [](Computation& c) { c.inputs[0].length = kMost; },
-      [](Computation& c) { c.inputs[1].offset = kMost; },
-      [](Computation& c) { c.inputs[1].source = 2; },
-      [](Computation& c) { c.inputs[1].role = Role::kWeight; }};
-  for (const auto& change : wrong) EXPECT_THROW(computed_with(change), Error);
-  EXPECT_THROW(computed_with(kUnchanged, DType::kF64), Error);
-}
-
-class ComputedItem : public ::testing::Test {
- protected:
-  ComputedItem() {
-    write_file(dir_ / "codes", std::string(8, '\x38'));  // 1.0
-    const std::vector<float> scales{1, 2, 3, 4};
-    write_file(dir_ / "scales", {reinterpret_cast<const char*>(scales.data()), 16});
-    codes_.emplace((dir_ / "codes").string());
-    scales_.emplace((dir_ / "scales").string());
-  }
-  std::vector<float> values(const Item& item) {
-    TileCache tiles;
-    std::vector<float> values(static_cast<std::size_t>(item.elements()));
-    const Content content = item.content({{&*codes_, &*scales_}, &tiles});
-    EXPECT_EQ(content.copy(0, std::as_writable_bytes(std::span(values))), 0);
-    return values;
-  }
-
-  TempDir dir_;
-  std::optional<LocalFile> codes_, scales_;
-};
-
-TEST_F(ComputedItem, ItsRecipeComputesTheValues) {
-  EXPECT_EQ(values(computed_with(kUnchanged)), (std::vector<float>{1, 1, 2, 2, 3, 3, 4, 4}));
-}
-
-TEST_F(ComputedItem, WhatDoesNotFitItsInputsIsRefusedAndNothingIsRead) {
-  const std::vector<std::function<void(Computation&)>> wrong{
-      [](Computation& c) { c.layout.columns = 5; },
-      [](Computation& c) { c.layout.rows = kMost; },
-      [](Computation& c) { c.layout.block_columns = 0; },
-      [](Computation& c) { c.layout.block_columns = 1; },
-      [](Computation& c) { c.layout.grid_rows = 0; },
-      [](Computation& c) { c.layout.weight.type = DType::kU8; },
-      [](Computation& c) { c.layout.weight.codes = Codes::kFields; },
-      [](Computation& c) { c.layout.weight.codes = Codes::kWords; },
-      [](Computation& c) { c.layout.scale.type = DType::kI32; },
-      [](Computation& c) { c.layout.weight.matrix = 3; },
-      [](Computation& c) { c.layout.matrices = 2; },
-      [](Computation& c) { c.inputs[1].role = Role::kLevels; },
-      [](Computation& c) { c.inputs[1].role = Role::kMap; },
-      [](Computation& c) { c.inputs[1].role = Role::kIndex; },
-      [](Computation& c) { c.inputs[1].length = 8; },
-      [](Computation& c) { c.inputs.erase(c.inputs.begin()); },
-      [](Computation& c) { c.inputs.pop_back(); }};
-  for (std::size_t i = 0; i < wrong.size(); ++i) {
-    const Item item = computed_with(wrong[i]);
-    TileCache tiles;
-    EXPECT_THROW(static_cast<void>(item.content({{&*codes_, &*scales_}, &tiles})), Error) << i;
-  }
-}
-
-// Reads outside of a buffer are found under AddressSanitizer.
-TEST_F(ComputedItem, AnyLayoutIsRefusedOrReadsItsInputsAlone) {
-  const std::vector<std::string> pool{
-      "0",  "1",  "2",   "3",   "4",  "5", "7",  "8",   "9",   "10",      "11",         "12",
-      "16", "32", "256", "512", "-4", "-", "U8", "F16", "F32", "F8_E4M3", "4294967296", "MXFP4"};
-  std::vector<std::string> good;
-  std::istringstream stream(layout_text(computation().layout));
-  for (std::string word; stream >> word;) good.push_back(word);
-  RandomBytes random(7);
-  const auto below = [&](std::size_t most) {
-    return static_cast<std::size_t>(random.next() % most);
-  };
-  int computed = 0;
-  for (int i = 0; i < 20'000; ++i) {
-    std::vector<std::string> words = good;
-    for (std::size_t changes = below(4); changes > 0; --changes) {
-      words[below(words.size())] = pool[below(pool.size())];
-    }
-    std::string text;
-    for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
-    const std::optional<QuantizedLayout> layout = parse_layout(text);
-    std::uint64_t elements = 0;
-    if (!layout || __builtin_mul_overflow(layout->rows, layout->columns, &elements) ||
-        __builtin_mul_overflow(elements, layout->matrices, &elements)) {
-      continue;
-    }
-    Computation changed = computation();
-    changed.layout = *layout;
-    if (below(4) == 0) changed.inputs[1].role = static_cast<Role>(1 + below(kRoles - 1));
-    if (below(4) == 0) changed.inputs[below(2)].length = below(9);
-    try {
-      const Item item({.path = "/w/codes",
-                       .tensor = "w",
-                       .version = "v1",
-                       .source_size = 8,
-                       .dtype = DType::kF32,
-                       .shape = {elements},
-                       .computed = std::make_shared<const Computation>(std::move(changed))});
-      TileCache tiles;
-      const Content content = item.content({{&*codes_, &*scales_}, &tiles});
-      std::vector<std::byte> bytes(std::min<std::uint64_t>(content.size(), 4096));
-      static_cast<void>(content.copy(0, bytes));
-      ++computed;
-    } catch (const Error&) {
-    }
-  }
-  EXPECT_GT(computed, 1000);
+  EXPECT_EQ(computed_with([](ItemRequest& r) { r.dtype = DType::kBF16; }).label(),
+            "/w/codes::w computed as BF16 (FP8 with scales)");
 }
 
 }  // namespace

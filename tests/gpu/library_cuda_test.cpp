@@ -20,6 +20,7 @@
 namespace stfs::gpu::test {
 
 using namespace stfs::test;
+using stfs::test::Tensor;  // not stfs::Tensor
 
 namespace {
 

@@ -35,6 +35,7 @@
 namespace stfs::gpu::test {
 
 using namespace stfs::test;
+using stfs::test::Tensor;  // not stfs::Tensor
 
 namespace {
 
@@ -188,7 +189,7 @@ TEST_F(LibraryHolder, AcquiresTheValuesOfQuantizedWeights) {
   info.size = sizeof info;
   ASSERT_EQ(stfs_gpu_info(acquired_, 0, &info), STFS_GPU_OK);
   EXPECT_STREQ(info.name, "w");
-  EXPECT_EQ(info.label, path + "::w dequantized to BF16 (FP8 with scales)");
+  EXPECT_EQ(info.label, path + "::w computed as BF16 (FP8 with scales)");
 
   // The files beside the checkpoint are read anew.
   write_config("[1, 3]");
@@ -197,6 +198,22 @@ TEST_F(LibraryHolder, AcquiresTheValuesOfQuantizedWeights) {
   options.dequantize = "f64";
   EXPECT_EQ(acquire({path}, options), STFS_GPU_USAGE);
   EXPECT_PRED_FORMAT2(IsSubstring, "not bf16, f16 or f32", std::string(stfs_gpu_last_error()));
+}
+
+TEST_F(LibraryHolder, LoadsWhatLayersShow) {
+  const std::string path = (dir_ / "m.safetensors").string();
+  write_safetensors(path, {{"w", "F32", {1}, std::string("\0\0\x80\x3f", 4)}});  // 1.0
+  write_file(dir_ / "edits", "cast w BF16\nrename s/w/v/\n");
+  const std::string edit = "edit=" + (dir_ / "edits").string();
+  stfs_gpu_acquire_options options = loading();
+  const char* const layers[] = {edit.c_str(), nullptr};
+  options.layers = layers;
+
+  ASSERT_EQ(acquire({path + "::v"}, options), STFS_GPU_OK) << stfs_gpu_last_error();
+  EXPECT_EQ(bytes_of(acquired_, 0), "\x80\x3f");
+  const char* const none[] = {"dequantise=bf16", nullptr};
+  options.layers = none;
+  EXPECT_EQ(acquire({path + "::v"}, options), STFS_GPU_USAGE);
 }
 
 TEST_F(LibraryHolder, LoadsWhatIsMissing) {

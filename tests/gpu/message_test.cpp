@@ -2,6 +2,7 @@
 #include "tools/gpu/protocol/message.h"
 
 #include "core/base/error.h"
+#include "core/base/sha256.h"
 #include "tests/gpu/wire.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
@@ -18,8 +19,11 @@
 
 #include <array>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace stfs::gpu::test {
@@ -137,103 +141,97 @@ Item some_item(const std::string& path = "/w/m\xff\n.safetensors") {
                .as = DType::kBF16});
 }
 
+Json json_of(const Item& item) {
+  Descriptions descriptions;
+  return to_json(item, descriptions);
+}
+Item item_of(const Json& json) {
+  return item_from_json(json, {std::make_shared<const std::string>("{}")});
+}
+
 TEST(GpuItemJson, AnItemThatLacksAMemberOrHasAnotherTypeIsRefused) {
-  const Json good = to_json(some_item());
+  const Json good = json_of(some_item());
   const std::vector<Json> wrong{
       nullptr, -1, 1.5, true, "x", Json::array({-1}), Json::object(), Json::array({Json::array()})};
   for (const auto& [name, value] : good.items()) {
     Json without = good;
     without.erase(name);
-    EXPECT_THROW(item_from_json(without), Error) << name;
+    EXPECT_THROW(item_of(without), Error) << name;
     for (const Json& other : wrong) {
       if (other.type() == value.type()) continue;
       Json changed = good;
       changed[name] = other;
-      EXPECT_THROW(item_from_json(changed), Error) << name << " " << other;
+      EXPECT_THROW(item_of(changed), Error) << name << " " << other;
     }
   }
-  for (const Json& other : wrong) EXPECT_THROW(item_from_json(other), Error) << other;
+  for (const Json& other : wrong) EXPECT_THROW(item_of(other), Error) << other;
 }
 
-Item computed_item() {
-  Computation computed{.scheme = "a \xff scheme"};
-  QuantizedLayout& layout = computed.layout;
-  layout.matrices = 3;
-  layout.rows = 5;
-  layout.columns = 1ULL << 40;
-  layout.is_transposed = layout.index_is_of_rows = layout.is_divided_by_127 = true;
-  layout.weight = {.codes = Codes::kWordsDown, .bits = 3, .added = 1, .offset = -4, .pitch = 9};
-  layout.block_rows = 128;
-  layout.grid_rows = 7;
-  layout.zero = {.codes = Codes::kTyped, .type = DType::kBF16, .pitch = 1, .matrix = 2};
-  layout.factor = QuantizedLayout::Factor::kDivides;
-  layout.factor_type = DType::kF16;
-  layout.nested_offset = -0.0F;
-  computed.others = {{"/x\xff", "v2", 77}};
-  computed.inputs = {{Role::kWeight, 0, 8, 16}, {Role::kNestedScale, 1, 1, 2}};
-  return Item({.path = "/w",
-               .tensor = "t",
-               .version = "v",
-               .source_size = 5000,
-               .offset = 8,
-               .dtype = DType::kF16,
-               .shape = {3, 4},
-               .computed = std::make_shared<const Computation>(std::move(computed))});
+Item computed_item(const std::string& tensor, std::shared_ptr<const std::string> checkpoint) {
+  ItemRequest request{.path = "/w",
+                      .tensor = tensor,
+                      .version = "v",
+                      .source_size = 5000,
+                      .offset = 8,
+                      .dtype = DType::kF16,
+                      .shape = {3, 4}};
+  request.computed = {.checkpoint = std::move(checkpoint),
+                      .identity = std::string(kSha256Digits, 'a'),
+                      .scheme = "a \xff scheme"};
+  return Item(std::move(request));
 }
 
-TEST(GpuItemJson, AnItemStoredOrComputedComesBackAsItWas) {
-  for (const Item& item : {some_item(), computed_item()}) {
-    const Item back = item_from_json(Json::parse(to_json(item).dump()));
+TEST(GpuItemJson, ItemsStoredAndComputedComeBackAsTheyWereAndShareTheirDescriptions) {
+  const auto checkpoint = std::make_shared<const std::string>("{\"sources\":[\"/\xff\"]}");
+  const std::vector<Item> items{
+      some_item(), computed_item("a", checkpoint), computed_item("b", checkpoint),
+      computed_item("c", std::make_shared<const std::string>("{}")),
+      computed_item("d", std::make_shared<const std::string>(*checkpoint))};
+  Json body;
+  put_items(body, items);
+  EXPECT_EQ(body["checkpoints"].size(), 2u);
 
-    EXPECT_EQ(back.key(), item.key());
-    EXPECT_EQ(back.label(), item.label());
-    EXPECT_EQ(back.bytes(), item.bytes());
-    EXPECT_EQ(back.request().path, item.request().path);
-    EXPECT_EQ(back.request().tensor, item.request().tensor);
-    EXPECT_EQ(to_json(back), to_json(item));
-    if (item.request().computed == nullptr) continue;
-    ASSERT_NE(back.request().computed, nullptr);
-    EXPECT_EQ(back.request().computed->layout, item.request().computed->layout);
-    EXPECT_EQ(back.sources()[1].path, "/x\xff");
+  const std::vector<Item> back = items_of(Json::parse(body.dump()));
+
+  ASSERT_EQ(back.size(), items.size());
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    EXPECT_EQ(back[i].key(), items[i].key());
+    EXPECT_EQ(back[i].label(), items[i].label());
+    EXPECT_EQ(back[i].bytes(), items[i].bytes());
+    EXPECT_EQ(back[i].request().path, items[i].request().path);
+    EXPECT_EQ(back[i].request().tensor, items[i].request().tensor);
+    ASSERT_EQ(back[i].request().computed.has_value(), items[i].request().computed.has_value());
+    if (i == 0) continue;
+    EXPECT_EQ(*back[i].request().computed->checkpoint, *items[i].request().computed->checkpoint);
   }
+  Json again;
+  put_items(again, back);
+  EXPECT_EQ(again, body);
 }
 
 TEST(GpuItemJson, AComputationThatIsNoneIsRefused) {
-  const Json good = to_json(computed_item());
-  const std::string layout = good["computed"]["layout"].get<std::string>();
-  const auto refused = [&](const char* member, const Json& value) {
-    Json json = good;
-    json["computed"][member] = value;
-    EXPECT_THROW(item_from_json(json), Error) << member << " " << value;
-  };
+  Json good = json_of(computed_item("t", std::make_shared<const std::string>("{}")));
+  EXPECT_NO_THROW(item_of(good));
   for (const Json& value : {Json(), Json(1), Json("x"), Json::array({1})}) {
     Json json = good;
     json["computed"] = value;
-    EXPECT_THROW(item_from_json(json), Error) << value;
-    for (const char* member : {"layout", "inputs", "others"}) refused(member, value);
+    EXPECT_THROW(item_of(json), Error) << value;
+    for (const char* member : {"checkpoint", "identity", "scheme"}) {
+      if (value.is_string() && std::string_view(member) == "scheme") continue;
+      json = good;
+      json["computed"][member] = value;
+      EXPECT_THROW(item_of(json), Error) << member << " " << value;
+    }
   }
-  for (const std::string& text :
-       {std::string(), layout + " ", layout + " 0", layout.substr(0, layout.rfind(' ')),
-        "-" + layout, " " + layout, std::string("9999999999999999999999") + layout,
-        layout.substr(0, layout.size() - 1) + "2"}) {
-    refused("layout", text);
-  }
-  std::string words = layout;
-  words.replace(words.find("BF16"), 4, "XF16");
-  refused("layout", words);
-  for (const char* text : {"0", "0 0 8", "13 0 8 16", "0 0 8 16 ", "0  0 8 16", "0 0 8 -1",
-                           "0 0 8 18446744073709551616", "0 9 8 16", "0 0 8 16 0 0 8 16"}) {
-    refused("inputs", text);
-  }
-  refused("others", Json::array({{{"path", "/x"}, {"version", "\n"}, {"size", 1}}}));
+  EXPECT_THROW(items_of({{"items", Json::array()}, {"checkpoints", {1}}}), Error);
 }
 
 // The holder passes it on as a part of a key, and JSON is UTF-8.
 TEST(GpuItemJson, AVersionThatIsNotPrintableIsRefused) {
   for (const char* version : {"\xc3\xbf", "a\n", "\x7f"}) {
-    Json json = to_json(some_item());
+    Json json = json_of(some_item());
     json["version"] = version;
-    EXPECT_THROW(item_from_json(json), Error) << version;
+    EXPECT_THROW(item_of(json), Error) << version;
   }
 }
 

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -338,9 +339,24 @@ class PythonTest(unittest.TestCase):
         self.assertIs(tensors[f"{self.source}::f64"], tensors[1])
         with self.assertRaises(KeyError):
             tensors["nothing"]
-        with self.assertRaises(KeyError):
-            self.acquire("f32", "f32")["f32"]
-        self.assertEqual([t.name for t in tensors], ["f32", "f64"])
+        self.assertEqual(list(tensors), ["f32", "f64"])
+        self.assertEqual([t.name for t in tensors.values()], ["f32", "f64"])
+        self.assertIs(dict(tensors.items())["f64"], tensors[1])
+        for name in ("f32", "f64", f"{self.source}::f64"):
+            self.assertIn(name, tensors)
+            self.assertTrue(tensors[name])
+        for name in ("nothing", 0, tensors[0], None):
+            self.assertNotIn(name, tensors)
+        self.assertEqual(tensors.get("nothing"), None)
+        self.assertEqual(list(self.acquire("f32", "f32")), ["f32", "f32"])
+        with tempfile.TemporaryDirectory() as directory:  # one name in two sources
+            copy = shutil.copy(self.source, directory)
+            both = self.connection.acquire(f"{self.source}::f32", f"{copy}::f32", device="cpu", load_if_missing=True)
+            self.assertNotIn("f32", both)
+            with self.assertRaisesRegex(KeyError, "several have this name"):
+                both["f32"]
+            self.assertEqual(list(both), [f"{self.source}::f32", f"{copy}::f32"])
+            self.assertTrue(all(name in both for name in both))
 
     def test_a_name_goes_on_behind_a_nul(self):
         path = os.path.join(self.directory.name, "nul.safetensors")
@@ -507,7 +523,7 @@ class PythonTest(unittest.TestCase):
     def test_a_command_has_what_run_gave_it(self):
         script = ("import stfs_gpu\n"
                   "t = stfs_gpu.acquire()\n"
-                  "print([(x.name, x.numpy().tolist()) for x in t])\n"
+                  "print([(x.name, x.numpy().tolist()) for x in t.values()])\n"
                   "print(stfs_gpu.acquire(%r)[0].numpy().tolist())\n" % f"{self.source}::i64")
         command = [BINARY, "run", "--device", "cpu", f"{self.source}::i64", f"{self.source}::f64",
                    "--", sys.executable, "-c", script]
@@ -525,8 +541,8 @@ class PythonTest(unittest.TestCase):
         write_gguf(other, [(name, [1], 24, b"2")])
         script = ("import stfs_gpu\n"
                   "t = stfs_gpu.acquire()\n"
-                  "print([(ascii(x.name), x.raw().tobytes()) for x in t])\n"
-                  "print([ascii(x.label) for x in t])\n")
+                  "print([(ascii(x.name), x.raw().tobytes()) for x in t.values()])\n"
+                  "print([ascii(x.label) for x in t.values()])\n")
         done = subprocess.run([BINARY, "run", "--device", "cpu", nul, other, "--",
                                sys.executable, "-c", script], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -272,7 +272,7 @@ TEST_F(GpuRequest, LsNamesTheDeviceAsTheUserDoesAndCountsAsPeopleDo) {
   const std::string source = file("m.safetensors").string();
   ASSERT_EQ(load({source}).status, 0);
 
-  const std::string piped = gpu({"ls"}).out;
+  const std::string piped = gpu({"ls", "--all"}).out;
 
   EXPECT_TRUE(piped.starts_with("DEVICE  ")) << piped;
   EXPECT_EQ(piped.find("CPU-"), std::string::npos) << piped;
@@ -281,7 +281,8 @@ TEST_F(GpuRequest, LsNamesTheDeviceAsTheUserDoesAndCountsAsPeopleDo) {
   EXPECT_EQ(std::ranges::count(piped, '\n'), 3) << "no totals: " << piped;
   for (const unsigned columns : {40U, 80U, 200U}) {
     const Arguments rows = screen(
-        gpu({"ls"}, {.environment = {"LC_ALL=C"}, .terminal_columns = columns}).out, columns);
+        gpu({"ls", "--all"}, {.environment = {"LC_ALL=C"}, .terminal_columns = columns}).out,
+        columns);
     ASSERT_EQ(rows.size(), 5u) << columns;
     EXPECT_TRUE(rows[1].starts_with(device() + " ")) << rows[1];
     EXPECT_TRUE(rows[1].ends_with("  layers.2.w")) << rows[1];
@@ -289,6 +290,28 @@ TEST_F(GpuRequest, LsNamesTheDeviceAsTheUserDoesAndCountsAsPeopleDo) {
     EXPECT_TRUE(rows[3].ends_with(".safetensors::")) << rows[3];
     EXPECT_EQ(rows[4], "2 tensors, 1.4 KiB");
   }
+}
+
+TEST_F(GpuRequest, LsIsALineForEachSource) {
+  for (const char* name : {"a.safetensors", "b.safetensors"}) {
+    write_safetensors(file(name), {random_tensor("x", "U8", {1000}, 1), random_tensor("y", "U8", {24}, 2)});
+    ASSERT_EQ(load({file(name).string()}).status, 0);
+  }
+  ASSERT_EQ(gpu({"pin", file("b.safetensors").string() + "::x"}).status, 0);
+
+  for (const unsigned columns : {80U, 200U}) {
+    const Arguments rows = screen(
+        gpu({"ls"}, {.environment = {"LC_ALL=C"}, .terminal_columns = columns}).out, columns);
+    ASSERT_EQ(rows.size(), 4u) << columns;
+    EXPECT_TRUE(rows[0].starts_with("DEVICE  TENSORS    BYTES  USERS  PINNED  IDLE  SOURCE")) << rows[0];
+    EXPECT_TRUE(rows[1].starts_with(device() + " ")) << rows[1];
+    EXPECT_EQ(rows[1].find("       2  1.0 KiB      0       0  "), 7U) << rows[1];
+    EXPECT_TRUE(rows[1].ends_with("a.safetensors")) << rows[1];
+    EXPECT_NE(rows[2].find("      0       1  "), std::string::npos) << rows[2];
+    EXPECT_EQ(rows[3], "4 tensors, 2.0 KiB");
+  }
+  EXPECT_EQ(std::ranges::count(gpu({"ls"}).out, '\n'), 3);
+  EXPECT_EQ(gpu_json({"ls"}).size(), 4u) << "each tensor";
 }
 
 TEST_F(GpuRequest, TablesOfPlanAndDevicesFitTheTerminal) {

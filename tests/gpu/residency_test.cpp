@@ -87,8 +87,8 @@ class ResidencyTest : public ::testing::Test {
   }
 
   void ask(ClientId client, const std::vector<Item>& items, const Json& more = Json::object()) {
-    Json body{{"request", "load"}, {"uuid", kUuid}, {"device", "cpu"}, {"items", Json::array()}};
-    for (const Item& item : items) body["items"].push_back(to_json(item));
+    Json body{{"request", "load"}, {"uuid", kUuid}, {"device", "cpu"}};
+    put_items(body, items);
     if (!more.is_null()) body.update(more);
     residency_->request(client, wire(body));
   }
@@ -100,8 +100,8 @@ class ResidencyTest : public ::testing::Test {
     const Json body = record_.orders.at(order).body;
     std::vector<std::uint64_t> sizes;
     Json counts = Json::array();
-    for (const Json& json : body.at("items")) {
-      sizes.push_back(item_from_json(json).bytes());
+    for (const Item& item : items_of(body)) {
+      sizes.push_back(item.bytes());
       counts.push_back({{"out_of_range", 0}, {"nan", 0}});
     }
     std::vector<UniqueFd> segments;
@@ -520,7 +520,7 @@ TEST_F(ResidencyTest, AClientThatGoesWhileItWaitsIsForgotten) {
   done();
 
   ASSERT_EQ(record_.orders.size(), 2u);
-  EXPECT_EQ(item_from_json(record_.orders[1].body["items"][0]).key(), item(3).key());
+  EXPECT_EQ(items_of(record_.orders[1].body).at(0).key(), item(3).key());
 }
 
 TEST_F(ResidencyTest, AClientThatGoesInMidLoadStopsItAndNothingIsPublished) {
@@ -608,7 +608,8 @@ TEST_F(ResidencyTest, ACopiersFailureIsItsClientsAlone) {
 // Wrong messages.
 
 TEST_F(ResidencyTest, RequestsThatAreNoneGetAnError) {
-  const Json items = Json::array({to_json(item(1))});
+  Descriptions none;
+  const Json items = Json::array({to_json(item(1), none)});
   const std::vector<Json> wrong{
       Json::object(),
       {{"request", 5}},

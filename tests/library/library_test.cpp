@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -102,6 +103,7 @@ TEST_F(LibStfs, TellsAllTensorsInOneCall) {
   EXPECT_EQ(table[1].bytes, 96U);
   EXPECT_EQ(table[1].source, path());
   EXPECT_EQ(file_bytes().substr(table[1].offset, 96), b());
+  EXPECT_EQ(table[1].source_bytes, file_bytes().size());
 }
 
 TEST_F(LibStfs, ReadsWhatWasWritten) {
@@ -148,7 +150,8 @@ TEST_F(LibStfs, RefusesWithWhatIsWrong) {
 
 TEST_F(LibStfs, RefusesOptionsThatItDoesNotKnow) {
   for (const auto& [option, words] :
-       {std::pair{"colour=red", "not known; known are delta, dequantize, lora, edit, edits, allow_missing"},
+       {std::pair{"colour=red",
+                  "not known; known are delta, dequantize, lora, edit, edits, allow_missing"},
         std::pair{"dequantize=q4", "bf16|f16|f32"}, std::pair{"timeout", "needs a value"},
         std::pair{"timeout=0", "a number from 1 to 3600"},
         std::pair{"offline=yes", "takes no value"}, std::pair{"", "not known"}}) {
@@ -216,6 +219,28 @@ TEST_F(LibStfs, StoresToPrivateMemoryChangeNothingElse) {
   handle.reset();
   EXPECT_EQ(std::string_view(static_cast<char*>(address), 96), b());
   stfs_unmap(mapping);
+}
+
+TEST_F(LibStfs, AWholeFileIsPrivateMemoryWhereTensorsBeginAtTheirOffsets) {
+  const std::string before = file_bytes();
+  Handle handle = open_with({path()});
+  const std::uint64_t offset = table_of(handle)[1].offset;
+  void* address = nullptr;
+  stfs_mapping* mapping = nullptr;
+  ASSERT_EQ(stfs_map_private_file(handle.get(), 1, &address, &mapping), STFS_OK);
+  handle.reset();
+  const std::span whole(static_cast<char*>(address), before.size());
+  EXPECT_EQ(std::string_view(whole.data() + offset, 96), b());
+  std::memset(whole.data(), 0, whole.size());
+  EXPECT_EQ(file_bytes(), before);
+  stfs_unmap(mapping);
+
+  handle = open_with({path()}, {"edits=cast b F64"});  // computed: it is in no file
+  std::size_t computed = 0;
+  ASSERT_EQ(stfs_find(handle.get(), "b", 1, &computed), STFS_OK);
+  EXPECT_EQ(stfs_map_private_file(handle.get(), computed, &address, &mapping), STFS_OK);
+  EXPECT_EQ(address, nullptr);
+  EXPECT_EQ(mapping, nullptr);
 }
 
 TEST_F(LibStfs, ASourceThatChangesIsEstale) {
@@ -438,6 +463,53 @@ TEST_F(LibStfsElsewhere, TheCallerMayEndAnyWait) {
 TEST_F(LibStfsElsewhere, AMissingObjectIsEnoent) {
   EXPECT_FALSE(open_with({server_->url("/none.safetensors")}));
   EXPECT_EQ(stfs_last_errno(), ENOENT) << stfs_last_error();
+}
+
+TEST(LibStfsFollow, NamesTheNewestVersionAndRefusesWhatItDoesNotKnow) {
+  TempDir dir;
+  const std::string run = dir.path().string(), version = run + "/step_1";
+  std::filesystem::create_directories(version);
+  std::ofstream(version + "/model.safetensors.index.json") << R"({"weight_map":{}})";
+  stfs_follower* follower = nullptr;
+  const char* found = nullptr;
+  const char* options[] = {"latest", "timeout=9"};
+  ASSERT_EQ(stfs_follow(run.c_str(), options, 2, &follower), STFS_OK) << stfs_last_error();
+  ASSERT_EQ(stfs_next_version(follower, &found), STFS_OK) << stfs_last_error();
+  EXPECT_EQ(found, version);
+  ASSERT_EQ(stfs_next_version(follower, &found), STFS_OK);
+  EXPECT_EQ(found, nullptr);
+  stfs_unfollow(follower);
+
+  const char* unknown = "dequantize=bf16";
+  EXPECT_EQ(stfs_follow(run.c_str(), &unknown, 1, &follower), STFS_USAGE);
+  EXPECT_EQ(follower, nullptr);
+  EXPECT_EQ(stfs_follow(nullptr, nullptr, 0, &follower), STFS_USAGE);
+  EXPECT_EQ(stfs_next_version(nullptr, &found), STFS_USAGE);
+  stfs_unfollow(nullptr);
+}
+
+TEST(LibStfsFollow, CancelEndsAWaitInAnotherThreadAndAChildMakesItsOwn) {
+  TempDir dir;
+  stfs_follower* follower = nullptr;
+  ASSERT_EQ(stfs_follow(dir.path().c_str(), nullptr, 0, &follower), STFS_OK);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const char* found = nullptr;
+    const int status = stfs_next_version(follower, &found);
+    stfs_unfollow(follower);
+    ::_exit(status);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(WEXITSTATUS(status), STFS_USAGE);
+  std::thread waiting([&] {
+    const char* found = "";
+    EXPECT_EQ(stfs_next_version(follower, &found), STFS_OK);
+    EXPECT_EQ(found, nullptr);
+  });
+  stfs_follow_cancel(follower);
+  waiting.join();
+  stfs_unfollow(follower);
 }
 
 }  // namespace

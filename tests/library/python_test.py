@@ -1,19 +1,16 @@
-"""import stfs: checkpoints without a mount, with NumPy, torch where it is installed, threads, forks, pickles.
+"""import stfs: checkpoints without a mount, with NumPy, threads, forks, pickles.
 
 Run by ctest with STFS_LIBRARY and PYTHONPATH set.
 """
 
 import gc
-import http.server
 import json
 import multiprocessing
 import os
 import pickle
 import signal
-import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import types
 import unittest
@@ -22,96 +19,7 @@ import warnings
 import numpy
 
 import stfs
-
-ARRAYS = {
-    "f32": ("F32", numpy.arange(24, dtype="<f4").reshape(4, 6) / 7),
-    "u8": ("U8", numpy.array([1, 2, 3], "|u1")),
-    "f64": ("F64", numpy.array([1.5, -2.5], "<f8")),
-    "f16": ("F16", numpy.array([[1, 2], [3, 65504]], "<f2")),
-    "c64": ("C64", numpy.array([1 + 2j, -3j], "<c8")),
-    "i64": ("I64", numpy.array(-5, "<i8")),
-    "bool": ("BOOL", numpy.array([True, False])),
-    "empty": ("F32", numpy.zeros((0, 3), "<f4")),
-    "bf16": ("BF16", (numpy.array([1, -2.5], "<f4").view("<u4") >> 16).astype("<u2")),
-}
-
-
-def write_checkpoint(path, arrays, metadata=None):
-    header, data = {} if metadata is None else {"__metadata__": metadata}, b""
-    for name, (dtype, array) in arrays.items():
-        content = array.tobytes()
-        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [len(data), len(data) + len(content)]}
-        data += content
-    text = json.dumps(header).encode()
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text + data)
-    return path
-
-
-def write_q8_0(path):
-    """A GGUF file with a tensor of one block: scale 0.5 and the codes -16 to 15."""
-    name = b"w"
-    header = (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", len(name)) + name +
-              struct.pack("<IQIQ", 1, 32, 8, 0))
-    with open(path, "wb") as file:
-        file.write(header + bytes(-len(header) % 32))
-        file.write(numpy.float16(0.5).tobytes() + numpy.arange(-16, 16, dtype="i1").tobytes() + bytes(30))
-    return path
-
-
-def contents(path):
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def in_child(body):
-    """Whether the body returns in a forked child."""
-    child = os.fork()
-    if child == 0:
-        try:
-            body()
-            os._exit(0)
-        except BaseException as error:
-            sys.stderr.write(f"{error!r}\n")
-            os._exit(1)
-    return os.waitpid(child, 0)[1] == 0
-
-
-class Ranges(http.server.SimpleHTTPRequestHandler):
-    """Answers ranges; those behind the first 100,000 bytes wait for `gate`."""
-
-    def do_GET(self):
-        with open(self.server.file, "rb") as file:
-            content = file.read()
-        begin, end = 0, len(content)
-        if "Range" in self.headers:
-            first, last = self.headers["Range"][len("bytes="):].split("-")
-            begin, end = int(first), min(len(content), int(last) + 1)
-            if begin > 100_000:
-                self.server.gate.wait()
-        self.send_response(206 if "Range" in self.headers else 200)
-        self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(content)}")
-        self.send_header("Content-Length", str(end - begin))
-        self.send_header("ETag", '"v1"')
-        self.end_headers()
-        try:
-            self.wfile.write(content[begin:end])
-        except OSError:
-            pass
-
-    def log_message(self, *words):
-        pass
-
-
-class Base(unittest.TestCase):
-    def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = directory.name
-        self.path = write_checkpoint(self.at("m.safetensors"), ARRAYS, {"format": "pt"})
-
-    def at(self, name):
-        return os.path.join(self.directory, name)
+from support import ARRAYS, Base, Elsewhere, contents, in_child, write_checkpoint, write_q8_0
 
 
 class CheckpointTest(Base):
@@ -173,11 +81,36 @@ class CheckpointTest(Base):
         with self.assertRaises(stfs.Error):
             pickle.loads(pickled)
 
+    def test_pickles_open_in_other_directories(self):
+        before = os.getcwd()
+        self.addCleanup(os.chdir, before)
+        os.chdir(self.directory)
+        with open("e.txt", "w") as file:
+            file.write("rename s/u8/w/\n")
+        numpy.save("new.npy", numpy.array([7], "u1"))
+        options = {"edits": ["rename s/u8/w/"]}, {"edit": "e.txt"}, {"edits": ["add new.npy as w"], "cache_dir": "cache"}
+        opened = [stfs.open("m.safetensors", **each) for each in options]
+        pickled = [pickle.dumps(m) for m in opened]
+        os.remove("e.txt")  # what it said stands in the pickle
+        os.chdir("/")
+        opened[0].save(self.at("out.safetensors"))
+        self.assertEqual(bytes(stfs.open(self.at("out.safetensors"))["w"]), bytes(opened[0]["w"]))
+        self.assertTrue(in_child(lambda: bytes(opened[0]["w"])))
+        for m, data in zip(opened, pickled):
+            copy = pickle.loads(data)
+            self.assertEqual((bytes(copy["w"]), copy.version), (bytes(m["w"]), m.version))
+        self.assertEqual(stfs.open(self.path, edits=["rename s/u8/w/"]).version, opened[0].version)
+
     def test_a_spawned_process_and_a_forked_one_read_on(self):
         tensor = stfs.open(self.path)["f32"]
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             self.assertEqual(pool.apply(bytes, (tensor,)), ARRAYS["f32"][1].tobytes())
         self.assertTrue(in_child(lambda: numpy.testing.assert_array_equal(tensor.numpy(copy=True), ARRAYS["f32"][1])))
+
+    def test_a_pool_of_forked_processes_reads_on(self):
+        tensors = [each for each in stfs.open(self.path).values()]
+        with multiprocessing.get_context("fork").Pool(3) as pool:
+            self.assertEqual(pool.map(bytes, tensors), [array.tobytes() for _, array in ARRAYS.values()])
 
     def test_a_forked_child_computes_for_itself(self):
         w = stfs.open(write_q8_0(self.at("m.gguf")), dequantize="f32")["w"]
@@ -190,6 +123,14 @@ class CheckpointTest(Base):
         printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
         self.assertEqual(printed.strip(), stfs.version())
 
+    def test_importing_and_reading_a_file_read_no_credentials(self):
+        for name in (".aws/credentials", ".aws/config", ".cache/huggingface/token", ".huggingface/token", ".netrc"):
+            os.makedirs(os.path.dirname(self.at(name)), exist_ok=True)
+            os.mkfifo(self.at(name))  # who opens it waits for ever
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "HF_", "XDG_"))}
+        subprocess.run([sys.executable, "-c", "import stfs, sys; bytes(stfs.open(sys.argv[1])['f32'])", self.path],
+                       check=True, env={**environment, "HOME": self.directory})
+
     def test_a_process_ends_while_arrays_live(self):
         code = ("import stfs, sys, numpy; kept = [t.numpy() for t in stfs.open(sys.argv[1]).values()]; "
                 "more = stfs.open(sys.argv[1])['f32'].memoryview(); numpy.kept = kept, more")
@@ -201,6 +142,10 @@ class CheckpointTest(Base):
         self.assertEqual(list(m), ["n\0l", "", "ü\n"])
         self.assertEqual(bytes(m["n\0l"]), bytes(m[""]))
         self.assertNotIn("\n", repr(m["ü\n"]))
+        m = stfs.open(write_q8_0(self.at("n.gguf"), b"n\xff/.."))
+        self.assertEqual([os.fsencode(name) for name in m], [b"n\xff/.."])
+        for copy in (m[next(iter(m))], pickle.loads(pickle.dumps(m))[m.match("n*")[0]]):
+            self.assertEqual(len(bytes(copy)), 34)
 
 
 class LayersTest(Base):
@@ -213,8 +158,10 @@ class LayersTest(Base):
         saved = stfs.open(out)
         self.assertEqual((set(saved), saved.metadata["title"]), (set(edited), "new"))
         numpy.testing.assert_array_equal(saved["renamed"].numpy(), expected)
-        with self.assertRaisesRegex(stfs.Error, "there is a file of this name"):
+        with self.assertRaisesRegex(stfs.Error, "there is a file of this name.*`replace`"):
             edited.save(out)
+        with self.assertRaisesRegex(ValueError, "shard_size -1"):
+            edited.save(self.at("shards"), shard_size=-1)
         edited.save(out, replace=True)
         with self.assertRaisesRegex(stfs.Error, "a file of the source"):
             edited.save(self.path, replace=True)
@@ -228,6 +175,34 @@ class LayersTest(Base):
         again = stfs.open(directory)
         self.assertEqual({name: bytes(again[name]) for name in again},
                          {name: bytes(each) for name, each in stfs.open(self.path).items()})
+
+    def test_a_source_that_was_replaced_by_another_file_is_still_saved(self):
+        opened = stfs.open(self.path)
+        os.rename(write_checkpoint(self.at("new"), {"other": ARRAYS["u8"]}), self.path)
+        opened.save(self.at("out.safetensors"))
+        saved = stfs.open(self.at("out.safetensors"))
+        self.assertEqual({name: bytes(saved[name]) for name in saved}, {n: a.tobytes() for n, (_, a) in ARRAYS.items()})
+        with self.assertRaisesRegex(stfs.Error, "open it again"):
+            opened.save(self.at("directory"))  # whose other files may be those of another model
+
+    def test_an_interrupted_save_is_whole_or_not_there(self):
+        large = write_checkpoint(self.at("large.safetensors"), {"w": ("U8", numpy.ones(32 << 20, "u1"))})
+        out = self.at("saved/out.safetensors")
+        os.mkdir(self.at("saved"))
+        code = ("import stfs, sys\n"
+                "m = stfs.open(sys.argv[1])\n"
+                "try:\n print('open', flush=True)\n m.save(sys.argv[2])\n"
+                "except KeyboardInterrupt:\n print('interrupted')\n"
+                "else:\n print('saved')\n")
+        child = subprocess.Popen([sys.executable, "-c", code, large, out], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                 text=True)
+        self.assertEqual(child.stdout.readline(), "open\n")
+        child.send_signal(signal.SIGINT)
+        child.communicate()
+        left = os.listdir(self.at("saved"))
+        self.assertIn(left, ([], ["out.safetensors"]))  # the signal may come when all is written
+        if left:
+            self.assertEqual(bytes(stfs.open(out)["w"]), bytes(stfs.open(large)["w"]))
 
     def test_adapters_are_merged(self):
         adapter = self.at("adapter")
@@ -291,6 +266,19 @@ class TensorTest(Base):
         gc.collect()
         numpy.testing.assert_array_equal(view, numpy.arange(256, dtype="u1"))
         numpy.testing.assert_array_equal(strided, numpy.arange(0, 256, 3, dtype="u1"))
+
+    def test_unaligned_tensors_are_copied_or_read(self):
+        byte = ("U8", numpy.array([7], "u1"))
+        large = numpy.random.default_rng(4).standard_normal((512, 512))
+        path = write_checkpoint(self.at("odd.safetensors"), {"b": byte, "x": ("F64", large), "c": byte, "y": ("F64", large)})
+        m = stfs.open(path)
+        self.assertNotEqual(m["x"].offset % 8, m["y"].offset % 8)
+        for name in "x", "y":
+            t = m[name]
+            for got in (t.numpy(), numpy.asarray(t), numpy.from_dlpack(t), t[::2, 1:].numpy(), t.numpy("f32")):
+                self.assertTrue(got.flags.aligned)
+                numpy.testing.assert_array_equal(got, (large if got.shape == (512, 512) else large[::2, 1:]).astype(got.dtype))
+            self.assertEqual(bytes(t.memoryview()), large.tobytes())
 
     def test_values_as_float32(self):
         numpy.testing.assert_array_equal(self.m["bf16"].numpy(as_="f32"), numpy.array([1, -2.5], "f4"))
@@ -377,32 +365,22 @@ class TensorTest(Base):
             with self.assertRaises(error):
                 t.readinto(wrong)
 
+    def test_iterates_over_its_first_dimension_and_refuses_what_is_slow(self):
+        self.assertEqual([row.shape for row in self.m["f32"]], [(6,)] * 4)
+        for call in (lambda: list(self.m["i64"]), lambda: 3 in self.m["u8"]):
+            with self.assertRaises(TypeError):
+                call()
+        with self.assertRaisesRegex(ValueError, "a list of names"):
+            self.m.prefetch("u8")
+
     def test_numpy_takes_it(self):
         numpy.testing.assert_array_equal(numpy.asarray(self.m["f64"]), ARRAYS["f64"][1])
         numpy.testing.assert_array_equal(numpy.from_dlpack(self.m["f16"]), ARRAYS["f16"][1])
         self.assertEqual(numpy.asarray(self.m["f64"], dtype="f4").dtype, numpy.float32)
+        numpy.testing.assert_array_equal(numpy.asarray(self.m["bf16"], dtype="f8"), [1, -2.5])
         self.m["f16"].__dlpack__()  # dropped without a consumer
         with self.assertRaises(BufferError):
             stfs.open(write_q8_0(self.at("m.gguf")))["w"].__dlpack__()
-
-    def test_torch_takes_it(self):
-        try:
-            import torch
-        except ImportError:
-            self.skipTest("torch is not installed")
-        before = contents(self.path)
-        for name in ("f32", "f16", "bf16", "bool", "i64", "u8", "empty", "c64"):
-            with self.subTest(name):
-                tensor = self.m[name].torch()
-                raw = tensor.view(torch.int16).numpy() if name == "bf16" else tensor.numpy()
-                self.assertEqual(raw.tobytes(), ARRAYS[name][1].tobytes())
-                self.assertEqual(tuple(tensor.shape), self.m[name].shape)
-        f32 = self.m["f32"].torch()
-        f32.zero_()
-        torch.from_dlpack(self.m["f32"]).zero_()
-        self.m["f32"][1:3].torch().zero_()
-        self.assertEqual(contents(self.path), before)
-        numpy.testing.assert_array_equal(self.m["f32"].torch().numpy(), ARRAYS["f32"][1])
 
     def test_a_large_tensor_is_mapped_and_only_its_own_memory_is_unmapped(self):
         # munmap(2) of address 0 would take a program that is linked to low addresses, as Debian's Python is.
@@ -434,120 +412,48 @@ class TensorTest(Base):
         self.assertEqual(wrong, [])
 
 
-class StandInTest(Base):
-    def test_safe_open_is_that_of_safetensors(self):
-        with stfs.safe_open(self.path, framework="np") as f:
-            self.assertEqual(f.keys(), sorted(ARRAYS))
-            self.assertEqual(f.offset_keys(), list(ARRAYS))
-            self.assertEqual(f.metadata(), {"format": "pt"})
-            numpy.testing.assert_array_equal(f.get_tensor("f32"), ARRAYS["f32"][1])
-            part = f.get_slice("f32")
-            self.assertEqual((part.get_shape(), part.get_dtype()), ([4, 6], "F32"))
-            numpy.testing.assert_array_equal(part[1:4:2, -1], ARRAYS["f32"][1][1:4:2, -1])
-            self.assertEqual(list(f.get_tensors()), list(ARRAYS))
-            with self.assertRaisesRegex(stfs.SafetensorError, "File does not contain tensor x"):
-                f.get_tensor("x")
-        with self.assertRaisesRegex(stfs.SafetensorError, "File is closed"):
-            f.keys()
-        numpy.testing.assert_array_equal(part[0], ARRAYS["f32"][1][0])
-        self.assertEqual(part[[]].shape, (0, 6))
-        for key, words in (((slice(2, None), -7), "Invalid index -7 for dimension 1 of size 6"),
-                           ((slice(None), slice(None, 20)), r"\[:, :20\] with shape \[4, 6\]: index 19 out of bounds"),
-                           ((slice(2, None), 20), "index 20 out of bounds for tensor dimension #1 of size 6"),
-                           ([0, 1], "Non empty lists are not implemented")):
-            with self.subTest(key), self.assertRaisesRegex(stfs.SafetensorError, words):
-                part[key]
-        with self.assertRaises(OverflowError):
-            part[-2:]
-        for arguments, error, words in ((("x",), stfs.SafetensorError, "framework x is invalid"),
-                                        (("np", "nowhere"), stfs.SafetensorError, "device nowhere is invalid"),
-                                        (("np", 0), stfs.SafetensorError, "cuda:0 is not supported"),
-                                        (("pt", "cuda:x"), ValueError, "number")):
-            with self.subTest(arguments), self.assertRaisesRegex(error, words):
-                stfs.safe_open(self.path, *arguments)
-        with self.assertRaisesRegex(FileNotFoundError, "No such file or directory: "):
-            stfs.safe_open(self.at("none"), "np")
+class FollowTest(Base):
+    def publish(self, number):
+        version = self.at(f"run/weight_v{number:06d}")
+        os.makedirs(version + ".tmp")
+        with open(version + ".tmp/model.safetensors.index.json", "w") as index:
+            index.write('{"weight_map": {}}')
+        os.rename(version + ".tmp", version)
+        return version
 
-    def test_torch_tensors_are_private(self):
-        try:
-            import torch
-        except ImportError:
-            self.skipTest("torch is not installed")
-        with stfs.safe_open(self.path, "pt") as f:
-            f.get_tensor("f32").zero_()
-            self.assertEqual(f.get_tensor("f32").numpy().tobytes(), ARRAYS["f32"][1].tobytes())
-            part = f.get_slice("f32")
-            numpy.testing.assert_array_equal(part[[2, 0]].numpy(), ARRAYS["f32"][1][[2, 0]])
-            numpy.testing.assert_array_equal(part[:20, -1].numpy(), ARRAYS["f32"][1][:20, -1])
+    def test_versions_come_as_they_are_published(self):
+        first, second = self.publish(1), self.publish(2)
+        versions = stfs.follow(self.at("run"))
+        self.assertEqual([next(versions), next(versions)], [first, second])
+        third = self.publish(3)
+        self.assertEqual(next(versions), third)
+        self.assertEqual(list(stfs.follow(self.at("run"), latest=True)), [third])
+        with self.assertRaises(stfs.Unreadable):
+            next(stfs.follow(self.at("run"), latest=True, marker="STABLE"))
+
+    def test_a_directory_that_is_not_there_yet_is_a_warning(self):
+        versions = stfs.follow(self.at("run"))
+        with self.assertWarnsRegex(UserWarning, "trying again") as warned:
+            threading.Timer(0.1, self.publish, [1]).start()
+            self.assertEqual(next(versions), self.at("run/weight_v000001"))
+        self.assertEqual(len(warned.warnings), 1)
+        for directory, options in (("https://127.0.0.1:1/run", {}), ("run", {"marker": "a/b"}), ("run", {"no": 1})):
+            with self.assertRaises(stfs.UsageError):
+                next(stfs.follow(directory, **options))
+
+    def test_control_c_ends_the_wait(self):
+        self.publish(1)
+        code = ("import stfs, sys\n"
+                "try:\n"
+                " for version in stfs.follow(sys.argv[1]): print('here', flush=True)\n"
+                "except KeyboardInterrupt:\n print('interrupted')\n")
+        child = subprocess.Popen([sys.executable, "-c", code, self.at("run")], stdout=subprocess.PIPE, text=True)
+        self.assertEqual(child.stdout.readline(), "here\n")
+        child.send_signal(signal.SIGINT)
+        self.assertEqual(child.communicate()[0], "interrupted\n")
 
 
-class ModulesTest(Base):
-    ARRAYS = {name: array for name, (dtype, array) in ARRAYS.items() if dtype != "BF16"}
-
-    def test_numpy_saves_and_loads(self):
-        stfs.numpy.save_file({**self.ARRAYS, "t": ARRAYS["f32"][1].T, "big": ARRAYS["f32"][1].astype(">f4")},
-                             self.at("out.safetensors"), {"a": "b"})
-        loaded = stfs.numpy.load_file(self.at("out.safetensors"))
-        numpy.testing.assert_array_equal(loaded.pop("t"), ARRAYS["f32"][1].T)
-        numpy.testing.assert_array_equal(loaded.pop("big"), ARRAYS["f32"][1])
-        for name, array in self.ARRAYS.items():
-            numpy.testing.assert_array_equal(loaded[name], array)
-            self.assertTrue(loaded[name].flags.writeable)
-        data = stfs.numpy.save(self.ARRAYS)
-        self.assertEqual(stfs.numpy.load(data).keys(), self.ARRAYS.keys())
-        self.assertEqual(struct.unpack("<Q", data[:8])[0] % 8, 0)
-        self.assertEqual(stfs.open(self.at("out.safetensors")).metadata, {"a": "b"})
-        for wrong, error in (([1], ValueError), ({"a": 1}, stfs.SafetensorError),
-                             ({"a": numpy.array(["x"])}, stfs.SafetensorError)):
-            with self.subTest(wrong), self.assertRaises(error):
-                stfs.numpy.save_file(wrong, self.at("none.safetensors"))
-        for wrong in ({}, {"a": 1}), ({"__metadata__": ARRAYS["u8"][1]}, None):
-            with self.assertRaises(stfs.SafetensorError):
-                stfs.numpy.save_file(wrong[0], self.at("none.safetensors"), wrong[1])
-        self.assertEqual(sorted(os.listdir(self.directory)), ["m.safetensors", "out.safetensors"])
-        with self.assertRaises(stfs.SafetensorError):
-            stfs.numpy.load(b"nothing at all")
-
-    def test_torch_saves_and_loads(self):
-        try:
-            import torch
-        except ImportError:
-            self.skipTest("torch is not installed")
-        tensors = {"a": torch.arange(6.).reshape(2, 3), "b": torch.ones(3, dtype=torch.bfloat16), "e": torch.ones(0)}
-        stfs.torch.save_file(tensors, self.at("out.safetensors"))
-        for loaded in (stfs.torch.load_file(self.at("out.safetensors")), stfs.torch.load(stfs.torch.save(tensors))):
-            self.assertEqual(loaded.keys(), tensors.keys())
-            for name, tensor in tensors.items():
-                self.assertTrue(torch.equal(loaded[name], tensor))
-                loaded[name].zero_()
-        for tensor in torch.tensor([1 + 2j]).conj(), torch.tensor([1., 2.])._neg_view():
-            self.assertTrue(torch.equal(stfs.torch.load(stfs.torch.save({"a": tensor}))["a"], tensor.clone()))
-        base = torch.ones(4, 4)
-        disjoint = {"a": base[1:], "b": base[:1]}
-        self.assertEqual(stfs.torch.save(disjoint), stfs.torch.save({name: t.clone() for name, t in disjoint.items()}))
-        for wrong, error in ({"a": base.to_sparse()}, ValueError), ({"a": 1}, ValueError), \
-                            ({"a": base.t()}, ValueError), ({"a": base, "b": base[0]}, RuntimeError), ([], ValueError):
-            with self.assertRaises(error):
-                stfs.torch.save(wrong)
-
-
-class ElsewhereTest(Base):
-    def setUp(self):
-        super().setUp()
-        self.large = numpy.random.default_rng(1).integers(1, 256, 2_000_000, dtype="u1")
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ranges)
-        self.server.file = write_checkpoint(self.at("large.safetensors"), {"w": ("U8", self.large)})
-        self.server.gate = threading.Event()
-        self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.addCleanup(self.server.server_close)
-        self.addCleanup(self.server.shutdown)
-        self.addCleanup(self.server.gate.set)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/large.safetensors"
-
-    def open(self):
-        return stfs.open(self.url, cache_dir=self.at("cache"))
-
+class ElsewhereTest(Elsewhere):
     def test_reads_views_and_slices(self):
         self.server.gate.set()
         w = self.open()["w"]
@@ -561,6 +467,46 @@ class ElsewhereTest(Base):
         self.assertEqual(bytes(m["w"][:4]), self.large[:4].tobytes())
         self.assertTrue(in_child(lambda: numpy.testing.assert_array_equal(m["w"].numpy(copy=True), self.large)))
         self.assertEqual(bytes(m["w"]), self.large.tobytes())
+
+    def test_other_processes_read_the_same_version(self):
+        self.server.gate.set()
+        part = self.open()["w"][1_500_000:1_500_100]
+        for how in "fork", "spawn":
+            with multiprocessing.get_context(how).Pool(1) as pool:
+                self.assertEqual(pool.map(bytes, [part] * 4), [self.large[1_500_000:1_500_100].tobytes()] * 4)
+
+    def test_an_object_that_changes_is_an_error_and_never_other_bytes(self):
+        self.server.gate.set()
+        w = self.open()["w"]
+        first = bytes(w[:10])
+        write_checkpoint(self.server.file, {"w": ("U8", self.large[::-1])})
+        self.server.tag = '"v2"'
+        for call in (lambda: w[1_500_000:].numpy(), lambda: bytes(w), lambda: w.numpy("f32")):
+            with self.assertRaises(stfs.Error) as raised:
+                call()
+        self.assertEqual(bytes(w[:10]), first)  # those are here
+
+    def test_sixteen_threads_fetch_what_they_share(self):
+        self.server.gate.set()
+        w, wrong = self.open()["w"], []
+
+        def read(begin):
+            for at in range(begin, 2_000_000 - 1000, 90_000):
+                if bytes(w[at:at + 1000]) != self.large[at:at + 1000].tobytes():
+                    wrong.append(at)
+
+        threads = [threading.Thread(target=read, args=(1000 * i,)) for i in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [])
+
+    def test_a_process_ends_while_a_thread_waits(self):
+        code = ("import stfs, sys, threading\n"
+                "w = stfs.open(sys.argv[1], cache_dir=sys.argv[2])['w']\n"
+                "threading.Thread(target=lambda: bytes(w), daemon=True).start()\n")
+        subprocess.run([sys.executable, "-c", code, self.url, self.at("cache")], check=True)
 
     def test_cancel_ends_the_waits_of_other_threads(self):
         m = self.open()

@@ -369,7 +369,7 @@ TEST_F(GgufSources, EveryVerbReadsASplitFile) {
       << out({"info", first});
   EXPECT_EQ(Json::parse(out({"info", "--json", first})).at("metadata").at("tokens").at("length"),
             2);
-  EXPECT_NE(out({"list", first}).find("c     I8"), std::string::npos) << out({"list", first});
+  EXPECT_NE(out({"list", first}).find("c\tI8"), std::string::npos) << out({"list", first});
   EXPECT_NE(out({"show", first, "c"}).find(part_name(3, 3)), std::string::npos);
   EXPECT_EQ(out({"cat", first, "b"}), "bb");
   EXPECT_NE(out({"hash", first, "a"}).find("  a\n"), std::string::npos);
@@ -387,7 +387,7 @@ TEST_F(GgufSources, CheckOfADirectoryChecksEachOnce) {
   const std::string at = dir_.path().string() + "/";
   EXPECT_EQ(result.status, 1);
   EXPECT_TRUE(result.out.starts_with(at + part_name(1, 3) + "\tok\t3 tensors\n" + at +
-                                     "q4.gguf\tok\t1 tensors\n" + at +
+                                     "q4.gguf\tok\t1 tensor\n" + at +
                                      "q8.gguf\terror\tGgufTruncated\t"))
       << result.out;
 }

@@ -157,12 +157,13 @@ TEST_F(GgufFiles, MergedOfSeveralShowsTheSameTensorsAndMetadata) {
 }
 
 TEST_F(GgufFiles, MergedAndSubsetsAreOnlyOfGguf) {
-  write_safetensors(dir_ / "s.safetensors", {random_tensor("s", "F32", {3})});
+  write_safetensors(dir_ / "s.safetensors", {random_tensor("s", "F32", {3}), random_tensor("u", "U8", {3})});
   const Mounted mixed({two()[0], dir_ / "s.safetensors"});
   const Mounted plain({dir_ / "s.safetensors"});
 
   EXPECT_EQ(errno_to_open(mixed / ".stfs/merged.gguf"), ENOENT);
   EXPECT_EQ(errno_to_open(mixed / ".stfs/subset/*.gguf"), EOPNOTSUPP);
+  EXPECT_EQ(errno_to_open(mixed / ".stfs/subset/s.gguf"), 0);
   EXPECT_EQ(errno_to_open(mixed / ".stfs/subset/nothing.gguf"), ENOENT);
   EXPECT_EQ(errno_to_open(mixed / ".stfs/subset/blk*.gguf"), 0);
   EXPECT_EQ(errno_to_open(mixed / ".stfs/subset/*.safetensors"), 0);
@@ -209,6 +210,21 @@ TEST_F(GgufFiles, OfANameThatIsNotUtf8ThereIsNoSafetensorsFile) {
             "stfs-info: " + path +
                 ": tensor \"\\xffname\": its name is not UTF-8, as safetensors needs: leave it "
                 "out, or write a .gguf file\n");
+}
+
+TEST_F(GgufFiles, ExtractSaysThatBlocksBecomeF32AndHowLargeThatIs) {
+  GgufFile file;
+  file.tensor("a", {32}, kQ8, block());
+  file.tensor("b", {1}, kF32, "1234");
+  const std::string path = write("m.gguf", file);
+  const std::string out = dir_ / "x.safetensors";
+
+  EXPECT_EQ(run({STFS_INFO_BINARY, "extract", path, "*", "-o", out}).err,
+            "stfs-info: note: " + out +
+                ": 1 tensor of block types written as F32: 128 B in place of 34 B (a name that "
+                "ends in .gguf keeps the blocks)\n");
+  EXPECT_EQ(run({STFS_INFO_BINARY, "extract", path, "*", "-o", dir_ / "x.gguf"}).err, "");
+  EXPECT_EQ(run({STFS_INFO_BINARY, "extract", path, "b", "-o", dir_ / "b.safetensors"}).err, "");
 }
 
 TEST_F(GgufFiles, OfDimensionsThatOverflowThereIsNoSafetensorsFile) {
@@ -324,15 +340,15 @@ TEST_F(GgufFiles, DiffComparesTheValuesOfTwoFormats) {
                                              {"shape", "F32", {1, 32}, values}});
   const std::string safetensors = dir_ / "b.safetensors";
 
-  const Outcome text = run({STFS_INFO_BINARY, "diff", gguf, safetensors});
+  const Outcome text = run({STFS_INFO_BINARY, "diff", "--no-header", gguf, safetensors});
   const Outcome as_json = run({STFS_INFO_BINARY, "diff", "--json", safetensors, gguf});
 
   EXPECT_EQ(text.status, 1);
   EXPECT_EQ(text.out,
-            "bytes\tbytes\t3\n"
-            "dtype\tints\tI32\tU8\n"
-            "dtype\tother\tQ8_0\tF32\t6.75\t[1,3]\n"
-            "shape\tshape\t[32]\t[1,32]\n");
+            "bytes\tbytes\t-\t-\t3\t-\t-\n"
+            "dtype\tints\tI32\tU8\t-\t-\t-\n"
+            "dtype\tother\tQ8_0\tF32\t-\t6.75\t[1,3]\n"
+            "shape\tshape\t[32]\t[1,32]\t-\t-\t-\n");
   EXPECT_EQ(as_json.status, 1);
   const auto rows = nlohmann::json::parse(as_json.out);
   ASSERT_EQ(rows.size(), 4U);
@@ -356,12 +372,12 @@ TEST_F(GgufFiles, DiffComparesDoublesAndEqualTypesOfTwoFormats) {
                                   {"same", "F32", {1}, little(1.0F)},
                                   {"zero", "F32", {1}, little(-0.0F)}});
 
-  const Outcome text = run({STFS_INFO_BINARY, "diff", gguf, safetensors});
+  const Outcome text = run({STFS_INFO_BINARY, "diff", "--no-header", gguf, safetensors});
 
   EXPECT_EQ(text.status, 1);
   EXPECT_EQ(text.out,
-            "dtype\tdouble\tF64\tF32\t9.094947017729282e-13\t[1]\n"
-            "bytes\tfloat\t6\t0.25\t[1]\n");
+            "dtype\tdouble\tF64\tF32\t-\t9.094947017729282e-13\t[1]\n"
+            "bytes\tfloat\t-\t-\t6\t0.25\t[1]\n");
 }
 
 TEST_F(GgufFiles, DiffOfTheirOwnMergedFilesIsExit0) {
@@ -386,8 +402,8 @@ TEST_F(GgufFiles, DiffOfTwoTypesOfOneFormatSaysHowFarTheValuesAreApart) {
   const std::string in_a = write("a.gguf", a);
   const std::string in_b = write("b.gguf", b);
 
-  EXPECT_EQ(run({STFS_INFO_BINARY, "diff", in_a, in_b}).out,
-            "dtype\tsame\tQ8_0\tF32\t0\ndtype\tw\tQ8_0\tF32\tinf\t[0]\n");
+  EXPECT_EQ(run({STFS_INFO_BINARY, "diff", "--no-header", in_a, in_b}).out,
+            "dtype\tsame\tQ8_0\tF32\t-\t0\t-\ndtype\tw\tQ8_0\tF32\t-\tinf\t[0]\n");
   const auto rows =
       nlohmann::json::parse(run({STFS_INFO_BINARY, "diff", "--json", in_a, in_b}).out);
   EXPECT_EQ(rows[0].at("largest_difference"), 0);

@@ -153,7 +153,7 @@ TEST_F(InfoCheckOfADirectory, ChecksEachIndexAndEachFileThatIsNoShard) {
               {{"a", "one.safetensors"}, {"b", "./two.safetensors"}});
 
   EXPECT_EQ(check(0), (Words{"/model.safetensors.index.json\tok\t2 tensors",
-                             "/lora.safetensors\tok\t1 tensors"}));
+                             "/lora.safetensors\tok\t1 tensor"}));
 
   write_file(dir_ / "lora.safetensors", "x");
   write_file(dir_ / "two.safetensors", "");
@@ -169,10 +169,10 @@ TEST_F(InfoCheckOfADirectory, OfOneCheckpointIsOneLine) {
   EXPECT_TRUE(has_line(check(3), "\terror\tUnreadable\tno .safetensors file, no .gguf file and"));
 
   write("one.safetensors", {random_tensor("a", "U8", {1})});
-  EXPECT_EQ(check(0), Words{"\tok\t1 tensors"});
+  EXPECT_EQ(check(0), Words{"\tok\t1 tensor"});
 
   write_index(dir_ / "model.safetensors.index.json", {{"a", "one.safetensors"}});
-  EXPECT_EQ(check(0), Words{"\tok\t1 tensors"});
+  EXPECT_EQ(check(0), Words{"\tok\t1 tensor"});
 }
 
 TEST_F(InfoCheckOfADirectory, OfABrokenIndexChecksItsFilesToo) {
@@ -183,7 +183,7 @@ TEST_F(InfoCheckOfADirectory, OfABrokenIndexChecksItsFilesToo) {
 
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_TRUE(lines[0].starts_with("/model.safetensors.index.json\terror\tInvalidIndex\t"));
-  EXPECT_EQ(lines[1], "/one.safetensors\tok\t1 tensors");
+  EXPECT_EQ(lines[1], "/one.safetensors\tok\t1 tensor");
 }
 
 TEST_F(InfoCheckOfADirectory, JsonIsAnArrayOfObjects) {

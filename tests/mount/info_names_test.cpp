@@ -61,9 +61,18 @@ TEST_F(InfoNames, ANameThatMeansNoTensorIsAnErrorBeforeAnythingIsWritten) {
                     "(did you mean \"model.layers.0.norm.weight\"?)");
     expect_one_line(
         glob, 2,
-        "a.safetensors: \"layers.0.*\": matches no tensor (stfs-info list prints the names)");
+        "a.safetensors: \"layers.0.*\": matches no tensor ('*layers.0.*' matches 2)");
     EXPECT_FALSE(std::filesystem::exists(out_)) << verb;
   }
+}
+
+TEST_F(InfoNames, APartOfNamesIsToldAsAGlob) {
+  expect_one_line(of("list", {"norm"}), 2,
+                  "tensor \"norm\": not in the checkpoint ('*norm*' matches 2)");
+  expect_one_line(of("cat", {"layers"}), 2, "('*layers*' matches 3)");
+  expect_one_line(of("list", {"nothing*"}), 2,
+                  "\"nothing*\": matches no tensor (stfs-info list prints the names)");
+  EXPECT_EQ(lines_of(of("list", {"*norm*"}).out).size(), 3U);
 }
 
 TEST_F(InfoNames, AFileAmongTheNamesIsAnErrorThatSaysWhatTheOperandsAre) {

@@ -38,6 +38,22 @@ TEST(InfoList, HasNoColoursAndCutsNothingAwayFromATerminal) {
   EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
 }
 
+// In a pipe, as `stats` and `diff`: tabs, one line of headings, which an option leaves out.
+TEST(InfoList, IsFieldsBetweenTabsBelowHeadings) {
+  const TempDir dir;
+  const std::string file = dir / "m.safetensors";
+  write_safetensors(file, {random_tensor("a b", "U8", {2, 3}), random_tensor("c", "F32", {})});
+
+  EXPECT_EQ(info({"list", file}).out,
+            "name\tdtype\tshape\tbytes\na b\tU8\t[2,3]\t6\nc\tF32\t[]\t4\n");
+  EXPECT_EQ(info({"list", "--no-header", "--sort=size", "--top=1", file}).out,
+            "a b\tU8\t[2,3]\t6\n");
+  EXPECT_TRUE(info({"check", file}).out.ends_with(file + "\tok\t2 tensors\n"));
+  EXPECT_EQ(info({file}).out, info({"info", file}).out) << "a path in place of a verb";
+  EXPECT_EQ(info({file, "--json"}).out, info({"info", "--json", file}).out);
+  expect_one_line(info({dir / "absent.safetensors"}), 3, "No such file");
+}
+
 TEST(InfoList, EscapesControlCharactersInNames) {
   const TempDir dir;
   write_safetensors(dir / "m.safetensors", {random_tensor("esc\x1b[31m", "U8", {1}),
@@ -342,8 +358,8 @@ TEST(InfoList, TakesAGlobInBrackets) {
 
   const Outcome result = run({STFS_INFO_BINARY, "list", dir / "m.safetensors", "[abc]"});
 
-  EXPECT_NE(result.out.find("\na "), std::string::npos) << result.out;
-  EXPECT_EQ(result.out.find("\nz "), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("\na\t"), std::string::npos) << result.out;
+  EXPECT_EQ(result.out.find("\nz\t"), std::string::npos) << result.out;
 }
 
 }  // namespace

@@ -414,6 +414,22 @@ TEST_F(MountAsSource, AnotherFuseFileSystemIsReadAsItIs) {
   EXPECT_EQ(names(disk / "m.safetensors"), names(source_));
 }
 
+// As a server of 0.1.0 goes on after an upgrade.
+TEST_F(MountAsSource, AMountOfAnOlderReleaseIsToBeMountedAgain) {
+  const Path older = dir_ / "older";
+  std::filesystem::create_directories(older / ".stfs");
+  write_file(older / ".stfs/tensors.json", "[]");
+  write_file(older / "w", "abcd");
+  std::filesystem::copy_file(source_, older / ".stfs/merged.safetensors");
+  const FaultyDisk mount(older);
+
+  for (const char* path : {"", "w"}) {
+    expect_one_line(info({"list", mount / path}), 3,
+                    "an older stfs serves this mount, and does not say what it shows: mount it again");
+  }
+  EXPECT_EQ(names(mount / ".stfs/merged.safetensors"), names(source_));
+}
+
 TEST_F(MountAsSource, ABindMountOfItIsTheMount) {
   if (::geteuid() != 0) GTEST_SKIP() << "a bind mount needs root";
   const Mounted mount({source_});
@@ -453,7 +469,7 @@ TEST_F(MountAsSource, AnotherMountOnADirectoryOfItIsNoPartOfIt) {
   EXPECT_EQ(run({STFS_BINARY, "-u", mount / "a"}).status, 0);
 }
 
-TEST_F(MountAsSource, MoreSourcesThanAnAttributeHoldsAreAnErrorThatSaysSo) {
+TEST_F(MountAsSource, OfMoreSourcesThanAnAttributeHoldsAMountIsASourceToo) {
   Strings sources;
   const std::string long_name(200, 'n');
   for (int i = 0; i < 300; ++i) {
@@ -463,8 +479,55 @@ TEST_F(MountAsSource, MoreSourcesThanAnAttributeHoldsAreAnErrorThatSaysSo) {
   const Mounted mount(sources);
 
   EXPECT_EQ(std::filesystem::file_size(mount / "299"), 1u);
-  EXPECT_EQ(::listxattr(mount.path().c_str(), nullptr, 0), 0);
-  expect_one_line(info({"list", mount.path()}), 3, "too many sources");
+  EXPECT_EQ(names(mount.path()).size(), sources.size());
+}
+
+TEST_F(MountAsSource, ADescriptionThatIsLongerThanAnAttributeStandsInAFile) {
+  const Mounted plain({source_});
+  EXPECT_FALSE(std::filesystem::exists(plain / ".stfs/mount.json"));
+  write_file(dir_ / "edits", "# " + std::string(70'000, 'x') + "\nrename s/norm/other/\n");
+  const std::string edit = "edit=" + (dir_ / "edits").string();
+  for (const char* views : {"views=hidden", "views=off"}) {
+    const Mounted mount({source_}, {"-o", edit, "-o", views});
+    const std::string text = read_file(mount / ".stfs/mount.json");
+    EXPECT_GT(text.size(), 70'000U);
+    const std::string attribute = xattr(mount.path(), kAttribute).value_or("");
+    EXPECT_TRUE(attribute.starts_with(R"({"file":".stfs/mount.json","sha256":")")) << attribute;
+    EXPECT_EQ(std::filesystem::exists(mount / ".stfs/info.json"), views[6] != 'o');
+
+    EXPECT_EQ(tensors(mount.path()), tensors(source_, {"--edit=" + (dir_ / "edits").string()}));
+    EXPECT_EQ(names(mount / "model.other"), std::vector<std::string>{"model.other"});
+    const Mounted again({mount.path()}, {"-o", "views=off"});
+    EXPECT_EQ(names(again.path()), names(mount.path()));
+  }
+}
+
+TEST_F(MountAsSource, PartsOfTwoMountsAreAnotherVersionThanTheirOtherParts) {
+  write_safetensors(dir_ / "two.safetensors",
+                    {random_tensor("x/w", "F32", {8}, 1), random_tensor("y/w", "F32", {8}, 2)});
+  write_file(dir_ / "f16", "cast * F16\n");
+  write_file(dir_ / "bf16", "cast * BF16\n");
+  const Mounted first({dir_ / "two.safetensors"}, {"-o", "edit=" + (dir_ / "f16").string()});
+  const Mounted second({dir_ / "two.safetensors"}, {"-o", "edit=" + (dir_ / "bf16").string()});
+  const Mounted one({first / "x", second / "y"});
+  const Mounted other({first / "y", second / "x"});
+  const auto version = [](const Mounted& mount) {
+    return nlohmann::json::parse(xattr(mount.path(), kAttribute).value())["version"];
+  };
+
+  EXPECT_NE(read_file(one / "x/w"), read_file(other / "x/w"));
+  EXPECT_NE(version(one), version(other));
+  EXPECT_EQ(tensors(one.path()).size(), 2U);
+
+  // Likewise a layer upon one of two mounts, and upon both.
+  write_safetensors(dir_ / "third.safetensors", {random_tensor("z/w", "F32", {8}, 3)});
+  write_file(dir_ / "twice", "cast * BF16\ncast * F16\n");
+  const std::string twice = "edit=" + (dir_ / "twice").string();
+  const Mounted third({dir_ / "third.safetensors"}, {"-o", twice});
+  const Mounted apart({first.path(), third.path()});
+  const Mounted together({first.path(), dir_ / "third.safetensors"}, {"-o", twice});
+  EXPECT_NE(read_file(apart / "x/w"), read_file(together / "x/w"));
+  EXPECT_NE(version(apart), version(together));
 }
 
 }  // namespace

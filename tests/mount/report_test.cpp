@@ -18,6 +18,7 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -48,7 +49,7 @@ std::vector<Tensor> some_tensors() {
 
 // However the page writes quotes.
 void expect_findings(const std::string& page) {
-  for (const char* part : {"</html>", "NaN in 1 tensor: ", "(1 of 3 values)",
+  for (const char* part : {"</html>", "NaN in 1 tensor: ", "(1 of 3 values, at [0])",
                            "nothing but zeros in 1 tensor: ", "2 tensors with equal bytes"}) {
     EXPECT_NE(page.find(part), std::string::npos) << part;
   }
@@ -99,6 +100,35 @@ TEST_F(InfoReport, TakesSeveralSourcesAndAnotherCheckpoint) {
   EXPECT_EQ(both.status, 0) << both.err;
   EXPECT_NE(both.out.find("gone"), std::string::npos);
   EXPECT_NE(both.out, info({"report", a, b, "-o", "-"}).out);
+}
+
+TEST_F(InfoReport, OfSourcesThatShareNamesShowsARun) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const int step : {1, 2, 10}) {
+    const fs::path directory = dir_ / ("step-" + std::to_string(step));
+    fs::create_directory(directory);
+    write_safetensors(directory / "model.safetensors",
+                      {{"w", "F32", {2}, floats({1, step == 10 ? nan : 2})}});
+  }
+  const Outcome run = sh(R"("$1" report "$2"/step-*/ -o "$2/run.html" && cat "$2/run.html")",
+                         {STFS_INFO_BINARY, dir_.path().string()});
+  EXPECT_EQ(run.status, 0) << run.err;
+  EXPECT_NE(run.out.find("step-10 is the first that is broken"), std::string::npos);
+  EXPECT_NE(run.out.find("<h1>step-1 to step-10</h1>"), std::string::npos) << "their numbers order them";
+  const std::string one = dir_ / "step-1", two = dir_ / "step-2";
+  expect_one_line(info({"report", one, two, "--against", one, "-o", "-"}), 2, "--against");
+  expect_one_line(info({"report", one, two, dir_ / "none", "-o", "-"}), 3, "none");
+}
+
+TEST_F(InfoReport, OfARunNamesTheVersionThatLacksATensor) {
+  const std::string all = write("step-1", {{"w", "F32", {2}, floats({1, 2})}, {"v", "U8", {1}, "a"}});
+  const std::string few = write("step-2", {{"v", "U8", {1}, "a"}});
+
+  const Outcome run = info({"report", all, few, "-o", "-"});
+
+  EXPECT_EQ(run.status, 0) << run.err;
+  EXPECT_NE(run.out.find("<tr class=\"broken\"><td>w<td><b>gone in step-2</b>"), std::string::npos);
+  EXPECT_NE(run.out.find("<td>v<td><td>"), std::string::npos);
 }
 
 TEST_F(InfoReport, OfWhatCannotBeReadIsOneLineAndNoFile) {
@@ -161,7 +191,7 @@ TEST_F(InfoReport, TheStatusSaysThatTheOtherCheckpointCannotBeRead) {
   const Outcome result =
       info({"report", a, "--against", disk / "b.safetensors", "-o", dir_ / "r.html"});
 
-  expect_one_line(result, 3, "1 of 1 tensors cannot be read: the report says why");
+  expect_one_line(result, 3, "1 of 1 tensor cannot be read: the report says why");
   EXPECT_NE(read_file(dir_ / "r.html").find("1 tensor of the other checkpoint cannot be read"),
             std::string::npos);
 }
@@ -174,7 +204,7 @@ TEST_F(InfoReport, SaysOnATerminalWhatItFound) {
           run({STFS_INFO_BINARY, "report", "--force", file, "-o", dir_ / "r.html"},
               {.environment = {"LC_ALL="s + locale, "TERM="}, .terminal_columns = columns});
       EXPECT_EQ(result.status, 0) << result.out;
-      EXPECT_NE(result.out.find("! NaN in 1 tensor"), std::string::npos) << result.out;
+      EXPECT_NE(result.out.find("broken: NaN in 1 tensor"), std::string::npos) << result.out;
     }
   }
   const Outcome refused =
@@ -199,15 +229,15 @@ TEST_F(InfoReport, DiffValuesSaysHowFarTensorsAre) {
                                     {"w", "F32", {2, 2}, floats({3, 4, 0, 0})},
                                     {"z", "F32", {2}, floats({0, 0})}});
 
-  const Outcome text = info({"diff", "--values", a, b});
+  const Outcome text = info({"diff", "--no-header", "--values", a, b});
   const Outcome as_json = info({"diff", "--values", "--json", a, b});
 
   EXPECT_EQ(text.status, 1) << text.err;
   const std::vector<std::string> lines = lines_of(text.out);
   ASSERT_EQ(lines.size(), 3U) << text.out;
-  EXPECT_EQ(lines[0], "bytes\ti\t4\t3\t[1]\t0.5883484054145521\t0.5");
+  EXPECT_EQ(lines[0], "bytes\ti\t-\t-\t4\t3\t[1]\t0.5883484054145521\t0.5\t0");
   EXPECT_TRUE(lines[1].starts_with("bytes\tw\t")) << lines[1];
-  EXPECT_TRUE(lines[2].ends_with("\t1\t[0]\t1\t0.5")) << lines[2];
+  EXPECT_TRUE(lines[2].ends_with("\t1\t[0]\t1\t0.5\t0")) << lines[2];
   const nlohmann::json rows = nlohmann::json::parse(as_json.out);
   EXPECT_EQ(rows[1].at("largest_difference"), 7);
   EXPECT_EQ(rows[1].at("at"), nlohmann::json::parse("[1,0]"));
@@ -225,27 +255,28 @@ TEST_F(InfoReport, DiffValuesOfNanInfinityAndAnotherType) {
   const std::string b =
       write("b", {{"n", "BF16", {2}, "\x00\x40\x80\x3f"s}, {"t", "F32", {2}, floats({1, 2})}});
   const std::vector<std::string> lines = lines_of(info({"diff", "--values", a, b}).out);
-  ASSERT_EQ(lines.size(), 2U);
-  EXPECT_EQ(lines[0], "bytes\tn\t0\tinf\t[0]\t0\t0.5");
-  EXPECT_EQ(lines[1], "dtype\tt\tBF16\tF32\t0\t-\t0\t1");
+  ASSERT_EQ(lines.size(), 3U);
+  EXPECT_EQ(lines[1], "bytes\tn\t-\t-\t0\tinf\t[0]\t-\t0.5\t1");
+  EXPECT_EQ(lines[2], "dtype\tt\tBF16\tF32\t-\t0\t-\t0\t1\t0");
 }
 
 // report.html
 
-TEST_F(ReportFile, HasNoSizeIsReadToItsEndAndIsThatOfTheCommand) {
+TEST_F(ReportFile, HasItsSizeOnceItWasReadAndIsThatOfTheCommand) {
   const Mounted mount({source()});
   const std::string path = mount / ".stfs/report.html";
   EXPECT_EQ(fs::file_size(path), 0U);
 
   const std::string page = read_file(path);
+  EXPECT_EQ(fs::file_size(path), page.size()) << "as a browser looks at it";
   const Outcome tools = sh(
       R"(ls -l "$1/.stfs/report.html" | wc -l
-         find "$1/.stfs" -name report.html -size 0 | wc -l
+         tar -C "$1/.stfs" -c report.html | tar -xO | cmp - "$1/.stfs/report.html" && echo packed
          cp "$1/.stfs/report.html" "$2/copy.html" && cat "$1/.stfs/report.html" | cmp - "$2/copy.html" && echo same)",
       {mount.path().string(), dir_.path().string()});
 
   expect_findings(page);
-  EXPECT_EQ(tools.out, "1\n1\nsame\n") << tools.err;
+  EXPECT_EQ(tools.out, "1\npacked\nsame\n") << tools.err;
   EXPECT_EQ(read_file(dir_ / "copy.html"), page);
   if (!is_elsewhere()) {
     EXPECT_EQ(info({"report", source(), "-o", "-"}).out, page);

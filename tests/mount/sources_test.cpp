@@ -83,12 +83,12 @@ TEST_F(Sources, ADirectoryWithNothingIsRefused) {
 
 TEST_F(Sources, ADirectoryWithoutACheckpointIsRefused) {
   std::filesystem::create_directory(dir_ / "other");
-  write_file(dir_ / "other/pytorch_model.bin", "x");
-  expect_refused(mount({dir_ / "other"}), 3,
-                 {"other", "it has \"pytorch_model.bin\"; stfs reads safetensors"});
   write_file(dir_ / "other/model.onnx", "x");
-  write_file(dir_ / "other/x.pt", "x");
-  expect_refused(mount({dir_ / "other"}), 3, {"it has \"model.onnx\" and 2 more; stfs reads"});
+  write_file(dir_ / "other/model.h5", "x");
+  expect_refused(mount({dir_ / "other"}), 3, {"it has \"model.h5\" and 1 more; stfs reads"});
+  write_file(dir_ / "other/optimizer.pt", "x");
+  expect_refused(mount({dir_ / "other"}), 3,
+                 {"other", "it has \"optimizer.pt\": name the file that you mean"});
 }
 
 TEST_F(Sources, ADirectoryWithoutACheckpointIsToldWhereOneIs) {
@@ -390,14 +390,12 @@ TEST_F(Sources, AFileThatIsNoCheckpointIsToldWhatItSeemsToBeAndWhatToDo) {
        {"an index of shards", ".safetensors.index.json"}},
       {R"({"model_type": "llama"})", "HeaderTooLarge", {"is JSON", ".safetensors"}},
       {"PK\3\4" + std::string(26, '\1') + "archive/data.pkl",
-       "HeaderTooLarge",
-       {"PyTorch", "save_file"}},
-      {"PK\3\4" + std::string(26, '\1') + "w.npy", "HeaderTooLarge", {".npz"}},
-      {"PK\3\4" + std::string(26, '\1') + "readme", "HeaderTooLarge", {"zip", "unpack"}},
-      {"\x80\2}q\1X" + std::string(30, 'x'), "HeaderTooLarge", {"pickle", "save_file"}},
-      {"\x80\4\x95\0\0\0\0\0\0\0\0}"s, "InvalidHeaderLength", {"pickle", "save_file"}},
+       "Archive",
+       {"no end record", "download it again"}},
+      {"\x80\2}q\1X" + std::string(30, 'x'), "HeaderTooLarge", {"pickle", "torch.save"}},
+      {"\x80\4\x95\0\0\0\0\0\0\0\0}"s, "InvalidHeaderLength", {"pickle", "torch.save"}},
       {"GGUF\3\0\0\0\1"s, "GgufTruncated", {"truncated", "download it again"}},
-      {"\x93NUMPY\1\0v\0{'descr'}"s, "HeaderTooLarge", {"NumPy", "save_file"}},
+      {"\x93NUMPY\1\0v\0{'descr'}"s, "HeaderTooLarge", {"NumPy", "numpy.savez"}},
       {"\x1f\x8b\x08\0\0\0\0\0\2\3x"s, "InvalidHeaderLength", {"gzip -d"}},
       {"\x28\xb5\x2f\xfd" + std::string(20, 'x'), "HeaderTooLarge", {"zstd -d"}},
       {"\x89HDF\r\n\x1a\n" + std::string(20, 'x'), "HeaderTooLarge", {"HDF5"}},

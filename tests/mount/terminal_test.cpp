@@ -199,7 +199,7 @@ TEST_F(TablesOnATerminal, StatsMarksWhatIsNotFinite) {
                    "-0.125       1.14      1      0      0",
                    "! norm                                         4          0          1        "
                    "0.5        0.5      1      1      1",
-                   "1 of 4 tensors with NaN or infinity"}));
+                   "1 of 4 tensors with NaN or infinity; --nonfinite tells where"}));
   EXPECT_EQ(rows({"stats", b_}, 200, "C").back(), "3 tensors, none with NaN or infinity");
 }
 
@@ -210,7 +210,7 @@ TEST_F(TablesOnATerminal, StatsFitsTheWidthAndTellsNamesApart) {
                    "  model.layers.2.self_attn.q_proj.weight          -2          1      0      0",
                    "  model.layers.10.self_attn.q_proj.weight         -2          1      0      0",
                    "! norm                                             0          1      1      1",
-                   "1 of 4 tensors with NaN or infinity", "not shown: COUNT MEAN STD ZEROS"}));
+                   "1 of 4 tensors with NaN or infinity; --nonfinite tells where", "columns left out: COUNT MEAN STD ZEROS"}));
   EXPECT_EQ(
       rows({"stats", a_}, 40, "C"),
       (Words{"  NAME", "        MIN        MAX    NAN    INF",
@@ -218,7 +218,8 @@ TEST_F(TablesOnATerminal, StatsFitsTheWidthAndTellsNamesApart) {
              "  model.layers.2.self_attn.q_proj.weight", "         -2          1      0      0",
              "  model.layers.10...._attn.q_proj.weight", "         -2          1      0      0",
              "! norm", "          0          1      1      1",
-             "1 of 4 tensors with NaN or infinity", "not shown: COUNT MEAN STD ZEROS"}));
+             "1 of 4 tensors with NaN or infinity; --n", "onfinite tells where",
+             "columns left out: COUNT MEAN STD ZEROS"}));
 }
 
 TEST_F(TablesOnATerminal, StatsKeepsTheColumnThatItSortsByAtEveryWidth) {
@@ -260,14 +261,35 @@ TEST_F(TablesOnATerminal, StatsCutsLargeCounts) {
   EXPECT_TRUE(lines[4].starts_with("  d     12.3M ")) << lines[4];
 }
 
-TEST_F(TablesOnATerminal, NonfiniteListsOnlyThose) {
+TEST_F(TablesOnATerminal, NonfiniteListsOnlyThoseAndWhereTheyAre) {
   const Words bad = rows({"stats", "--nonfinite", a_}, 200, "C", 1);
 
-  ASSERT_EQ(bad.size(), 3U);
+  ASSERT_EQ(bad.size(), 6U);
   EXPECT_TRUE(bad[1].starts_with("! norm")) << bad[1];
-  EXPECT_EQ(bad[2], "1 of 4 tensors with NaN or infinity");
+  EXPECT_EQ(bad[2], "    NaN at [1]");
+  EXPECT_EQ(bad[3], "    inf at [2]");
+  EXPECT_EQ(bad[4], "1 of 4 tensors with NaN or infinity");
+  // The last line can be pasted, and shows the values around the first.
+  EXPECT_EQ(bad[5], "stfs-info cat --slice 0:4 --as f32 " + a_ + " norm | od -A n -v -t f4");
+  const Outcome shown =
+      run({"sh", "-c", std::string(STFS_INFO_BINARY) + bad[5].substr(std::string("stfs-info").size())});
+  EXPECT_NE(shown.out.find("nan "), std::string::npos) << shown.out << shown.err;
   EXPECT_EQ(rows({"stats", "--nonfinite", b_}, 80, "C"),
             Words{"3 tensors, none with NaN or infinity"});
+}
+
+TEST_F(TablesOnATerminal, NonfiniteTellsEightPlacesAndHowManyMore) {
+  std::string bytes(std::size_t{2} * 300, '\0');
+  for (std::size_t i = 100; i < 200; ++i) bytes.replace(2 * i, 2, "\xc0\x7f");
+  write_safetensors(a_, {{"it's", "BF16", {3, 100}, bytes}});
+  const Words lines = rows({"stats", "--nonfinite", a_}, 80, "C", 1);
+
+  ASSERT_GE(lines.size(), 5U);
+  EXPECT_EQ(lines[2],
+            "    NaN at [1,0] [1,1] [1,2] [1,3] [1,4] [1,5] [1,6] [1,7] and 92 more");
+  const std::string command = lines[4] + (lines.size() > 5 ? lines[5] : "");
+  EXPECT_TRUE(command.starts_with("stfs-info cat --slice 1,0:5 --as f32 ")) << command;
+  EXPECT_NE(command.find(R"( 'it'\''s' | od)"), std::string::npos) << command;
 }
 
 TEST_F(TablesOnATerminal, DiffSaysInWordsWhatDiffers) {
@@ -305,6 +327,90 @@ TEST_F(TablesOnATerminal, DiffSaysHowFarTheValuesOfTwoTypesAreApart) {
   EXPECT_EQ(rows({"diff", a_, b_}, 40, "C", 1),
             (Words{"NAME  DIFFERENCE", "same  F32 -> BF16, same", "w     F32 -> BF16, 0.5",
                    "2 of 2 tensors differ: 2 changed"}));
+}
+
+TEST_F(TablesOnATerminal, DiffOfValuesHasAColumnForEachNumberAndTotals) {
+  const auto floats = [](std::vector<float> values) {
+    return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::string long_name = "model.layers.10.self_attn.q_proj.weight";
+  write_safetensors(a_, {{long_name, "F32", {2, 2}, floats({3, 4, 0, 1})},
+                         {"nan", "F32", {2}, floats({1, nan})},
+                         {"old", "F32", {1}, floats({9})},
+                         {"same", "F32", {1}, floats({2})},
+                         {"gone", "F32", {3}, floats({1, 2, 3})}});
+  write_safetensors(b_, {{long_name, "F32", {2, 2}, floats({3, 4.5F, 0, 1})},
+                         {"nan", "F32", {2}, floats({1, 1})},
+                         {"new", "F32", {1}, floats({9})},
+                         {"same", "F32", {1}, floats({2})}});
+  const Words lines = rows({"diff", "--values", a_, b_}, 80, "C.UTF-8", 1);
+
+  EXPECT_EQ(lines,
+            (Words{"NAME                               CHANGE      LARGEST  DISTANCE    EQUAL  AT",
+                   "gone                               only in A",
+                   "model.layers.10.…tn.q_proj.weight  values          0.5    0.0981   75.00%  [0,1]",
+                   "nan                                values          NaN         -   50.00%  [1]",
+                   "old                                → new",
+                   "4 of 5 tensors differ: 2 changed, 1 renamed, 1 only in A",
+                   "75.00% of all elements equal, distance 0.0962 of what changed",
+                   "largest difference 0.5 at model.layers.10.self_attn.q_proj.weight [0,1]",
+                   "1 tensor with NaN or infinity in one alone"}));
+  EXPECT_EQ(rows({"diff", "--values", "--no-header", "--top=1", "--sort=distance", a_, b_}, 200, "C", 1)
+                .front()
+                .substr(0, 3),
+            "nan");
+}
+
+TEST_F(TablesOnATerminal, DiffOfValuesWhoseSquaresOverflowTellsNoDistance) {
+  const auto f64 = [](double x, double y) {
+    const double both[] = {x, y};
+    return std::string(reinterpret_cast<const char*>(both), sizeof both);
+  };
+  write_safetensors(a_, {{"w", "F64", {2}, f64(1e300, 1)}});
+  write_safetensors(b_, {{"w", "F64", {2}, f64(-1e300, 1)}});
+
+  const Words lines = rows({"diff", "--values", a_, b_}, 100, "C", 1);
+
+  EXPECT_EQ(lines.at(3), "50.00% of all elements equal");
+}
+
+TEST_F(TablesOnATerminal, DiffOfNamesWithoutACommonOneSaysHowToRename) {
+  write_safetensors(a_, {{"model.w", "U8", {1}, "x"}});
+  write_safetensors(b_, {{"w", "U8", {1}, "y"}});
+  const Words lines = rows({"diff", a_, b_}, 200, "C", 1);
+  EXPECT_TRUE(lines.back().starts_with("no name is in both: --old-edit=FILE or --new-edit=FILE"))
+      << lines.back();
+}
+
+// The codes of FP8 with scales are no values.
+TEST_F(TablesOnATerminal, CodesThatAreShownAsStoredAreSaidToBe) {
+  const std::string model = dir_ / "fp8";
+  std::filesystem::create_directory(model);
+  write_safetensors(model + "/model.safetensors",
+                    {{"m.weight", "F8_E4M3", {2, 2}, "\x38\x39\x3a\x3b"},
+                     {"m.weight_scale_inv", "F32", {1, 1}, std::string("\0\0\0\x40", 4)}});
+  write_file(model + "/config.json", R"({"quantization_config":
+      {"quant_method":"fp8","fmt":"e4m3","weight_block_size":[128,128]}})");
+  write_safetensors(a_, {{"m.weight", "BF16", {2, 2}, std::string(8, '\1')}});
+  const std::string told = "1 quantised weight (FP8 with scales) is shown as stored: ";
+
+  for (const char* verb : {"list", "stats"}) {
+    const Outcome result = info({verb, model}, {});
+    EXPECT_EQ(result.err, "stfs-info: note: " + model + ": " + told +
+                              "--dequantize=bf16 shows its values\n");
+    EXPECT_EQ(info({verb, "--dequantize=bf16", model}, {}).err, "");
+    EXPECT_EQ(info({verb, "--json", model}, {}).err, "");
+  }
+  const Words summary = rows({"info", model}, 80, "C");
+  EXPECT_EQ(summary[3], "quantised   1 weight, FP8 with scales, shown as stored");
+  EXPECT_EQ(summary[4], "            --dequantize=bf16 shows the values");
+  const Outcome diff = info({"diff", "--no-header", model, a_}, {});
+  EXPECT_NE(diff.err.find(told + "--old-dequantize=bf16 shows its values"), std::string::npos);
+  EXPECT_TRUE(diff.out.starts_with("dtype\tm.weight\tF8_E4M3\tBF16\t-\t-\t-\n")) << diff.out;
+  const Outcome values = info({"diff", "--no-header", "--old-dequantize=bf16", model, a_}, {});
+  EXPECT_EQ(values.err, "");
+  EXPECT_TRUE(values.out.starts_with("bytes\tm.weight\t")) << values.out;
 }
 
 TEST_F(TablesOnATerminal, DiffOfTheSameSaysSo) {

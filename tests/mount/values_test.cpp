@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstring>
+#include <limits>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -115,7 +117,11 @@ TEST_F(InfoCatOptions, NpyOfATypeThatNumpyLacksIsExit2) {
 
 // stats
 
-class InfoStats : public Values {};
+class InfoStats : public Values {
+ protected:
+  static constexpr const char* kStatsHeading =
+      "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\tnan_at\tinf_at\tlargest_at\n";
+};
 
 TEST_F(InfoStats, IsATableWithALineATensor) {
   const std::string file = write("m", {{"w", "U8", {4}, "\x00\x01\x02\x05"s},
@@ -128,9 +134,9 @@ TEST_F(InfoStats, IsATableWithALineATensor) {
   EXPECT_EQ(result.err, "");
   const std::vector<std::string> lines = lines_of(result.out);
   ASSERT_EQ(lines.size(), 4U);
-  EXPECT_EQ(lines[0], "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf");
-  for (const std::string& line : lines) EXPECT_EQ(fields_of(line).size(), 9U) << line;
-  EXPECT_TRUE(std::ranges::count(lines, "w\t4\t0\t5\t2\t1.87083\t1\t0\t0") == 1) << result.out;
+  EXPECT_EQ(lines[0], "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\tnan_at\tinf_at\tlargest_at");
+  for (const std::string& line : lines) EXPECT_EQ(fields_of(line).size(), 12U) << line;
+  EXPECT_TRUE(std::ranges::count(lines, "w\t4\t0\t5\t2\t1.87083\t1\t0\t0\t[]\t[]\t[3]") == 1) << result.out;
 }
 
 TEST_F(InfoStats, JsonHasTheFieldsOfTheMountsFiles) {
@@ -139,7 +145,8 @@ TEST_F(InfoStats, JsonHasTheFieldsOfTheMountsFiles) {
   const json stats = json::parse(info({"stats", "--json", file, "w"}).out);
 
   EXPECT_EQ(stats, json::parse(R"([{"name":"w","count":2,"min":0,"max":4,"mean":2,"std":2,
-                                    "zeros":1,"nan":0,"inf":0}])"));
+                                    "zeros":1,"nan":0,"inf":0,
+                                    "nan_at":[],"inf_at":[],"largest_at":[1]}])"));
   EXPECT_EQ(json::parse(info({"stats", "--json", file}).out).size(), 2U);
 }
 
@@ -178,8 +185,8 @@ TEST_F(InfoStats, SortAndTopListThoseWithTheLargestValuesOfAColumn) {
   EXPECT_EQ(names({"--sort", "std"}).substr(0, 12), "low b10 b9 a");
   EXPECT_TRUE(names({"--sort", "std"}).ends_with("c e ")) << "what has no value comes last";
   EXPECT_EQ(names({"--sort", "std", "--top", "9", "--nonfinite"}), "nan ");
-  EXPECT_EQ(info({"stats", "--sort", "max", "--top", "1", file}).out,
-            "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\na\t2\t9\t9\t9\t0\t0\t0\t0\n");
+  EXPECT_EQ(info({"stats", "--sort", "max", "--top", "1", "--no-header", file}).out,
+            "a\t2\t9\t9\t9\t0\t0\t0\t0\t[]\t[]\t[0]\n");
   expect_one_line(info({"stats", "--sort", "offset", file}), 2);
   expect_one_line(info({"stats", "--top", "0", file}), 2);
 }
@@ -196,12 +203,12 @@ TEST_F(InfoStats, NonfiniteListsThoseWithNanOrInfinityAndIsExit1) {
 
   EXPECT_EQ(found.status, 1) << found.err;
   EXPECT_EQ(found.out,
-            "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\n"
-            "nan\t2\t0\t0\t0\t0\t1\t1\t0\ninf\t2\t0\t0\t0\t0\t1\t0\t1\n");
+            std::string(kStatsHeading) + "nan\t2\t0\t0\t0\t0\t1\t1\t0\t[[0]]\t[]\t[1]\n" +
+                "inf\t2\t0\t0\t0\t0\t1\t0\t1\t[]\t[[0]]\t[1]\n");
   EXPECT_EQ(as_json.status, 1);
   EXPECT_EQ(json::parse(as_json.out).size(), 2U);
   EXPECT_EQ(none.status, 0) << none.err;
-  EXPECT_EQ(none.out, "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\n");
+  EXPECT_EQ(none.out, kStatsHeading);
   EXPECT_EQ(none_json.status, 0);
   EXPECT_EQ(json::parse(none_json.out), json::array());
 }
@@ -257,7 +264,10 @@ TEST_F(InfoHash, AnInterruptEndsItAtOnce) {
 
 // diff
 
-class InfoDiff : public Values {};
+class InfoDiff : public Values {
+ protected:
+  static constexpr const char* kDiffHeading = "change\tname\ta\tb\tfirst_byte\tlargest\tat\n";
+};
 
 TEST_F(InfoDiff, OfTheSameTensorsIsExit0AndSilent) {
   const Outcome same = info({"diff", test_data("sharded"), test_data("single/dtypes.safetensors")});
@@ -272,7 +282,7 @@ TEST_F(InfoDiff, OfTheSameTensorsIsExit0AndSilent) {
 
 TEST_F(InfoDiff, NamesEachDifferenceAndIsExit1) {
   const std::string a = write("a", {{"same", "U8", {2}, "xy"},
-                                    {"gone", "U8", {1}, "x"},
+                                    {"gone", "U8", {1}, "y"},
                                     {"dtype", "U8", {2}, "xy"},
                                     {"shape", "U8", {2, 1}, "xy"},
                                     {"bytes", "U8", {4}, "wxyz"}});
@@ -288,8 +298,10 @@ TEST_F(InfoDiff, NamesEachDifferenceAndIsExit1) {
   EXPECT_EQ(result.status, 1);
   EXPECT_EQ(result.err, "");
   EXPECT_EQ(result.out,
-            "bytes\tbytes\t3\ndtype\tdtype\tU8\tI8\nremoved\tgone\nadded\tnew\n"
-            "shape\tshape\t[2,1]\t[1,2]\n");
+            std::string(kDiffHeading) +
+                "bytes\tbytes\t-\t-\t3\t-\t-\ndtype\tdtype\tU8\tI8\t-\t-\t-\n"
+                "removed\tgone\t-\t-\t-\t-\t-\nadded\tnew\t-\t-\t-\t-\t-\n"
+                "shape\tshape\t[2,1]\t[1,2]\t-\t-\t-\n");
   EXPECT_EQ(as_json.status, 1);
   EXPECT_EQ(json::parse(as_json.out),
             json::parse(R"([{"change":"bytes","name":"bytes","first_difference":3},
@@ -297,6 +309,81 @@ TEST_F(InfoDiff, NamesEachDifferenceAndIsExit1) {
                             {"change":"removed","name":"gone"},
                             {"change":"added","name":"new"},
                             {"change":"shape","name":"shape","a":[2,1],"b":[1,2]}])"));
+}
+
+// Two have the same bytes: their order tells which is which. `other` has the bytes in another shape.
+TEST_F(InfoDiff, TellsTensorsOfEqualBytesUnderOtherNamesAsRenamed) {
+  const std::string a = write("a", {{"model.a", "U8", {2}, "aa"},
+                                    {"model.b", "U8", {2}, "bb"},
+                                    {"model.one", "U8", {2}, "11"},
+                                    {"model.two", "U8", {2}, "11"},
+                                    {"both", "U8", {1}, "x"},
+                                    {"empty", "U8", {0}, ""}});
+  const std::string b = write("b", {{"a", "U8", {2}, "aa"},
+                                    {"b", "U8", {2}, "bB"},
+                                    {"one", "U8", {2}, "11"},
+                                    {"two", "U8", {2}, "11"},
+                                    {"other", "U8", {2, 1}, "bb"},
+                                    {"both", "U8", {1}, "x"}});
+  const Outcome result = info({"diff", "--no-header", a, b});
+  const json rows = json::parse(info({"diff", "--json", a, b}).out);
+  const std::string edits = dir_ / "names";
+  write_file(edits, "rename s/^model\\.//\n");
+
+  EXPECT_EQ(result.status, 1);
+  const std::vector<std::string> lines = lines_of(result.out);
+  EXPECT_EQ(std::ranges::count_if(lines, [](const std::string& line) {
+              return line.starts_with("renamed\t");
+            }),
+            3)
+      << result.out;
+  EXPECT_EQ(std::ranges::count(lines, "renamed\tmodel.a\tmodel.a\ta\t-\t-\t-"), 1) << result.out;
+  EXPECT_EQ(std::ranges::count(lines, "renamed\tmodel.two\tmodel.two\ttwo\t-\t-\t-"), 1);
+  EXPECT_EQ(std::ranges::count_if(rows, [](const json& row) {
+              return row == json{{"change", "renamed"}, {"name", "model.one"}, {"new_name", "one"}};
+            }),
+            1);
+  // A rename of one side makes one naming of two: what differs is left.
+  EXPECT_EQ(info({"diff", "--no-header", "--old-edit", edits, a, b}).out,
+            "bytes\tb\t-\t-\t1\t-\t-\nremoved\tempty\t-\t-\t-\t-\t-\n"
+            "added\tother\t-\t-\t-\t-\t-\n");
+  // The same bytes of the same file need not be read.
+  EXPECT_EQ(lines_of(info({"diff", "--no-header", "--old-edit", edits, a, a}).out).size(), 4U);
+}
+
+TEST_F(InfoDiff, SortsAndShowsTheFarthestFirst) {
+  const auto floats = [](std::vector<float> values) {
+    std::string bytes(values.size() * sizeof(float), '\0');
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    return bytes;
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::string a = write("a", {{"far", "F32", {2}, floats({1, 1})},
+                                    {"nan", "F32", {2}, floats({1, 1})},
+                                    {"near", "F32", {2}, floats({100, 1})},
+                                    {"gone", "F32", {1}, floats({7})}});
+  const std::string b = write("b", {{"far", "F32", {2}, floats({1, 3})},
+                                    {"nan", "F32", {2}, floats({nan, 1})},
+                                    {"near", "F32", {2}, floats({103, 1})}});
+  const auto names = [&](std::vector<std::string> options) {
+    options.insert(options.begin(), {"diff", "--json", "--values", a, b});
+    std::string out;
+    for (const json& row : json::parse(info(options).out)) {
+      out += row["name"].get<std::string>() + " ";
+    }
+    return out;
+  };
+  EXPECT_EQ(names({"--sort", "distance"}), "nan far near gone ");
+  EXPECT_EQ(names({"--sort", "largest"}), "nan near far gone ");
+  EXPECT_EQ(names({"--sort", "equal", "--top", "1"}), "far ");
+  EXPECT_EQ(names({"--sort", "name"}), "far gone nan near ");
+  // A NaN on one side is no distance of 0.
+  const std::string text = info({"diff", "--values", a, b}).out;
+  EXPECT_NE(text.find("\nbytes\tnan\t-\t-\t2\tinf\t[0]\t-\t0.5\t1\n"), std::string::npos) << text;
+  EXPECT_TRUE(text.starts_with(
+      "change\tname\ta\tb\tfirst_byte\tlargest\tat\tdistance\tequal\tunlike\n"))
+      << text;
+  expect_one_line(info({"diff", "--sort", "largest", a, b}), 2, "--sort=largest: needs --values");
 }
 
 TEST_F(InfoDiff, FindsADifferenceInTheLastByteOfALargeTensor) {
@@ -308,7 +395,7 @@ TEST_F(InfoDiff, FindsADifferenceInTheLastByteOfALargeTensor) {
   const Outcome result = info({"diff", a, b});
 
   EXPECT_EQ(result.status, 1);
-  EXPECT_EQ(result.out, "bytes\tw\t3000000\n");
+  EXPECT_EQ(result.out, std::string(kDiffHeading) + "bytes\tw\t-\t-\t3000000\t-\t-\n");
 }
 
 TEST_F(InfoDiff, OfEmptyTensorsAndCheckpointsIsExit0) {
@@ -318,7 +405,7 @@ TEST_F(InfoDiff, OfEmptyTensorsAndCheckpointsIsExit0) {
 
   EXPECT_EQ(info({"diff", a, b}).status, 0);
   EXPECT_EQ(info({"diff", none, none}).status, 0);
-  EXPECT_EQ(info({"diff", a, none}).out, "removed\te\n");
+  EXPECT_EQ(info({"diff", "--no-header", a, none}).out, "removed\te\t-\t-\t-\t-\t-\n");
 }
 
 TEST_F(InfoDiff, OfWhatCannotBeReadIsExit3AndNot1) {

@@ -152,10 +152,16 @@ TEST_F(Hub, OneRequestTellsAllFilesOfARevision) {
   EXPECT_EQ(store().list("hf://org/name"), (Names{"config.json", "model.safetensors"}));
   EXPECT_EQ(store().list("hf://org/name/part"), (Names{"a.safetensors", "b.safetensors"}));
   EXPECT_EQ(store().list("hf://org/name/config.json"), std::nullopt);
+  EXPECT_EQ(store().entries("hf://org/name"), (Names{"config.json", "model.safetensors", "part/"}));
+  EXPECT_EQ(store().entries("hf://org/name/part/"),
+            (Names{"a.safetensors", "b.safetensors", "deep/"}));
   message_of([&] { store().list("hf://org/name/par"); }, ErrorCode::kAbsent);
   message_of([&] { store().find("hf://org/name/no", nullptr); }, ErrorCode::kAbsent);
   message_of([&] { store().find("hf://org/name/part", nullptr); }, ErrorCode::kUnreadable);
   EXPECT_EQ(asked(), Names{"/api/models/org/name/revision/main?blobs=true"});
+  store().forget();
+  store().entries("hf://org/name");
+  EXPECT_EQ(asked().size(), 2U);
 }
 
 TEST_F(Hub, ThreadsThatAskForOneModelSendOneRequest) {

@@ -161,6 +161,8 @@ TEST_F(InfoCache, WrongUsageIsOneLine) {
   test::expect_one_line(cache({"empty"}), 2, "one of list, prune, verify is expected");
   test::expect_one_line(cache({"list", "--to", "1G"}), 2, "--to");
   test::expect_one_line(cache({"prune", "--to", "much"}), 2, "a number of bytes");
+  test::expect_one_line(cache({"verify", "--all"}), 2, "--all");
+  test::expect_one_line(cache({"prune", "--all", "--to", "1G"}), 2, "give one of them");
 }
 
 TEST_F(InfoCache, PrunesWhatNobodyUses) {
@@ -172,12 +174,15 @@ TEST_F(InfoCache, PrunesWhatNobodyUses) {
   EXPECT_EQ(list().size(), 2U);
   EXPECT_TRUE(cache({"prune", "--to", "1G"}).out.starts_with("0 B freed, "));
   EXPECT_EQ(list().size(), 2U);
-  const Outcome all = cache({"prune", "--json"});
+  test::expect_one_line(cache({"prune"}), 2,
+                        "cache prune: nothing was removed: --all would remove 1 entry, ");
+  EXPECT_EQ(list().size(), 2U);
+  const Outcome all = cache({"prune", "--all", "--json"});
   const auto figures = nlohmann::json::parse(all.out);
   EXPECT_GE(figures["freed"], 2 * kBlock);
   EXPECT_GE(figures["left"], 2 * kBlock);
   EXPECT_EQ(figures["left"], figures["in_use"]);
-  const Outcome again = cache({"prune"});
+  const Outcome again = cache({"prune", "--to", "0"});
   EXPECT_TRUE(again.out.starts_with("0 B freed, 5")) << again.out;
   EXPECT_NE(again.out.find(" in use\n"), std::string::npos) << again.out;
 }

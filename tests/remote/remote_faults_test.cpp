@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -92,6 +93,27 @@ TEST_F(FailingServer, AStallEndsWithTheDeadlineAndTheNextReadTriesAgain) {
   mend();
 
   EXPECT_EQ(read_file(mount / "w"), bytes_of("w"));
+}
+
+// The log says what a read waited for, and the counters from whom.
+TEST_F(FailingServer, IsNamedWhereAReadTimesOut) {
+  ForegroundMount mount({url()}, options("timeout=1"));
+  const std::string server = server_.url("");
+  fall_silent();
+  EXPECT_EQ(read_part(mount / "w", 1 << 20, 4096), EIO);
+  set_change([](WebAnswer& answer) {
+    answer.cut_after = 1000;
+    answer.stall = true;
+  });
+  EXPECT_EQ(read_part(mount / "x", 0, 4096), EIO);
+  const std::string err = mount.process().err();
+  const std::string counters = read_file(mount / ".stfs/counters.json");
+
+  EXPECT_GE(lines_with(err, "no bytes within 1 s from " + server + ": it "), 1U) << err;
+  const auto timeouts = nlohmann::json::parse(counters);
+  EXPECT_GE(timeouts["timeouts"], 1U) << counters;
+  EXPECT_EQ(timeouts["timeouts_by_server"].size(), 1U) << counters;
+  EXPECT_EQ(timeouts["timeouts_by_server"][server], timeouts["timeouts"]) << counters;
 }
 
 TEST_F(FailingServer, ThatDripsServesTheNextReadOnceItHasRecovered) {

@@ -132,7 +132,7 @@ TEST_F(RemoteGguf, AMissingPartIsNamed) {
 
   const Outcome rest = run({STFS_INFO_BINARY, "list", "--allow-missing", cache, first()});
   EXPECT_EQ(rest.status, 0) << rest.err;
-  EXPECT_NE(rest.out.find("b     I8"), std::string::npos) << rest.out;
+  EXPECT_NE(rest.out.find("b\tI8"), std::string::npos) << rest.out;
 }
 
 // Directories elsewhere
@@ -174,7 +174,7 @@ TEST_F(GgufElsewhere, AModelOfTheHubIsReadAsADirectory) {
 
   const Outcome lone = list("hf://org/lone", endpoint);
   EXPECT_EQ(lone.status, 0) << lone.err;
-  EXPECT_NE(lone.out.find("w     I8"), std::string::npos) << lone.out;
+  EXPECT_NE(lone.out.find("w\tI8"), std::string::npos) << lone.out;
   const Outcome many = list("hf://org/many", endpoint);
   EXPECT_EQ(many.status, 3);
   EXPECT_NE(many.err.find("name one, such as hf://org/many@"), std::string::npos) << many.err;
@@ -205,7 +205,7 @@ TEST_F(GgufElsewhere, APrefixOfS3IsReadAsADirectory) {
 
   const Outcome lone = list("s3://b/lone/", endpoint);
   EXPECT_EQ(lone.status, 0) << lone.err;
-  EXPECT_NE(lone.out.find("w     I8"), std::string::npos) << lone.out;
+  EXPECT_NE(lone.out.find("w\tI8"), std::string::npos) << lone.out;
   const Outcome many = list("s3://b/many/", endpoint);
   EXPECT_EQ(many.status, 3);
   EXPECT_TRUE(many.err.ends_with("name one, such as s3://b/many/x-Q8.gguf: x-Q4.gguf, x-Q8.gguf\n"))

@@ -205,7 +205,7 @@ TEST_F(RemoteGpu, AnObjectThatChangesDuringALoadIsAnError) {
     return answer(request);
   });
 
-  expect_one_line(load({url()}), 3, "changed while it was copied");
+  expect_one_line(load({url()}), 3, "it has changed on its server");
   EXPECT_TRUE(resident().empty());
 }
 

@@ -126,7 +126,7 @@ TEST_F(FetchedHeaders, OfShardsCostOneRequestEachAndOneForTheIndex) {
   std::map<std::string, std::string> map;
   for (const char* shard : {"a", "b", "c"}) {
     const std::string file = std::string(shard) + ".safetensors";
-    write_safetensors(dir_ / file, {random_tensor(shard, "U8", {1 << 20}, 5)});
+    write_safetensors(dir_ / file, {random_tensor(shard, "BF16", {1 << 19}, 5)});
     put("/" + file, {.bytes = read_file(dir_ / file)});
     map[shard] = file;
   }

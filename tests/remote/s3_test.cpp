@@ -447,6 +447,9 @@ class Listings {
   std::optional<std::vector<std::string>> list(const std::string& name) {
     return make_s3_store(http_, false)->list(name);
   }
+  std::vector<std::string> entries(const std::string& name) {
+    return make_s3_store(http_, false)->entries(name);
+  }
   std::size_t requests() const { return http_.requests().size(); }
 
  private:
@@ -466,6 +469,17 @@ TEST(S3, APrefixIsADirectoryOfTheObjectsDirectlyInIt) {
   EXPECT_EQ(listings.requests(), 2U);
   EXPECT_EQ(listings.list("s3://b/m/"), (Names{"a+b", "b c", "\xc3\xa4"}));
   EXPECT_EQ(listings.requests(), 3U);
+}
+
+TEST(S3, TheEntriesOfADirectoryAreItsObjectsAndWhatEndsInASlash) {
+  Listings listings([](const std::string& query) {
+    EXPECT_EQ(query, "delimiter=%2F&encoding-type=url&list-type=2&prefix=m%2F");
+    return page({"m/", "m/a.b"}, {"m/sub%2F", "m/s+u/", "m/../", "other/"});
+  });
+  EXPECT_EQ(listings.entries("s3://b/m"), (Names{"a.b", "s u/", "sub/"}));
+  EXPECT_EQ(listings.requests(), 1U);
+  Listings none([](const std::string&) { return page({}); });
+  message_of([&] { none.entries("s3://b/m"); }, ErrorCode::kAbsent);
 }
 
 TEST(S3, AnObjectWinsOverAPrefixOfTheSameName) {

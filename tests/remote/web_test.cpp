@@ -170,6 +170,10 @@ TEST_F(Web, AServerWithoutRangesIsRefused) {
   const std::string rule = "its server does not answer ranges: download it first";
   EXPECT_EQ(refusal("/a", {.body = "0123456789"}), rule);
   EXPECT_EQ(refusal("/a?secret", {.body = std::string(1 << 20, 'x')}), rule);
+  // The name of a directory without its slash.
+  EXPECT_EQ(refusal("/models", {.headers = {{"Content-Type", "text/html; charset=utf-8"}},
+                                .body = "<!DOCTYPE html>"}),
+            "its server answers with a web page, as for a directory: name the file or the index");
 }
 
 TEST_F(Web, AServerThatSendsOtherBytesIsRefused) {

@@ -1,5 +1,6 @@
-// make_page model|large|compared|hostile|empty: writes a report's page to standard output.
+// make_page model|large|compared|hostile|run|two|empty: writes a report's page to standard output.
 #include "core/report/page.h"
+#include "core/report/run_page.h"
 #include "tests/report/reports.h"
 
 #include <cstdio>
@@ -17,10 +18,14 @@ int main(int argc, char** argv) {
     std::cout << stfs::report_page(compared_report());
   } else if (which == "hostile") {
     std::cout << stfs::report_page(hostile_report());
+  } else if (which == "run") {
+    std::cout << stfs::run_page(example_run());
+  } else if (which == "two") {
+    std::cout << stfs::report_page(small_report());
   } else if (which == "empty") {
     std::cout << stfs::report_page(empty_report());
   } else {
-    std::cerr << "usage: make_page model|large|compared|hostile|empty\n";
+    std::cerr << "usage: make_page model|large|compared|hostile|run|two|empty\n";
     return 2;
   }
   return std::cout.flush() ? 0 : 1;

@@ -68,16 +68,96 @@ const tests = {
     await on('model', async (page) => {
       const found = await page.$$eval('.findings li', (items) => items.map((item) => [item.firstElementChild.textContent,
         item.getBoundingClientRect().bottom <= innerHeight]));
-      assert.deepEqual(found, [['NaN', true], ['All zero', true], ['Equal tensors', true]]);
+      assert.deepEqual(found, [['NaN', true], ['All zero', true], ['Equal tensors', true], ['Outliers', true]]);
       assert.match(await text(page, '#health'), /NaN in 1 tensor: "model\.layers\.9\.mlp\.up_proj\.weight"/);
     });
-    await on('empty', async (page) => assert.match(await text(page, '#health'), /Nothing odd found/));
+    // Where it is, and the command that shows what is around it.
+    await on('model', async (page) => {
+      await page.click('.findings a[href^="#t"]');
+      const facts = await text(page, '#facts');
+      assert.match(facts, /NaN12 at \[5,3\] \[7,0\] and 10 more/);
+      assert.match(facts, /Largest \|x\|[\d.]+ at \[9,1\]/);
+      assert.match(facts, /stfs-info cat --slice 5,0:8 --as f32 model\.safetensors model\.layers\.9\.mlp\.up_proj\.weight \| od -A n -v -t f4/);
+      assert.match(facts, /Notes12 NaN, the first at \[5,3\]/);
+    });
+    await on('empty', async (page) => assert.match(await text(page, '#health'), /No tensors: there is nothing to judge/));
+  },
+
+  async 'broken is red, odd is amber, usual is a grey line'() {
+    await on('model', async (page) => {
+      const hue = (selector) => page.$eval(selector, (element) => getComputedStyle(element).color);
+      assert.equal(await hue('.findings.broken b'), 'rgb(179, 18, 29)');
+      assert.equal(await hue('.findings.odd b'), 'rgb(138, 83, 0)');
+      assert.match(await text(page, '.usual'), /^Usual: ones in 1 tensor/);
+      assert.doesNotMatch(await text(page, '#health'), /not found:.*(outlier|unlike)/i);
+      const cell = (title) => page.$eval(`#layers [title^="${title}"]`, (td) => [getComputedStyle(td).backgroundColor, td.className]);
+      assert.deepEqual(await cell('layer 9, mlp.up_proj.weight'), ['rgb(207, 34, 46)', '']);
+      assert.equal((await cell('layer 21, self_attn.k_proj.weight'))[1], 'odd');
+      // No number alone makes a cell red.
+      const red = await page.$$eval('#layers tbody td', (cells) => cells.filter((td) => getComputedStyle(td).backgroundColor === 'rgb(207, 34, 46)').length);
+      assert.equal(red, 4);
+    });
+  },
+
+  async 'what differs is the first screen, and the table begins with it'() {
+    await on('compared', async (page) => {
+      const low = await page.$eval('#difference', (part) => part.getBoundingClientRect().bottom);
+      assert.ok(low < 480, `it ends at ${low}`);
+      assert.match(await text(page, '#difference'), /228 of 292 tensors differ/);
+      const first = await page.$$eval('#list tbody tr:not(.space)', (list) => list.slice(0, 5).map((row) => [row.cells[0].textContent, row.cells[1].textContent]));
+      assert.deepEqual(first, [['lm_head.weight', 'added'], ['model.rotary.inv_freq', 'removed'],
+        ['model.embed_tokens.weight', 'shape, was BF16 [32064, 4096]'], ['model.norm.weight', 'type, was BF16'],
+        ['model.layers.31.self_attn.k_proj.weight', 'values']]);
+      assert.match(await text(page, '#map-legend'), /equal.*added, or another shape/);
+      assert.equal(await page.$eval('#map-switch [aria-pressed="true"]', (button) => button.textContent), 'Change');
+      assert.equal(await page.$eval('#layers .switch [aria-pressed="true"]', (button) => button.textContent), 'Relative distance');
+      await page.click('#list th.distance button');
+      assert.equal(await text(page, '#list tbody tr:nth-child(2) td'), 'lm_head.weight');
+      assert.equal((await page.$$('#histogram path.before')).length, 2);
+    });
+  },
+
+  async 'the map runs in the order of the layers and names tensors'() {
+    await on('model', async (page) => {
+      await page.waitForSelector('.box');
+      const names = await page.$$eval('.box', (boxes) => boxes.map((box) => box.getAttribute('aria-label').split(',')[0]));
+      assert.deepEqual(names.filter((name) => /layers/.test(name)), [...Array(32).keys()].map((i) => `model.layers.${i}`));
+      assert.equal(names[0], 'model.embed_tokens.weight');
+      assert.equal(names.at(-1), 'lm_head.weight');
+      assert.match(await text(page, '#map-legend'), /1 outlined: the farthest is model\.layers\.21\.self_attn\.k_proj\.weight \(4\.2 ×\)/);
+      const box = await page.$('.box[aria-label^="model.layers.7,"]');
+      const { x, y, width } = await box.boundingBox();
+      await page.mouse.move(x + width / 4, y + 60);
+      await until(page, () => /^model\.layers\.7\.mlp\..*MiB, RMS/.test(document.querySelector('#map-read').textContent));
+    });
+  },
+
+  async 'few tensors have no empty frame'() {
+    await on('two', async (page) => {
+      assert.equal(await page.$eval('#map', (part) => part.hidden), true);
+      const high = await page.$eval('#scroll', (part) => part.getBoundingClientRect().height);
+      assert.ok(high < 110, `${high} pixels for two rows`);
+      assert.equal(await text(page, '#found'), '2 tensors');
+    });
+  },
+
+  async 'notes are in sight at 1280 pixels, and a phone has the column that matters'() {
+    await on('compared', async (page) => {
+      const right = await page.$eval('#list th.notes', (th) => th.getBoundingClientRect().right);
+      assert.ok(right < 1280, `notes end at ${right}`);
+    });
+    await on('compared', async (page) => {
+      assert.deepEqual(await page.$$eval('#list th', (cells) => cells.map((th) => th.className.split(' ')[0])), ['name', 'distance']);
+      await page.select('#list th select', 'equal');
+      await until(page, () => document.querySelector('#list th:nth-child(2)').classList.contains('equal'));
+      assert.match(await text(page, '#list tbody tr:nth-child(8) td:nth-child(2)'), /%$/);
+    }, { width: 390, height: 844 });
   },
 
   async 'the parts come in their order'() {
     await on('compared', async (page) => {
       const parts = await page.$$eval('section:not([hidden])', (sections) => sections.map((section) => section.id));
-      assert.deepEqual(parts, ['what', 'health', 'map', 'layers', 'tensors', 'tensor', 'difference', 'changes']);
+      assert.deepEqual(parts, ['difference', 'what', 'health', 'map', 'layers', 'tensors', 'tensor']);
     });
   },
 
@@ -104,7 +184,7 @@ const tests = {
       await page.focus('.box[tabindex="0"]');
       await page.keyboard.press('Escape');
       await until(page, () => document.querySelector('#crumbs b').textContent === 'layers');
-      assert.match(await text(page, '#map-legend'), /has NaN/);
+      assert.match(await text(page, '#map-legend'), /broken/);
       await page.click('#map-switch button:first-child');
       assert.equal(await text(page, '#map-legend'), 'BF16F32');
     });
@@ -247,7 +327,7 @@ const tests = {
       assert.match(seen, /model\.layers\.31\.self_attn\.v_proj\.weight/);
       assert.match(seen, /1 removed/);
       assert.doesNotMatch(seen, /Where the bytes are/);
-      assert.equal((await page.$$('noscript tbody tr')).length, 291);
+      assert.equal((await page.$$('noscript tbody tr')).length, 292);
       // The link of a finding leads to its row.
       const href = await page.$eval('.findings a', (link) => link.getAttribute('href'));
       assert.match(await text(page, `noscript ${href} td`), /layers\.9\.mlp\.up_proj/);
@@ -264,7 +344,7 @@ const tests = {
           return part ? part.id : '';
         }));
       }
-      for (const part of ['what', 'health', 'map', 'layers', 'tensors', 'tensor', 'changes']) assert.ok(reached.has(part), part);
+      for (const part of ['what', 'health', 'map', 'layers', 'tensors', 'tensor']) assert.ok(reached.has(part), part);
     });
     await on('model', async (page) => {
       await page.focus('.findings a');
@@ -337,17 +417,41 @@ const tests = {
     }, { quiet: false });
   },
 
+  async 'a run tells first which version broke'() {
+    await on('run', async (page) => {
+      const low = await page.$eval('.verdict', (line) => line.getBoundingClientRect().bottom);
+      assert.ok(low < 220, `it ends at ${low}`);
+      assert.equal(await text(page, '.verdict'), 'step-8000 is the first that is broken: NaN or infinity in "model.layers.9.mlp.up_proj.weight"');
+      assert.equal((await page.$$('#whole figure')).length, 4);
+      assert.equal((await page.$$('#rms figure')).length, 12);
+      assert.equal((await page.$$('#distance path.lost')).length, 1);
+      assert.match(await text(page, '.run tbody tr'), /^model\.layers\.9\.mlp\.up_proj\.weight.*step-8000/);
+    });
+    for (const scheme of ['light', 'dark']) {
+      await on('run', async (page) => {
+        assert.ok(await page.evaluate(() => document.documentElement.scrollWidth) <= 390);
+        const back = await page.$eval('#rms svg', (svg) => getComputedStyle(svg).backgroundColor);
+        assert.equal(back, scheme === 'dark' ? 'rgb(22, 27, 34)' : 'rgb(246, 248, 250)');
+      }, { width: 390, scheme });
+    }
+  },
+
   async 'two checkpoints are compared by layer'() {
     await on('compared', async (page) => {
       const counts = await text(page, '#difference .checks');
       for (const count of ['64 equal', '1 changed in shape', '1 changed in type', '1 added', '1 removed']) assert.ok(counts.includes(count), count);
-      assert.equal((await page.$$('#changes tbody td')).length, 32 * 9);
-      await page.click('#changes .switch button:nth-child(2)');
-      await until(page, () => /%$/.test(document.querySelector('#changes td').textContent));
-      assert.equal(await page.$eval('#changes [title^="layer 3, mlp.up_proj.weight"]', (cell) => cell.textContent), '>99.9 %');
+      assert.equal((await page.$$('#layers tbody td')).length, 32 * 9);
+      await page.click('#layers .switch button:nth-child(2)');
+      await until(page, () => /%$/.test(document.querySelector('#layers td').textContent));
+      assert.equal(await page.$eval('#layers [title^="layer 3, mlp.up_proj.weight"]', (cell) => cell.textContent), '>99.9 %');
       await page.click('#list th.distance button');
       assert.equal(await page.$eval('#list th.distance', (th) => th.getAttribute('aria-sort')), 'descending');
     });
+    // Nothing on a dark page is white.
+    await on('compared', async (page) => {
+      const white = await page.$$eval('#layers td', (cells) => cells.filter((td) => /^rgb\((2[34]\d|25\d), (2[34]\d|25\d), (2[34]\d|25\d)\)/.test(getComputedStyle(td).backgroundColor)).length);
+      assert.equal(white, 0);
+    }, { scheme: 'dark' });
   },
 };
 

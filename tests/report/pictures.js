@@ -1,4 +1,4 @@
-// pictures.js MAKE_PAGE DIRECTORY: makes report-light.png and report-dark.png of docs/ anew. Needs what
+// pictures.js MAKE_PAGE DIRECTORY: makes the pictures report-*.png of docs/ anew. Needs what
 // page_test.js needs:
 //   STFS_PUPPETEER=$(tests/report/install_puppeteer ~/.cache/stfs-tests) \
 //     node tests/report/pictures.js build/dev/tests/report/make_page docs
@@ -13,19 +13,19 @@ const puppeteer = require(process.env.STFS_PUPPETEER || 'puppeteer-core');
 const [, , make_page, directory] = process.argv;
 const folder = fs.mkdtempSync(path.join(os.tmpdir(), 'stfs-pictures-'));
 (async () => {
-  const file = path.join(folder, 'page.html');
-  fs.writeFileSync(file, execFileSync(make_page, ['model'], { maxBuffer: 1 << 30 }));
   const browser = await puppeteer.launch({
     executablePath: '/usr/bin/chromium', headless: true, pipe: true, env: { ...process.env, HOME: folder }, userDataDir: path.join(folder, 'profile'),
     args: ['--disable-gpu', '--hide-scrollbars', ...(process.getuid() === 0 ? ['--no-sandbox'] : [])],
   });
-  for (const scheme of ['light', 'dark']) {
+  for (const [name, which, scheme] of [['light', 'model', 'light'], ['dark', 'model', 'dark'], ['against', 'compared', 'light'], ['run', 'run', 'light']]) {
+    const file = path.join(folder, `${name}.html`);
+    fs.writeFileSync(file, execFileSync(make_page, [which], { maxBuffer: 1 << 30 }));
     const page = await browser.newPage();
     await page.setViewport({ width: 1040, height: 780 });
     await page.emulateMediaFeatures([{ name: 'prefers-color-scheme', value: scheme }]);
     await page.goto(pathToFileURL(file).href);
-    await page.waitForSelector('.box');
-    await page.screenshot({ path: path.join(directory, `report-${scheme}.png`) });
+    await page.waitForSelector(which === 'run' ? '.charts svg' : '.box');
+    await page.screenshot({ path: path.join(directory, `report-${name}.png`) });
   }
   await browser.close();
 })().finally(() => fs.rmSync(folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 100 }));

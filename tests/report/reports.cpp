@@ -48,9 +48,18 @@ void give_values(ReportTensor& tensor, double mean, double std, std::mt19937& ra
   Thumbnail thumbnail;
   thumbnail.width = 48;
   thumbnail.height = tensor.shape.size() == 1 ? 32 : 48;
-  std::normal_distribution<float> values(static_cast<float>(mean), static_cast<float>(std));
+  thumbnail.shows = Thumbnail::Shows::kStrength;
+  thumbnail.middle = std;
+  thumbnail.limit = 1.4;
+  // Heads, and some columns that are larger than others.
+  std::normal_distribution<float> noise(0, 0.03F);
+  const std::size_t column = random() % 40;
   for (std::size_t i = 0; i < thumbnail.width * thumbnail.height; ++i) {
-    thumbnail.pixels.push_back(picture_color(2 * values(random), 3 * std));
+    const std::size_t x = i % thumbnail.width;
+    const std::size_t head = i / thumbnail.width / 6;
+    const float strength =
+        noise(random) + 0.04F * static_cast<float>(head * 5 % 7) - 0.12F + (x - column < 2 ? 0.3F : 0);
+    thumbnail.pixels.push_back(picture_color(strength, std::log(thumbnail.limit)));
   }
   tensor.thumbnail = thumbnail;
 }
@@ -88,6 +97,9 @@ Report model_report(std::uint32_t layers) {
   report.title = "example-7b";
   report.sources = {"/models/example-7b"};
   report.format = "safetensors";
+  report.facts = {{"Architecture", "ExampleForCausalLM"}, {"Layers", std::to_string(layers)},
+                  {"Width", "4,096"},  {"Heads", "32"}, {"Heads of keys", "8"},
+                  {"Context", "131,072"}, {"Vocabulary", "32,000"}};
   report.metadata = {{"format", "pt"}, {"license", "apache-2.0"}};
   report.files = {{"model-00001-of-00002.safetensors", 0}, {"model-00002-of-00002.safetensors", 0}};
   std::mt19937 random(7);
@@ -117,10 +129,14 @@ Report model_report(std::uint32_t layers) {
 
   const std::uint32_t nan = position(report, "model.layers.9.mlp.up_proj.weight");
   report.tensors[nan].stats->nan = 12;
+  report.tensors[nan].stats->nan_at = {4096 * 5 + 3, 4096 * 7};
+  report.tensors[nan].stats->largest_at = 4096 * 9 + 1;
+  report.look = CommandSource{"model.safetensors"};
   report.findings.push_back(
       {Finding::Kind::kNan,
-       "NaN in 1 tensor: " + in_quotes(report.tensors[nan].name) + " (12 of 58,720,256 values)",
+       "NaN in 1 tensor: " + in_quotes(report.tensors[nan].name) + " (12 of 58,720,256 values, the first at [5,3])",
        {nan}});
+  report.tensors[nan].thumbnail->pixels[700] = picture_color(std::nanf(""), 1);
   Finding zero{Finding::Kind::kAllZero, "nothing but zeros in 3 tensors: ", {}};
   for (const char* const role : {"down_proj", "gate_proj", "up_proj"}) {
     const std::uint32_t at =
@@ -144,7 +160,17 @@ Report model_report(std::uint32_t layers) {
       {Finding::Kind::kEqual,
        "2 tensors with equal bytes (32.0 MiB each): " + in_quotes(report.tensors[first].name) +
            " and " + in_quotes(report.tensors[second].name),
-       {first, second}});
+       {first, second},
+       Finding::Severity::kOdd});
+  const std::uint32_t far = position(report, "model.layers.21.self_attn.k_proj.weight");
+  report.findings.push_back({Finding::Kind::kOutlier,
+                             "RMS 4.2 times that of its kind in " + in_quotes(report.tensors[far].name),
+                             {far},
+                             Finding::Severity::kOdd});
+  report.findings.push_back({Finding::Kind::kConstant,
+                             "ones in 1 tensor: " + in_quotes("model.norm.weight"),
+                             {position(report, "model.norm.weight")},
+                             Finding::Severity::kUsual});
   return report;
 }
 
@@ -187,6 +213,9 @@ Report compared_report() {
                             (0.5 + static_cast<double>(random() % 100) / 100);
       difference.equal = 0.1 + static_cast<double>(random() % 800) / 1000;
       difference.largest = 0.01;
+      tensor.histogram_before = *tensor.histogram;
+      std::ranges::rotate(tensor.histogram_before->counts,
+                          tensor.histogram_before->counts.begin() + 6);
     } else {
       difference.distance = 0;
       difference.equal = 1;
@@ -268,6 +297,51 @@ Report hostile_report() {
         {Finding::Kind::kConstant, in_quotes(report.tensors[i].name) + " is odd", {i}});
   }
   report.findings.push_back({Finding::Kind::kMissing, "<h1>missing</h1>", {}});
+  return report;
+}
+
+Run example_run() {
+  Run run;
+  for (int version = 1; version <= 10; ++version) {
+    run.versions.push_back("step-" + std::to_string(1000 * version));
+  }
+  std::mt19937 random(19);
+  for (const ReportTensor& tensor : model_report().tensors) {
+    if (tensor.stats->zeros == tensor.elements) continue;
+    RunTensor& row = run.tensors.emplace_back();
+    row.name = tensor.name;
+    row.elements = tensor.elements;
+    row.bytes = tensor.bytes;
+    const auto speed = static_cast<float>(0.01 + 0.0002 * static_cast<double>(random() % 100));
+    const bool breaks = tensor.stats->nan > 0;
+    for (int version = 0; version < 10; ++version) {
+      RunCell& cell = row.cells.emplace_back();
+      const auto steps = static_cast<float>(version);
+      cell.state = RunCell::State::kThere;
+      cell.distance = speed * std::sqrt(steps);
+      cell.rms = static_cast<float>(std::hypot(*tensor.stats->mean, *tensor.stats->std)) *
+                 (1 + speed * steps / 5);
+      cell.largest = static_cast<float>(*tensor.stats->max) * (1 + speed * steps);
+      if (breaks && version >= 7) {
+        cell.not_finite = 12 << version;
+        cell.distance = std::nanf("");
+      }
+    }
+  }
+  return run;
+}
+
+Report small_report() {
+  Report report;
+  report.title = "small";
+  report.format = "safetensors";
+  report.files = {{"small.safetensors", 0}};
+  std::mt19937 random(3);
+  for (const char* const name : {"a", "b"}) {
+    report.tensors.push_back(tensor_of(name, {30, 40}, 0));
+    give_values(report.tensors.back(), 0, 0.02, random, true);
+  }
+  add_totals(report);
   return report;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/report/report.h"
+#include "core/report/run.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -23,6 +24,12 @@ Report compared_report();
 
 // Names and texts that attack a page.
 Report hostile_report();
+
+// Ten versions of a model, of which the eighth breaks.
+Run example_run();
+
+// Two tensors.
+Report small_report();
 
 // Nothing in it.
 Report empty_report();

@@ -291,7 +291,7 @@ TEST(InfoCommand, ListsTheVerbsWhenNoneOrAnUnknownOneIsGiven) {
             0U)
       << similar;
   EXPECT_EQ(similar.find("complete"), std::string::npos) << "a hidden verb";
-  EXPECT_EQ(refusal(info, {"m.safetensors"}).find("did you mean"), std::string::npos);
+  EXPECT_EQ(refusal(info, {"model"}).find("did you mean"), std::string::npos);
 }
 
 TEST(InfoCommand, SaysWhereAnOptionBelongs) {
@@ -299,7 +299,8 @@ TEST(InfoCommand, SaysWhereAnOptionBelongs) {
   EXPECT_NE(
       refusal(info, {"--json", "list", "S"}).find("after the verb, as in stfs-info VERB --json"),
       std::string::npos);
-  EXPECT_EQ(refusal(info, {"/dev/null"}).find("\"/dev/null\" is a path, and a verb is expected"),
+  EXPECT_EQ(refusal(gpu::gpu_command(), {"/dev/null"})
+                .find("\"/dev/null\" is a path, and a verb is expected"),
             0U);
   EXPECT_EQ(refusal(info, {"list", "--slice", "S"}).find("--slice: an option of cat, not of list"),
             0U);

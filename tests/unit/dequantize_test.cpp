@@ -716,8 +716,6 @@ TEST_F(DequantizeTest, ALayoutWhoseSizeOverflowsFitsNothing) {
 // Each read loads the index.
 TEST_F(DequantizeTest, AnIndexOfTooManyColumnsFitsNothing) {
   constexpr std::uint64_t kColumns = (std::uint64_t{1} << 20) + 1;
-  write_file(dir_ / "file", "x");
-  const LateSource source((dir_ / "file").string());
   QuantizedLayout layout;
   layout.rows = 1;
   layout.columns = kColumns;
@@ -726,11 +724,11 @@ TEST_F(DequantizeTest, AnIndexOfTooManyColumnsFitsNothing) {
   layout.block_columns = kColumns;
   layout.weight = {.codes = Codes::kSigned, .pitch = kColumns, .matrix = kColumns};
   layout.scale = {.codes = Codes::kTyped, .type = DType::kF32, .pitch = 4, .matrix = 4};
-  QuantizedInputs inputs;
-  inputs[static_cast<std::size_t>(Role::kWeight)] = {&source, 0, kColumns};
-  inputs[static_cast<std::size_t>(Role::kScale)] = {&source, 0, 4};
+  InputLengths inputs;
+  inputs[static_cast<std::size_t>(Role::kWeight)] = kColumns;
+  inputs[static_cast<std::size_t>(Role::kScale)] = 4;
   EXPECT_EQ(misfit(layout, inputs), std::nullopt);
-  inputs[static_cast<std::size_t>(Role::kIndex)] = {&source, 0, kColumns * 4};
+  inputs[static_cast<std::size_t>(Role::kIndex)] = kColumns * 4;
   EXPECT_EQ(misfit(layout, inputs), Role::kIndex);
 }
 

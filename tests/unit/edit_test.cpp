@@ -30,6 +30,12 @@ namespace {
 
 using namespace std::string_literals;
 
+std::vector<EditLine> edit_lines(const std::string& argument) {
+  std::vector<EditLine> lines;
+  for_each_edit_line(argument, [&](const EditLine& line) { lines.push_back(line); });
+  return lines;
+}
+
 TEST(EditLines, BlanksSeparateQuotesGroupAndABackslashMeansNothing) {
   const auto lines = edit_lines(
       "/d/f.edit\n"
@@ -46,6 +52,11 @@ TEST(EditLines, BlanksSeparateQuotesGroupAndABackslashMeansNothing) {
   EXPECT_EQ(lines[1].words, (std::vector<std::string>{"metadata", "k", ""}));
   EXPECT_EQ(lines[2].words, (std::vector<std::string>{"drop", "xyz"}));
   EXPECT_THROW(edit_lines("/f\nkeep 'a"), Error);
+}
+
+TEST(EditLines, ArePublicWithoutTheSecretsOfUrls) {
+  EXPECT_EQ(public_edits("/f\nadd https://me:pw@h/x.npy?sig=1\nadd 'https://h/k?x=1::n' as m\nadd s3://b/k?x::n\nkeep ?*\n"),
+            "/f\nadd https://h/x.npy\nadd 'https://h/k::n' as m\nadd s3://b/k?x::n\nkeep ?*\n");
 }
 
 TEST(Substitutions, FollowSed) {
@@ -71,6 +82,28 @@ TEST(Substitutions, FollowSed) {
         "s//b/", "s/(?=a)/b/", "s/a/b\\"}) {
     EXPECT_THROW(Substitution{text}, std::invalid_argument) << text;
   }
+}
+
+TEST(Substitutions, TakeLinearTimeAndBoundedMemory) {
+  const std::string as(2000, 'a');
+  EXPECT_EQ(Substitution("s/(a*)*(a*)*(a*)*b/x/").apply(as), std::nullopt);
+  EXPECT_THROW(Substitution("s/((((a{100}){100}){100}){100})/x/"), std::invalid_argument);
+  EXPECT_THROW(Substitution("s/a/" + std::string(2000, '&') + "&/g").apply(as),
+               std::invalid_argument);
+}
+
+TEST(Substitutions, OfAnyPunctuationAndOfAnyByte) {
+  for (const char c : "/|,;:!@%^~#-_=+."s) {
+    if (c == '\0') continue;
+    const std::string d(1, c);
+    EXPECT_EQ(Substitution("s" + d + "b" + d + "x" + d + "g").apply("bab"), "xax") << c;
+    EXPECT_EQ(Substitution("s" + d + "a" + d + "[\\" + d + "]" + d).apply("bab"), "b[" + d + "]b")
+        << c;
+  }
+  EXPECT_EQ(Substitution("s/x*/-/g").apply("\xC3\xA9"), "-\xC3\xA9-");
+  EXPECT_EQ(Substitution("s/\\B/_/g").apply("a\xC3\xA9 a"), "a\xC3\xA9_ a");
+  EXPECT_EQ(Substitution("s/\\x00/_/").apply("a\0b"s), "a_b");
+  EXPECT_EQ(Substitution("s/\xC3\xA9/e/").apply("caf\xC3\xA9"), "cafe");
 }
 
 // The casts of many numbers, beside the nearest of all values of the type.
@@ -291,6 +324,13 @@ TEST_F(EditTest, MetadataAreSetAndRemoved) {
 TEST_F(EditTest, ALineThatMeansOrTouchesNothingIsRefusedWithItsNumber) {
   const std::map<std::string, const char*> rules{
       {"frob x", "not a command"},
+      {"keep 'a", "a quote is not closed"},
+      {"rename s/(/b/", "not one of RE2"},
+      {"rename s/a/\\1/", "no group 1"},
+      {"rename s/a/b/i", "g alone may stand"},
+      {"copy s/steps/&&/ 2", "copy s/REGEX/NEW/ is expected"},
+      {"rename s/steps/" + std::string(Substitution::kMostName, 'x') + "&/", "more than"},
+      {"cast m* f8_e8m0", "is expected"},
       {"rename", "rename s/REGEX/NEW/ is expected"},
       {"rename s/a/b/ s/c/d/", "is expected"},
       {"rename s/zzz/b/", "changes no name"},
@@ -329,6 +369,69 @@ TEST_F(EditTest, ALineThatMeansOrTouchesNothingIsRefusedWithItsNumber) {
     EXPECT_NE(text.find("line 2: "), std::string::npos) << edits << ": " << text;
     EXPECT_NE(text.find(rule), std::string::npos) << edits << ": " << text;
   }
+}
+
+TEST_F(EditTest, LinesThatDoubleNamesOrTensorsEndInARefusal) {
+  std::string doubled, longer;
+  for (char i = 'a'; i <= 'z'; ++i) {
+    doubled += "copy s/$/" + std::string(1, i) + "/\n";
+    longer += "rename s/.+/&&/\n";
+  }
+  EXPECT_NE(refusal(doubled).find("line 19: there would be more than 1048576 tensors"),
+            std::string::npos);
+  EXPECT_NE(refusal(longer).find("more than 1048576 bytes"), std::string::npos);
+}
+
+TEST_F(EditTest, AMillionLinesAreReadOneByOne) {
+  std::string lines;
+  for (int i = 0; i < 1'000'000; ++i) lines += "#\n";
+  EXPECT_EQ(shown(lines + "keep steps"), Lines{steps_line});
+  for (int i = 0; i < 1'000'000; ++i) lines += "x\n";
+  EXPECT_NE(refusal(lines).find("line 1000001: \"x\": not a command"), std::string::npos);
+}
+
+TEST_F(EditTest, LinesOfTheCommandLineAreCountedTogether) {
+  Layers layers;
+  choose_edit_line(layers, dir_.path(), "drop steps");
+  choose_edit_line(layers, dir_.path(), "drop nope");
+  const std::string path = dir_ / "base.safetensors";
+  try {
+    const Checkpoint checkpoint(std::span(&path, 1), {.layers = layers});
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "-e: line 2: \"nope\" matches no name (Edit)");
+  }
+  write_file(dir_ / "b.edit", "\xEF\xBB\xBFkeep steps\r\n");
+  layers.clear();
+  choose(layers, kEditOption, (dir_ / "b.edit").string());
+  EXPECT_EQ(Checkpoint(std::span(&path, 1), {.layers = layers}).tensor_count(), 1U);
+  write_file(dir_ / "b.edit", "keep steps\0"s);
+  EXPECT_THROW(Checkpoint(std::span(&path, 1), {.layers = layers}), Error);
+  EXPECT_EQ(refusal("add b.npy").find("(Edit) (Edit)"), std::string::npos);
+}
+
+TEST_F(EditTest, InputsOfAComputedTensorHaveTheNamesOfTheirFiles) {
+  const auto checkpoint = load("copy s/^model.b/c/\ncast c.weight bf16\nadd other.safetensors::y as z\n"
+                               "rename s/model.a/n/\ncast n.weight f16\ncast z f16");
+  for (const auto& [name, stored] : {std::pair("c.weight", "model.b.weight"),
+                                     std::pair("n.weight", "model.a.weight"), std::pair("z", "y")}) {
+    const stfs::Tensor tensor = checkpoint->tensor(checkpoint->find(name).value());
+    ASSERT_NE(tensor.computed, nullptr) << name;
+    EXPECT_EQ(tensor.computed->inputs().front().name, stored);
+  }
+}
+
+TEST_F(EditTest, NamesMayHaveAnyCharacter) {
+  write_safetensors(dir_ / "base.safetensors", {{"a\0b"s, "U8", {1}, "1"}, {"c \"d\"'", "U8", {1}, "2"}});
+  EXPECT_EQ(shown("rename s/\\x00/_/\ndrop 'c \"d\"'\"'\""), Lines{"a_b U8 [1] 1"});
+}
+
+TEST_F(EditTest, ASourceOfTensorsIsOneOfAnyForm) {
+  std::filesystem::create_directory(dir_ / "d");
+  std::filesystem::copy(dir_ / "other.safetensors", dir_ / "d" / "model.safetensors");
+  EXPECT_EQ(shown("keep steps\nadd d::y"), (Lines{steps_line, "y F32 [2,2] yyyyyyyyyyyyyyyy"}));
+  EXPECT_EQ(shown("keep steps\nadd " + (dir_ / "d").string() + "::x.2"),
+            (Lines{steps_line, "x.2 I8 [3] 222"}));
 }
 
 TEST_F(EditTest, NumPyFilesThatAreNoneAreRefused) {

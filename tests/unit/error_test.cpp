@@ -15,7 +15,7 @@ struct Row {
   int status;
 };
 
-constexpr std::array<Row, 39> kRows{{
+constexpr std::array<Row, 41> kRows{{
     {ErrorCode::kHeaderTooSmall, "HeaderTooSmall", 1},
     {ErrorCode::kHeaderTooLarge, "HeaderTooLarge", 1},
     {ErrorCode::kInvalidHeaderLength, "InvalidHeaderLength", 1},
@@ -41,6 +41,8 @@ constexpr std::array<Row, 39> kRows{{
     {ErrorCode::kGgufOffset, "GgufOffset", 1},
     {ErrorCode::kGgufData, "GgufData", 1},
     {ErrorCode::kGgufSplit, "GgufSplit", 1},
+    {ErrorCode::kArchive, "Archive", 1},
+    {ErrorCode::kPickle, "Pickle", 1},
     {ErrorCode::kQuantized, "Quantized", 1},
     {ErrorCode::kDelta, "Delta", 1},
     {ErrorCode::kAdapter, "Adapter", 1},

@@ -487,9 +487,10 @@ TEST(FileSystem, SaysAtItsRootAloneWhatIsMounted) {
   EXPECT_EQ(names, std::string("user.stfs.mount") + '\0');
   EXPECT_EQ(mounted.xattr("", "user.stfs.mount"), "{}");
   EXPECT_EQ(mounted->get_xattr(mounted.inode("w"), "user.stfs.mount", value), ENODATA);
-  EXPECT_EQ(too_long->get_xattr(kRoot, "user.stfs.mount", value), E2BIG);
+  EXPECT_EQ(too_long.xattr("", "user.stfs.mount"),
+            R"({"file":".stfs/mount.json","sha256":")" + sha256_hex(std::string(65537, ' ')) + "\"}");
   EXPECT_EQ(too_long->list_xattr(kRoot, names), 0);
-  EXPECT_EQ(names, "");
+  EXPECT_EQ(names, std::string("user.stfs.mount") + '\0');
 }
 
 TEST(FileSystem, AnswersOtherExtendedAttributesWithAnErrno) {
@@ -641,6 +642,7 @@ std::string counters_of(const FileSystem::ReadRequest& request, FileSystem& file
 TEST(FileSystem, CountersAreASnapshotOfEachOpen) {
   Counters counters;
   counters.nanoseconds_waited = 1'500'000'000;
+  for (const char* server : {"http://a:80", "hf://", "http://a:80"}) counters.add_timeout(server);
   FileSystemOptions options;
   options.counters = &counters;
   const ServedCheckpoint served({{"w", "U8", {4}, "1234"}}, options);
@@ -659,13 +661,26 @@ TEST(FileSystem, CountersAreASnapshotOfEachOpen) {
   EXPECT_EQ(first,
             "{\n  \"reads\": 1,\n  \"bytes_answered\": 4,\n  \"requests\": 0,\n"
             "  \"bytes_fetched\": 0,\n  \"retries\": 0,\n  \"cache_hits\": 0,\n"
-            "  \"cache_faults\": 0,\n  \"waits\": 0,\n  \"seconds_waited\": 1.500\n}\n");
+            "  \"cache_faults\": 0,\n  \"waits\": 0,\n  \"timeouts\": 3,\n"
+            "  \"timeouts_by_server\": {\"http://a:80\": 2, \"hf://\": 1},\n"
+            "  \"seconds_waited\": 1.500\n}\n");
   EXPECT_EQ(counters_of({inode, 2, 7, handle}, filesystem, error), first.substr(2, 7));
   EXPECT_EQ(counters_of({inode, 4096, 7, handle}, filesystem, error), "");
   EXPECT_EQ(served.at(".stfs/counters.json")->size, 0U);
   filesystem.release(inode, handle);
   counters_of({inode, 0, 4096, handle}, filesystem, error);
   EXPECT_EQ(error, EIO) << "it is not kept";
+}
+
+TEST(Counters, NameTheFirstServersAndCutLongNames) {
+  Counters counters;
+  for (int i = 0; i < 20; ++i) counters.add_timeout(std::string(200, 'x') + std::to_string(i));
+  EXPECT_EQ(counters.timeouts, 20U);
+  EXPECT_EQ(counters.servers[0].timeouts, 20U) << "alike as far as they are kept";
+  for (int i = 0; i < 20; ++i) counters.add_timeout("http://" + std::to_string(i));
+  EXPECT_EQ(counters.timeouts, 40U);
+  EXPECT_STREQ(counters.servers.back().name, "http://14");
+  EXPECT_EQ(counters.servers.back().timeouts, 1U);
 }
 
 TEST(FileSystem, ASnapshotOfAnotherWorkerIsEIO) {

@@ -1,16 +1,23 @@
 // Versions of a run are named once they are complete.
+#include "core/base/error.h"
 #include "core/checkpoint/follow.h"
+#include "core/remote/sources.h"
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace stfs::test {
 namespace {
+
+constexpr std::chrono::milliseconds kShort{5};
 
 class FollowerTest : public testing::Test {
  protected:
@@ -31,6 +38,7 @@ class FollowerTest : public testing::Test {
   }
 
   std::string run_;
+  Sources sources_;
 };
 
 using FoundPaths = std::vector<std::string>;
@@ -38,7 +46,7 @@ using FoundPaths = std::vector<std::string>;
 TEST_F(FollowerTest, NamesEachVersionOnceInNaturalOrderAfterTwoEqualLooks) {
   write_version("step_10");
   write_version("step_9");
-  Follower follower(run_ + "/");
+  Follower follower(run_ + "/", sources_, {});
   EXPECT_EQ(follower.look(), FoundPaths());
   EXPECT_EQ(follower.look(), (FoundPaths{run_ + "/step_9", run_ + "/step_10"}));
   EXPECT_EQ(follower.look(), FoundPaths());
@@ -48,10 +56,26 @@ TEST_F(FollowerTest, NamesEachVersionOnceInNaturalOrderAfterTwoEqualLooks) {
   EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_11"});
 }
 
+TEST_F(FollowerTest, WhatComesBackIsNamedAgainOnlyWithOtherFiles) {
+  write_version("step_1");
+  Follower follower(run_, sources_, {});
+  follower.look();
+  EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_1"});
+  std::filesystem::rename(run_ + "/step_1", run_ + "/tmp");
+  EXPECT_EQ(follower.look(), FoundPaths());
+  std::filesystem::rename(run_ + "/tmp", run_ + "/step_1");
+  for (int looks = 0; looks < 3; ++looks) EXPECT_EQ(follower.look(), FoundPaths());
+  std::filesystem::remove_all(run_ + "/step_1");
+  EXPECT_EQ(follower.look(), FoundPaths());
+  write_version("step_1");
+  EXPECT_EQ(follower.look(), FoundPaths());
+  EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_1"});
+}
+
 TEST_F(FollowerTest, WaitsForWhatTheIndexNames) {
   write("weight_v000001/model.safetensors.index.json", R"({"weight_map":{"a":"1.safetensors"}})");
   write("weight_v000001/1.safetensors", "too short");
-  Follower follower(run_);
+  Follower follower(run_, sources_, {});
   follower.look();
   EXPECT_EQ(follower.look(), FoundPaths());
   const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
@@ -66,9 +90,113 @@ TEST_F(FollowerTest, PassesOverTemporaryNamesAndWaitsForAMarker) {
     write_version(name);
   }
   write("step_2/STABLE", "");
-  Follower follower(run_, "STABLE");
+  Follower follower(run_, sources_, {.marker = "STABLE"});
   follower.look();
   EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_2"});
+}
+
+TEST_F(FollowerTest, ShardsAndLaterPartsAreNoVersions) {
+  write("model.safetensors.index.json", R"({"weight_map":{"a":"model-00001-of-00001.safetensors"}})");
+  const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+  write("model-00001-of-00001.safetensors",
+        static_cast<char>(header.size()) + std::string(7, '\0') + header + "x");
+  write("m-00002-of-00002.gguf", "GGUF");
+  Follower follower(run_, sources_, {});
+  follower.look();
+  EXPECT_EQ(follower.look(), FoundPaths{run_ + "/model.safetensors.index.json"});
+}
+
+TEST_F(FollowerTest, AShardWithoutItsIndexIsNotAVersionYet) {
+  const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+  const std::string file = static_cast<char>(header.size()) + std::string(7, '\0') + header + "x";
+  write("step_1/model-00001-of-00002.safetensors", file);
+  write("step_2/model-00000-of-00001.safetensors", file);
+  write("step_3/model-00001-of-00001.safetensors", file);
+  Follower follower(run_, sources_, {});
+  follower.look();
+  EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_3"});
+  write("step_2/model.safetensors.index.json",
+        R"({"weight_map":{"a":"model-00000-of-00001.safetensors"}})");
+  follower.look();
+  EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_2"});
+}
+
+TEST_F(FollowerTest, TheNewestIsTheNewestThatIsComplete) {
+  write_version("step_2");
+  write_version("step_10");
+  write("step_11/model.safetensors.index.json", R"({"weight_map":{"a":"1.safetensors"}})");
+  Follower follower(run_, sources_, {.latest = true, .pause = kShort});
+  EXPECT_EQ(follower.next(), run_ + "/step_10");
+  EXPECT_EQ(follower.next(), std::nullopt);
+
+  std::filesystem::remove_all(run_ + "/step_2");
+  std::filesystem::remove_all(run_ + "/step_10");
+  Follower none(run_, sources_, {.latest = true, .pause = kShort});
+  EXPECT_THROW(none.next(), Error);
+}
+
+TEST_F(FollowerTest, AVersionThatComesDuringTheSecondLookIsNotTheNewestYet) {
+  write_version("step_1");
+  Follower follower(run_, sources_, {.latest = true, .pause = kShort});
+  EXPECT_EQ(follower.look(), FoundPaths());
+  write_version("step_2");
+  EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_1"});
+}
+
+TEST_F(FollowerTest, AVersionThatIsRenamedGoesOnUnderItsNewName) {
+  write_version("tmp-step_1");
+  Follower follower(run_, sources_, {});
+  follower.look();
+  std::filesystem::rename(run_ + "/tmp-step_1", run_ + "/step_1");
+  EXPECT_EQ(follower.look(), FoundPaths());
+  EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_1"});
+}
+
+TEST_F(FollowerTest, AVersionWhoseTimeGoesBackIsLookedAtAgainAndNamedOnce) {
+  write_version("step_1");
+  const std::string index = run_ + "/step_1/model.safetensors.index.json";
+  Follower follower(run_, sources_, {});
+  follower.look();
+  std::filesystem::last_write_time(index, std::filesystem::file_time_type::clock::now() -
+                                              std::chrono::hours(100'000));
+  EXPECT_EQ(follower.look(), FoundPaths());
+  EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_1"});
+  std::filesystem::last_write_time(index, std::filesystem::file_time_type::clock::now());
+  EXPECT_EQ(follower.look(), FoundPaths());
+}
+
+TEST_F(FollowerTest, ADirectoryThatIsAwayIsAnErrorOnceAndGoesOnWhereItWas) {
+  write_version("step_1");
+  Follower follower(run_, sources_, {.pause = kShort});
+  EXPECT_EQ(follower.next(), run_ + "/step_1");
+  std::filesystem::rename(run_, run_ + ".away");
+  EXPECT_THROW(follower.next(), Error);
+  EXPECT_THROW(follower.look(), Error);
+  std::filesystem::rename(run_ + ".away", run_);
+  write_version("step_2");
+  EXPECT_EQ(follower.next(), run_ + "/step_2");
+}
+
+TEST_F(FollowerTest, ACancelledWaitEndsNowAndLater) {
+  Follower follower(run_, sources_, {});
+  std::thread other([&] { follower.cancel(); });
+  EXPECT_EQ(follower.next(), std::nullopt);
+  other.join();
+  EXPECT_EQ(follower.next(), std::nullopt);
+}
+
+TEST_F(FollowerTest, WhatCannotBeFollowedIsSaid) {
+  for (const char* marker : {"a/b", ".", ".."}) {
+    EXPECT_THROW(Follower(run_, sources_, {.marker = marker}), Error);
+  }
+  Follower web("https://127.0.0.1:1/run", sources_, {});
+  try {
+    web.next();
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUsage);
+    EXPECT_NE(error.message().find("does not list"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -112,6 +113,55 @@ TEST(Gathering, OfAColumnWantsNoMoreThanEightMebibytesAtATime) {
   EXPECT_EQ(gathered.error, 0);
   EXPECT_EQ(gathered.text, column.bytes(100));
   EXPECT_GE(steps, 2U);
+}
+
+// As a tensor that is checked before its first byte.
+class NeedsAll : public Producer {
+ public:
+  NeedsAll(const Source& source, std::uint64_t size) : source_(source), size_(size) {}
+  std::uint64_t size() const override { return size_; }
+  int produce(std::uint64_t offset, std::span<std::byte> out) const override {
+    return source_.read_unverified(out, offset);
+  }
+  void missing(std::uint64_t, std::uint64_t, std::vector<Extent>& missing) const override {
+    if (!source_.has({0, size_})) missing.push_back({&source_, 0, size_});
+  }
+
+ private:
+  const Source& source_;
+  std::uint64_t size_;
+};
+
+TEST(Gathering, OfBytesThatNeedManyMoreAsksForAMebibyteAtATime) {
+  constexpr std::uint64_t kAll = 32 * kMiB;
+  Column column(1, kAll);
+  const auto make = [&] {
+    Content content;
+    content.production(std::make_unique<NeedsAll>(*column.source, kAll));
+    return content;
+  };
+  Gathered gathered(make, 10, 1000);
+  std::size_t steps = 0;
+  for (; !column.source->wanted().empty(); ++steps) {
+    if (steps == 5) column.source->lose_next();
+    ASSERT_EQ(column.source->wanted().size(), 1U);
+    column.source->deliver(0);
+  }
+  EXPECT_EQ(gathered.error, 0);
+  EXPECT_EQ(gathered.text, column.bytes(1010).substr(10));
+  EXPECT_LE(column.source->longest_want(), kMostMissing);
+  EXPECT_GE(steps, 20U);
+
+  std::vector<std::byte> out(1000);
+  column.source->forget();
+  std::jthread delivers([&](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      if (column.source->wanted().empty()) std::this_thread::yield();
+      else column.source->deliver(0);
+    }
+  });
+  EXPECT_EQ(fetch_and_copy(make(), 10, out), 0);
+  EXPECT_EQ(std::memcmp(out.data(), gathered.text.data(), out.size()), 0);
 }
 
 TEST(Gathering, JoinsRunsOfNeighbouringBlocks) {

@@ -471,7 +471,6 @@ class Counted : public ComputedTensor {
   }
   std::vector<stfs::Tensor> inputs() const override { return inputs_; }
   std::string_view scheme() const override { return "counted"; }
-  std::optional<QuantizedRecipe> recipe() const override { return std::nullopt; }
 
  private:
   std::vector<stfs::Tensor> inputs_;

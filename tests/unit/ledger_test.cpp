@@ -142,15 +142,17 @@ TEST(Ledger, ThatIsFullRefusesAndHasRoomAgain) {
 
 TEST(Ledger, RemembersWhichSourcesHaveChangedOrFailed) {
   Ledger ledger(5000);
-  ledger.mark_changed(4999);
+  ledger.change(4999) = true;
+  ledger.mark_reported(4999);
   const LocalFile::Failure failures[] = {{0, 4096, EIO, false}, {1 << 30, 3U << 30, EIO, false}};
   ledger.keep_failures(7, failures);
   EXPECT_TRUE(ledger.failures(4999).empty());
   ASSERT_EQ(ledger.failures(7).size(), 2U);
   EXPECT_EQ(ledger.failures(7)[1].begin, failures[1].begin);
-  EXPECT_FALSE(ledger.has_changed(7));
-  EXPECT_FALSE(ledger.has_changed(0));
-  EXPECT_TRUE(ledger.has_changed(4999));
+  EXPECT_FALSE(ledger.change(7));
+  EXPECT_FALSE(ledger.is_reported(0));
+  EXPECT_TRUE(ledger.change(4999));
+  EXPECT_TRUE(ledger.is_reported(4999));
 }
 
 TEST(Ledger, IsWholeWhereverItsWorkerIsKilled) {

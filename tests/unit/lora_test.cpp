@@ -17,6 +17,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <random>
 #include <span>
@@ -217,6 +218,28 @@ TEST_F(LoraTest, WholeTensorsOfTheAdapterTakeThePlaceOfTheBases) {
   EXPECT_EQ(checkpoint->tensor_count(), 2U);
 }
 
+// PEFT's own forward and merge() add the update of out_proj twice.
+TEST_F(LoraTest, MultiheadAttentionHasTheUpdatesThatPeftTrained) {
+  const std::vector<float> in = some(6 * 2), out = some(2 * 2), a = some(3 * 2), b = some(6 * 3);
+  const std::vector<float> a2 = some(3 * 2), b2 = some(2 * 3);
+  write_safetensors(dir_ / "base.safetensors",
+                    {{"m.in_proj_weight", "F32", {6, 2}, f32_bytes(in)},
+                     {"m.out_proj.weight", "F32", {2, 2}, f32_bytes(out)}});
+  write_adapter("one", kConfig,
+                {{"base_model.model.m.lora_A.weight", "F32", {3, 2}, f32_bytes(a)},
+                 {"base_model.model.m.lora_B.weight", "F32", {6, 3}, f32_bytes(b)},
+                 {"base_model.model.m.base_layer.out_proj.lora_A.weight", "F32", {3, 2}, f32_bytes(a2)},
+                 {"base_model.model.m.base_layer.out_proj.lora_B.weight", "F32", {2, 3}, f32_bytes(b2)}});
+  const auto checkpoint = load({adapter("one")});
+  std::vector<float> expected = in;
+  add_naively(expected, a, b, 3, 2);
+  EXPECT_EQ(bytes_of(*checkpoint, "m.in_proj_weight"), f32_bytes(expected));
+  expected = out;
+  add_naively(expected, a2, b2, 3, 2);
+  add_naively(expected, a2, b2, 3, 2);
+  EXPECT_EQ(bytes_of(*checkpoint, "m.out_proj.weight"), f32_bytes(expected));
+}
+
 TEST_F(LoraTest, NamesMeetAtTheirLongestCommonEnd) {
   const std::string four(16, 'x');
   write_safetensors(dir_ / "base.safetensors",
@@ -240,7 +263,11 @@ TEST_F(LoraTest, NamesMeetAtTheirLongestCommonEnd) {
   EXPECT_FALSE(other);
   EXPECT_EQ(found("layers.2.q.weight"), "");
   EXPECT_EQ(found("layers.0.k.weight"), "");
-  EXPECT_NE(found("model.layers.1.q.weight"), "");
+  for (const char* const tower : {"model.layers.1.q.weight", "decoder.layers.0.q.weight",
+                                  "vision_tower.encoder.layers.0.q.weight", "audio.lm_head.bias"}) {
+    EXPECT_EQ(found(tower), "") << "it may be another tower's";
+  }
+  EXPECT_NE(found("layers.1.q.weight"), "");
   EXPECT_TRUE(other);
 }
 
@@ -256,23 +283,64 @@ TEST_F(LoraTest, WhatIsNotMergedIsRefusedByName) {
   EXPECT_EQ(refused(R"(,"use_dora":false,"init_lora_weights":"gaussian","bias":"none",
                        "layer_replication":null,"target_parameters":[],"eva_config":{"rho":2})"),
             "");
-  for (const char* const key : {"use_dora", "lora_bias", "use_bdlora"}) {
-    EXPECT_NE(refused(",\"" + std::string(key) + "\":true").find(key), std::string::npos);
+  const std::map<std::string, const char*> kinds{{"alora_invocation_tokens", "[1, 2]"},
+                                                 {"arrow_config", R"({"top_k": 3})"},
+                                                 {"kasa_config", R"({"beta": 1})"},
+                                                 {"layer_replication", "[[0, 2]]"},
+                                                 {"lora_bias", "true"},
+                                                 {"monteclora_config", R"({"num_samples": 8})"},
+                                                 {"target_parameters", R"(["mlp.experts"])"},
+                                                 {"trainable_token_indices", "[1]"},
+                                                 {"use_bdlora", R"({"nblocks": 2})"},
+                                                 {"use_dora", "true"},
+                                                 {"use_qalora", "true"},
+                                                 {"velora_config", R"({"num_groups": 2})"}};
+  for (const auto& [key, value] : kinds) {
+    const std::string rule = refused(",\"" + key + "\":" + value);
+    EXPECT_NE(rule.find("\"" + key + "\" is set: such an adapter is not supported, merge it with PEFT"),
+              std::string::npos)
+        << rule;
   }
-  for (const char* const value : {"pissa_niter_16", "olora", "PiSSA", "loftq", "what"}) {
+  for (const char* const value : {"pissa", "pissa_niter_16", "olora", "PiSSA", "loftq", "corda",
+                                  "lora_ga"}) {
     const std::string rule = refused(R"(,"init_lora_weights":")" + std::string(value) + "\"");
-    EXPECT_NE(rule.find(value), std::string::npos) << rule;
+    EXPECT_NE(rule.find("\"" + std::string(value) + "\": it changed the weights of the base"),
+              std::string::npos)
+        << rule;
+  }
+  EXPECT_NE(refused(R"(,"init_lora_weights":"what")").find("\"what\", which is not known"),
+            std::string::npos);
+  for (const char* const value : {"all", "lora_only"}) {
+    EXPECT_NE(refused(R"(,"bias":")" + std::string(value) + "\"")
+                  .find("bias is \"" + std::string(value) + "\": \"none\" alone is merged"),
+              std::string::npos);
+  }
+  for (const char* const kept : {"true", "false", R"("gaussian")", R"("eva")", R"("orthogonal")",
+                                 R"("mica")"}) {
+    EXPECT_EQ(refused(R"(,"init_lora_weights":)" + std::string(kept)), "");
   }
   for (const char* const members :
-       {R"(,"bias":"all")", R"(,"layer_replication":[[0,2]])", R"(,"target_parameters":["x"])",
-        R"(,"r":0)", R"(,"r":-1)", R"(,"r":1.5)", R"(,"lora_alpha":"8")", R"(,"use_rslora":1)",
+       {R"(,"r":0)", R"(,"r":-1)", R"(,"r":1.5)", R"(,"lora_alpha":"8")", R"(,"use_rslora":1)",
         R"(,"rank_pattern":[])", R"(,"rank_pattern":{"(?i)x":3})", R"(,"rank_pattern":{"x":"3"})"}) {
     EXPECT_NE(refused(members), "") << members;
   }
+  std::string keys;
+  for (int i = 0; i < 100'000; ++i) keys += ",\"x" + std::to_string(i) + "\":null";
+  EXPECT_NE(refused(keys).find("more than 20000 keys"), std::string::npos);
   EXPECT_THROW(AdapterConfig("c.json", "[]"), Error);
   EXPECT_THROW(AdapterConfig("c.json", R"({"peft_type":"LOHA"})"), Error);
   EXPECT_THROW(AdapterConfig("c.json", "{"), Error);
   EXPECT_EQ(AdapterConfig("c", R"({"peft_type":"LORA","r":3,"newer":1})").warnings().size(), 1U);
+  // All that PEFT 0.20 writes, with values that are not the default.
+  EXPECT_EQ(AdapterConfig("c", R"({
+    "alpha_pattern": {"q": 2}, "auto_mapping": {"parent_library": "x"}, "base_model_name_or_path": "x",
+    "bias": "none", "ensure_weight_tying": true, "eva_config": {"rho": 2.0}, "exclude_modules": ["k"],
+    "fan_in_fan_out": true, "inference_mode": true, "init_lora_weights": "eva", "layers_pattern": "layers",
+    "layers_to_transform": [1], "lora_alpha": 2.5, "lora_dropout": 0.1, "megatron_config": {"x": 1},
+    "megatron_core": "megatron.core", "modules_to_save": ["score"], "peft_type": "LORA",
+    "peft_version": "0.20.0", "qalora_group_size": 16, "r": 3, "rank_pattern": {"q": 2}, "revision": "main",
+    "runtime_config": {"ephemeral_gpu_offload": true}, "target_modules": "all-linear",
+    "task_type": "CAUSAL_LM", "use_rslora": true})").warnings(), std::vector<std::string>());
 }
 
 TEST_F(LoraTest, AnAdapterThatDoesNotFitIsRefusedWithItsTensor) {

@@ -87,6 +87,21 @@ TEST(MountJson, ParsesAPartOfAMount) {
   EXPECT_EQ(content->origin.sources, (std::vector<Origin>{{.path = "/a"}, part}));
 }
 
+TEST(MountJson, HasNoSecretOfALayersURL) {
+  TempDir dir;
+  write_safetensors(dir / "m.safetensors", {random_tensor("w", "U8", {4})});
+  const Checkpoint checkpoint(std::vector<std::string>{dir / "m.safetensors"});
+  const std::string json =
+      mount_json(checkpoint, false,
+                 {{"delta", "https://host/run/weight_v000001?sig=secret"},
+                  {"lora", "0.5@https://me:secret@host/adapter?secret"},
+                  {"edit", "/w/edits\nadd \"s3://bucket/a?b.safetensors::w\""}});
+
+  EXPECT_EQ(json.find("secret"), std::string::npos) << json;
+  EXPECT_NE(json.find(R"(["0.5@https://host/adapter"])"), std::string::npos) << json;
+  EXPECT_NE(json.find("a?b.safetensors"), std::string::npos) << json;
+}
+
 TEST(MountJson, RefusesWhatItDoesNotUnderstand) {
   const auto with_sources = [](const std::string& sources) {
     return R"({"sources":)" + sources + R"(,"allow_missing":false,)" + kVersion + "}";

@@ -2,6 +2,9 @@
 #include "core/checkpoint/new_file.h"
 
 #include "core/base/error.h"
+#include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/saved.h"
+#include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>
@@ -215,6 +218,32 @@ TEST_P(NewFileTest, TakesTheSignalsForItsOwnLifeAlone) {
   for (int number = 1; number < SIGRTMIN; ++number) {
     EXPECT_EQ(::sigismember(&before, number), ::sigismember(&after, number)) << number;
   }
+}
+
+// The index comes last, and the name when all is on the disk: a machine that stops leaves the whole
+// directory or none of this name.
+TEST(NewDirectories, AreOnTheDiskInOrderBeforeTheirNameIs) {
+  const TempDir dir;
+  write_safetensors(dir / "model.safetensors",
+                    {random_tensor("v", "F32", {500}), random_tensor("w", "F32", {500})});
+  write_file(dir / "config.json", "{}");
+  const std::vector<std::string> source{(dir / "model.safetensors").string()};
+  Sources sources;
+  const Checkpoint checkpoint(source, {.with_model_files = true, .sources = &sources});
+  NameList synced;
+  on_sync = [&](int fd) {
+    const auto name = std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd)).filename().string();
+    synced.push_back((name.starts_with(".stfs-") ? ".stfs-" : name == dir.path().filename() ? "parent" : name) +
+                     (std::filesystem::exists(dir / "out") ? ", named" : ""));
+  };
+  save(checkpoint, sources,
+       {.source = source.front(), .output = dir / "out", .shard_size = 2000}, false);
+  on_sync = nullptr;
+  EXPECT_EQ(synced, (NameList{"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "config.json",
+                              "model.safetensors.index.json", ".stfs-", "parent, named"}));
+  EXPECT_EQ(names_in(dir / "out"),
+            (NameList{"config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+                      "model.safetensors.index.json"}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Begun, NewFileTest,

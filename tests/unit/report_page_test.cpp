@@ -12,6 +12,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace stfs::test {
@@ -46,8 +47,8 @@ TEST(ReportPage, PartsComeInTheirOrder) {
   const std::string page = report_page(compared_report());
   std::size_t last = 0;
   for (const char* const part :
-       {"<h1>", "id=\"what\"", "id=\"health\"", "id=\"map\"", "id=\"layers\"", "id=\"tensors\"",
-        "id=\"tensor\"", "id=\"difference\"", "id=\"data\""}) {
+       {"<h1>", "id=\"difference\"", "id=\"what\"", "id=\"health\"", "id=\"map\"", "id=\"layers\"",
+        "id=\"tensors\"", "id=\"tensor\"", "id=\"data\""}) {
     const std::size_t at = page.find(part);
     ASSERT_NE(at, std::string::npos) << part;
     EXPECT_GT(at, last) << part;
@@ -102,7 +103,7 @@ TEST(ReportPage, HostileTextsStayTexts) {
 TEST(ReportPage, EveryTensorHasARow) {
   for (const Report& report : {model_report(), compared_report(), empty_report()}) {
     const std::string rows = between(report_page(report), "<noscript", "</noscript>");
-    EXPECT_EQ(occurrences(rows, "\n<tr"), report.tensors.size());
+    EXPECT_EQ(occurrences(rows, "\n<tr"), report.tensors.size() + report.removed.size());
     for (const ReportTensor& tensor : report.tensors) {
       EXPECT_EQ(occurrences(rows, "<td>" + tensor.name + "<td>"), 1U) << tensor.name;
     }
@@ -121,16 +122,75 @@ TEST(ReportPage, FindingsLinkToTheirTensors) {
     }
   }
   EXPECT_EQ(occurrences(health, "Nothing odd found"), 0U);
-  EXPECT_EQ(occurrences(report_page(empty_report()), "Nothing odd found"), 1U);
+  EXPECT_EQ(occurrences(report_page(empty_report()), "No tensors: there is nothing to judge"), 1U);
+}
+
+TEST(ReportPage, VerdictsAreSentencesAndTheWorstSeverityColoursThem) {
+  using Severity = Finding::Severity;
+  const auto health_of = [](const std::vector<Severity>& severities) {
+    Report report = empty_report();
+    report.tensors.resize(1);
+    for (const Severity severity : severities) {
+      report.findings.push_back({Finding::Kind::kEqual, "a finding", {0}, severity});
+    }
+    return between(report_page(report), "<section id=\"health\"", "</section>");
+  };
+  const auto verdict = [](const std::string& style, const std::string& text) {
+    return "<p class=\"verdict " + style + "\">" + text + "</p>";
+  };
+  for (const auto& [severities, expected] :
+       std::vector<std::pair<std::vector<Severity>, std::string>>{
+           {{}, verdict("good", "Nothing odd found")},
+           {{Severity::kUsual}, verdict("good", "Nothing odd found")},
+           {{Severity::kOdd}, verdict("odd", "1 thing is odd")},
+           {{Severity::kBroken, Severity::kOdd}, verdict("bad", "1 thing is broken, and 1 is odd")},
+           {{Severity::kBroken, Severity::kBroken}, verdict("bad", "2 things are broken")}}) {
+    EXPECT_NE(health_of(severities).find(expected), std::string::npos) << expected;
+  }
+  EXPECT_NE(health_of({Severity::kUsual}).find("<ul class=\"usual\"><li>Usual: a finding"),
+            std::string::npos);
+}
+
+TEST(ReportPage, OfWhatMattersMoreTensorsAreLinksThanTheSentenceNames) {
+  using Severity = Finding::Severity;
+  for (const Severity severity : {Severity::kBroken, Severity::kUsual}) {
+    Report report = empty_report();
+    report.tensors.resize(3);
+    for (const char* const name : {"a", "b", "c"}) report.tensors[name[0] - 'a'].name = name;
+    report.findings.push_back({Finding::Kind::kNan, "NaN in \"a\" and 2 more", {0, 1, 2}, severity});
+    const std::string health = between(report_page(report), "<section id=\"health\"", "</section>");
+    EXPECT_EQ(occurrences(health, "<a href"), severity == Severity::kUsual ? 1U : 3U) << health;
+    EXPECT_EQ(occurrences(health, "and 2 more"), 1U);
+  }
+}
+
+TEST(ReportPage, WhatDiffersComesFirstWithCountsAndTheFarthest) {
+  const std::string page = report_page(compared_report());
+  const std::string part = between(page, "<section id=\"difference\"", "</section>");
+  EXPECT_NE(part.find("228 of 292 tensors differ"), std::string::npos) << part;
+  EXPECT_NE(part.find("<b>1</b> removed"), std::string::npos);
+  EXPECT_NE(part.find("<b>64</b> equal"), std::string::npos);
+  EXPECT_NE(part.find("and 219 more, which are nearer"), std::string::npos);
+  EXPECT_EQ(occurrences(part, "<rect "), 6U);
+
+  Report report = empty_report();
+  report.against = "another";
+  report.tensors.resize(1);
+  report.tensors[0].stats = ValueStats{2, 0.0, 0.0, 0.0, 0.0, 1, 1, 0};
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  report.tensors[0].difference = Difference{Difference::Kind::kValues, "", {}, 0.5, kInfinity};
+  EXPECT_NE(report_page(report).find("now NaN"), std::string::npos);
+  report.tensors[0].difference = Difference{Difference::Kind::kEqual, "", 0, 1, 0};
+  EXPECT_NE(report_page(report).find("Nothing: its tensor is equal"), std::string::npos);
 }
 
 TEST(ReportPage, PicturesAreInItsData) {
   const Report report = model_report();
   const auto data = nlohmann::json::parse(data_of(report_page(report)));
   ASSERT_EQ(data["pictures"].size(), report.tensors.size());
-  const auto& [index, histogram, thumbnail] =
-      data["pictures"][1].get<std::array<nlohmann::json, 3>>();
-  EXPECT_EQ(index, 1);
+  EXPECT_EQ(data["pictures"][1][0], 1);
+  const auto& histogram = data["pictures"][1][1]["h"];
+  const auto& thumbnail = data["pictures"][1][1]["p"];
   EXPECT_EQ(histogram[6].get<std::string>().size(), 2 * Histogram::kBins);
   EXPECT_EQ(thumbnail[0], 48);
   EXPECT_EQ(thumbnail[1].get<std::string>().size(), 48U * 48U);
@@ -142,17 +202,17 @@ TEST(ReportPage, ColoursOfAThumbnailKeepTheirKinds) {
   // The ends, zero and its neighbours, infinity, NaN, none.
   report.tensors[0].thumbnail = Thumbnail{8, 1, {0, 125, 126, 127, 252, 253, 254, 255}};
   const auto data = nlohmann::json::parse(data_of(report_page(report)));
-  EXPECT_EQ(data["pictures"][0][2][1], "Adef89-_");
+  EXPECT_EQ(data["pictures"][0][1]["p"][1], "Adef89-_");
 }
 
 TEST(ReportPage, ThumbnailsOfManyTensorsAreHalvedAndKeepTheLargestMagnitude) {
   Report report = large_report(Report::kMostPictured + 1);
   report.tensors[0].thumbnail = Thumbnail{3, 2, {126, 127, 255, 0, 254, 255}};
   const auto data = nlohmann::json::parse(data_of(report_page(report)));
-  EXPECT_EQ(data["pictures"][0][2][0], 2);
-  EXPECT_EQ(data["pictures"][0][2][1], "-_");
+  EXPECT_EQ(data["pictures"][0][1]["p"][0], 2);
+  EXPECT_EQ(data["pictures"][0][1]["p"][1], "-_");
   report.tensors[0].thumbnail = Thumbnail{2, 2, {126, 0, 252, 100}};
-  EXPECT_EQ(nlohmann::json::parse(data_of(report_page(report)))["pictures"][0][2][1], "8");
+  EXPECT_EQ(nlohmann::json::parse(data_of(report_page(report)))["pictures"][0][1]["p"][1], "8");
 }
 
 TEST(ReportPage, StaysSmall) {
@@ -173,7 +233,7 @@ TEST(ReportPage, StaysSmall) {
   }
   const std::string page = report_page(large);
   EXPECT_LT(page.size(), 20'000'000U);
-  EXPECT_EQ(occurrences(page, "and 98,000 more"), 1U) << "of the removed ones";
+  EXPECT_NE(page.find("99,000 removed tensors have no row below"), std::string::npos);
   for (std::size_t i = 1; i < large.tensors.size(); ++i) large.tensors[i].equal_to = 0;
   EXPECT_LT(report_page(large).size(), 30'000'000U);
 }

@@ -23,12 +23,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace stfs::test {
 namespace {
 
 using Kind = Finding::Kind;
+using Severity = Finding::Severity;
 using std::string_literals::operator""s;
 
 // Like weights: most near zero.
@@ -144,15 +146,18 @@ TEST_F(Reports, FindOneNanAZeroLayerAndTwoEqualTensors) {
   const Report report = collect(tensors);
 
   ASSERT_EQ(report.findings.size(), 3U);
+  EXPECT_EQ(report.findings[0].severity, Severity::kBroken);
+  EXPECT_EQ(report.findings[1].severity, Severity::kBroken);
+  EXPECT_EQ(report.findings[2].severity, Severity::kUsual) << "tied embeddings";
   EXPECT_EQ(report.findings[0].kind, Kind::kNan);
   EXPECT_EQ(report.findings[0].text,
-            "NaN in 1 tensor: \"model.layers.3.mlp.up_proj.weight\" (1 of 4320 values)");
+            "NaN in 1 tensor: \"model.layers.3.mlp.up_proj.weight\" (1 of 4,320 values, at [2,20])");
   EXPECT_EQ(report.findings[1].kind, Kind::kAllZero);
   EXPECT_EQ(report.findings[1].text,
             "nothing but zeros in 1 tensor: \"model.layers.20.mlp.down_proj.weight\"");
   EXPECT_EQ(report.findings[2].kind, Kind::kEqual);
   EXPECT_EQ(names_of(report, report.findings[2]),
-            (std::vector<std::string>{"lm_head.weight", "model.embed_tokens.weight"}));
+            (std::vector<std::string>{"model.embed_tokens.weight", "lm_head.weight"}));
   EXPECT_EQ(report.title, "tiny");
   EXPECT_EQ(report.format, "safetensors");
   EXPECT_EQ(report.tensors.size(), tensors.size());
@@ -402,6 +407,157 @@ TEST_F(Reports, SuspectScalesConstantsAndZerosByRule) {
   EXPECT_EQ(found[Kind::kConstant], std::vector<std::string>{"norm.weight"});
   EXPECT_EQ(found[Kind::kAllZero], (std::vector<std::string>{"minus", "qweight"}));
   EXPECT_EQ(found[Kind::kNan], std::vector<std::string>{"nan.absmax"});
+}
+
+TEST_F(Reports, TellWhereNanAndInfinityAreAndHowToSeeThem) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float inf = std::numeric_limits<float>::infinity();
+  Tensor a = f32("it's", {1, 2, 3, nan, 5, nan});
+  a.shape = {2, 3};
+  const Report report = collect({a, f32("b", {1, 2, -inf}), f32("c", {nan})});
+
+  EXPECT_PRED_FORMAT2(testing::IsSubstring, "(the first of \"it's\" at [1,0])", report.findings.at(0).text);
+  EXPECT_PRED_FORMAT2(testing::IsSubstring, "(1 of 3 values, at [2])", report.findings.at(1).text);
+  const std::string page = report_page(report);
+  EXPECT_PRED_FORMAT2(testing::IsSubstring, "2 NaN, the first at [1,0]", page);
+  EXPECT_PRED_FORMAT2(testing::IsSubstring, R"("nan":"[1,0] [1,2]","largest":"[1,1]","look":"stfs-info cat --slice 1,0:3 --as f32 )", page);
+  EXPECT_PRED_FORMAT2(testing::IsSubstring, R"( 'it'\\''s' | od -A n -v -t f4")", page);
+  EXPECT_PRED_FORMAT2(testing::IsSubstring, R"("inf":"[2]","largest":"[1]")", page);
+}
+
+TEST_F(Reports, TellWhatIsBrokenBeforeWhatIsOddAndThatBeforeWhatIsUsual) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const Report report = collect({f32("a.bias", {0, 0, 0}), f32("norm.weight", {1, 1, 1}),
+                                 f32("same", {1, 2, 3}), f32("same.too", {1, 2, 3}),
+                                 f32("seven", {7, 7}), f32("w", {1, inf}), f32("zeros", {0, 0})});
+  std::vector<std::pair<Severity, std::string>> found;
+  for (const Finding& finding : report.findings) {
+    found.emplace_back(finding.severity, names_of(report, finding).front());
+  }
+  const std::vector<std::pair<Severity, std::string>> expected{
+      {Severity::kBroken, "w"},    {Severity::kBroken, "zeros"},      {Severity::kOdd, "same"},
+      {Severity::kOdd, "seven"},   {Severity::kUsual, "norm.weight"}, {Severity::kUsual, "a.bias"}};
+  EXPECT_EQ(found, expected);
+}
+
+TEST_F(Reports, CompareATensorWithItsKindAndItsLayer) {
+  std::vector<Tensor> tensors = model();
+  std::uint64_t seed = 1000;
+  const auto scale = [&](const std::string& name, float by) {
+    Tensor& tensor = named(tensors, name);
+    std::vector<float> values = some_weights(product(tensor.shape), ++seed);
+    for (float& value : values) value *= by;
+    tensor = bf16(name, tensor.shape, values);
+  };
+  scale("model.layers.5.self_attn.k_proj.weight", 9);
+  for (const char* role : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                           "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+                           "input_layernorm"}) {
+    scale("model.layers.30." + std::string(role) + ".weight", 20);
+  }
+  named(tensors, "model.layers.9.mlp.up_proj.weight").bytes.replace(200, 2, "\x80\x3f"s);  // 1
+
+  const Report report = collect(tensors);
+
+  ASSERT_EQ(report.findings.size(), 3U);
+  for (const Finding& finding : report.findings) {
+    EXPECT_EQ(finding.kind, Kind::kOutlier);
+    EXPECT_EQ(finding.severity, Severity::kOdd);
+  }
+  EXPECT_EQ(report.findings[0].text,
+            "RMS 20 times those of other layers in all of \"model.layers.30\"");
+  EXPECT_EQ(report.findings[0].tensors.size(), 8U);
+  EXPECT_EQ(names_of(report, report.findings[1]).front(), "model.layers.5.self_attn.k_proj.weight");
+  EXPECT_NE(report.findings[1].text.find("RMS "), std::string::npos);
+  EXPECT_EQ(names_of(report, report.findings[2]),
+            std::vector<std::string>{"model.layers.9.mlp.up_proj.weight"});
+  EXPECT_NE(report.findings[2].text.find("largest |x| / std"), std::string::npos);
+}
+
+TEST_F(Reports, SayWhatTheModelIsByItsConfiguration) {
+  const std::filesystem::path directory = dir_ / "model";
+  std::filesystem::create_directory(directory);
+  std::vector<Tensor> tensors{bf16("lm_head.weight", {8, 4}, 1),
+                              bf16("model.embed_tokens.weight", {8, 4}, 1)};
+  const auto report_with = [&](const std::string& config) {
+    write_safetensors((directory / "model.safetensors").string(), tensors, Metadata{});
+    write_file(directory / "config.json", config);
+    const std::vector<std::string> source{directory.string()};
+    const Checkpoint checkpoint(source, {.with_model_files = true});
+    const std::atomic<bool> stop = false;
+    Report report;
+    EXPECT_EQ(collect_report(checkpoint, nullptr, source, {stop}, report), 0);
+    return report;
+  };
+  const Report report = report_with(
+      R"({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32, "vocab_size": 128256,
+          "tie_word_embeddings": false,
+          "text_config": {"max_position_embeddings": 131072, "num_attention_heads": 24}})");
+  const std::vector<std::pair<std::string, std::string>> facts{{"Architecture", "LlamaForCausalLM"},
+                                                               {"Layers", "32"},
+                                                               {"Heads", "24"},
+                                                               {"Context", "131,072"},
+                                                               {"Vocabulary", "128,256"}};
+  EXPECT_EQ(report.facts, facts);
+  ASSERT_EQ(report.findings.size(), 1U);
+  EXPECT_EQ(report.findings[0].severity, Severity::kOdd);
+  EXPECT_NE(report.findings[0].text.find("tie_word_embeddings is false"), std::string::npos);
+  EXPECT_EQ(report_with(R"({"tie_word_embeddings": true})").findings[0].severity,
+            Severity::kUsual);
+  tensors[0] = bf16("lm_head.weight", {8, 4}, 2);
+  EXPECT_EQ(report_with(R"({"tie_word_embeddings": true})").findings[0].severity, Severity::kOdd);
+  EXPECT_TRUE(report_with("not JSON").facts.empty());
+}
+
+TEST_F(Reports, PictureTheStructureOfALargeTensorAndNotItsNoise) {
+  constexpr std::uint64_t kSide = 960;  // 20 x 20 elements a pixel
+  std::vector<float> values = some_weights(kSide * kSide, 3);
+  for (std::uint64_t row = 200; row < 240; ++row) {
+    for (std::uint64_t x = 0; x < kSide; ++x) values[row * kSide + x] *= 4;
+  }
+  values[900 * kSide + 900] = std::numeric_limits<float>::quiet_NaN();
+  const Report report = collect({bf16("w", {kSide, kSide}, values), f32("norm", {0.9F, 1.1F, 1})});
+  const Thumbnail& picture = *named(report, "w").thumbnail;
+  EXPECT_EQ(picture.shows, Thumbnail::Shows::kStrength);
+  ASSERT_EQ(picture.width * picture.height, 48U * 48U);
+  for (std::size_t i = 0; i < picture.pixels.size(); ++i) {
+    const int shade = picture.pixels[i] - 126;
+    const std::size_t row = i / 48;
+    if (i == 45 * 48 + 45) {
+      EXPECT_EQ(picture.pixels[i], 254) << "NaN";
+    } else if (row == 10 || row == 11) {
+      EXPECT_GT(shade, 90) << i;
+    } else {
+      EXPECT_LT(shade, 0) << i;
+      EXPECT_GT(shade, -60) << i;
+    }
+  }
+  const Thumbnail& norm = *named(report, "norm").thumbnail;
+  EXPECT_EQ(norm.shows, Thumbnail::Shows::kValues);
+  EXPECT_FLOAT_EQ(static_cast<float>(norm.middle), 1) << "values of one sign differ from their mean";
+  EXPECT_LT(norm.pixels[0], 126);
+}
+
+TEST_F(Reports, HaveTheHistogramOfTheOtherInTheBinsOfThisOne) {
+  const std::vector<float> values = some_weights(10'000, 4);
+  std::vector<float> wider = values;
+  for (float& value : wider) value *= 3;
+  const Report report = collect({f32("w", values), f32("same", values)},
+                                std::vector<Tensor>{f32("w", wider), f32("same", values)});
+  const ReportTensor& w = named(report, "w");
+  ASSERT_TRUE(w.histogram_before);
+  EXPECT_EQ(w.histogram_before->low, w.histogram->low);
+  EXPECT_EQ(w.histogram_before->high, w.histogram->high);
+  EXPECT_LE(w.histogram->low, -0.1) << "wide enough for both";
+  std::uint64_t now = w.histogram->below + w.histogram->above;
+  std::uint64_t before = w.histogram_before->below + w.histogram_before->above;
+  for (const std::uint64_t count : w.histogram->counts) now += count;
+  for (const std::uint64_t count : w.histogram_before->counts) before += count;
+  EXPECT_EQ(now, values.size());
+  EXPECT_EQ(before, values.size());
+  EXPECT_GT(*std::ranges::max_element(w.histogram->counts),
+            2 * *std::ranges::max_element(w.histogram_before->counts));
+  EXPECT_FALSE(named(report, "same").histogram_before);
 }
 
 TEST_F(Reports, TensorsWithEqualStatisticsAreEqualOnlyWithEqualBytes) {

@@ -68,6 +68,10 @@ ValueStats stats_of(const std::string& dtype, const std::vector<T>& values) {
   return stats_of(tensor_of(dtype, values));
 }
 
+std::string stats_json(const ValueStats& stats) {
+  return stfs::stats_json(stats, std::vector<std::uint64_t>{stats.count});
+}
+
 // The definition.
 template <class T>
 ValueStats reference(const std::vector<T>& values) {
@@ -79,10 +83,16 @@ ValueStats reference(const std::vector<T>& values) {
     ++stats.count;
     if (std::isnan(x)) {
       ++stats.nan;
+      if (stats.nan <= kPlaces) stats.nan_at.push_back(stats.count - 1);
     } else if (std::isinf(x)) {
       ++stats.inf;
+      if (stats.inf <= kPlaces) stats.inf_at.push_back(stats.count - 1);
     } else {
       ++finite;
+      if (!stats.largest_at ||
+          std::abs(x) > std::abs(static_cast<double>(values[*stats.largest_at]))) {
+        stats.largest_at = stats.count - 1;
+      }
       if (x == 0) ++stats.zeros;
       stats.min = std::min(stats.min.value_or(x), x);
       stats.max = std::max(stats.max.value_or(x), x);
@@ -116,6 +126,9 @@ void expect_same(const ValueStats& found, const ValueStats& expected, const std:
   EXPECT_EQ(found.inf, expected.inf) << what;
   EXPECT_EQ(found.min, expected.min) << what;
   EXPECT_EQ(found.max, expected.max) << what;
+  EXPECT_EQ(found.nan_at, expected.nan_at) << what;
+  EXPECT_EQ(found.inf_at, expected.inf_at) << what;
+  EXPECT_EQ(found.largest_at, expected.largest_at) << what;
   // Rounding of the sum is relative to the size of the values.
   const double scale =
       std::max(std::abs(expected.min.value_or(0)), std::abs(expected.max.value_or(0)));
@@ -188,6 +201,27 @@ TEST(ValueStats, CountNanAndInfinityAndLeaveThemOut) {
   EXPECT_EQ(stats.max, 3.0);
   EXPECT_EQ(stats.mean, 1.0);
   EXPECT_DOUBLE_EQ(*stats.std, std::sqrt(1.5));
+}
+
+// Among 300,000 values, which several threads read in blocks.
+TEST(ValueStats, TellTheFirstPlacesOfNanInfinityAndTheLargestValue) {
+  RandomBytes random(11);
+  std::vector<float> values(300'000);
+  for (float& value : values) value = static_cast<float>(random.next() % 1000);
+  for (const std::size_t at : {250'000U, 290'000U}) values[at] = -5000;
+  for (std::size_t i = 0; i < 12; ++i) {
+    values[140'000 + 11'111 * i] = std::numeric_limits<float>::quiet_NaN();
+    values[7 + 20'000 * i] = i % 2 == 0 ? HUGE_VALF : -HUGE_VALF;
+  }
+  for (const unsigned threads : {1U, 4U}) {
+    const LoadedTensor loaded(tensor_of("F32", values));
+    ValueStats stats;
+    ASSERT_EQ(value_stats(loaded.tensor().content(), DType::kF32,
+                          {std::atomic<bool>(false), {}, threads}, stats),
+              0);
+    expect_same(stats, reference(values), std::to_string(threads));
+    EXPECT_EQ(stats.largest_at, 250'000U);
+  }
 }
 
 TEST(ValueStats, HaveNoMinToStdWithoutAFiniteValue) {
@@ -469,7 +503,21 @@ TEST(StatsJson, HasTheFieldsInOrderAndNullForNone) {
   stats.nan = 3;
   EXPECT_EQ(
       stats_json(stats),
-      R"({"count":3,"min":null,"max":null,"mean":null,"std":null,"zeros":0,"nan":3,"inf":0})");
+      R"({"count":3,"min":null,"max":null,"mean":null,"std":null,"zeros":0,"nan":3,"inf":0,"nan_at":[],"inf_at":[],"largest_at":null})");
+}
+
+TEST(StatsJson, TellsTheIndicesOfPlaces) {
+  ValueStats stats;
+  stats.nan_at = {0, 7};
+  stats.inf_at = {11};
+  stats.largest_at = 4;
+  const std::string text = stfs::stats_json(stats, std::vector<std::uint64_t>{2, 3, 2});
+  EXPECT_TRUE(text.ends_with(
+      R"(,"nan_at":[[0,0,0],[1,0,1]],"inf_at":[[1,2,1]],"largest_at":[0,2,0]})"))
+      << text;
+  stats.nan_at = {0};
+  const std::string scalar = stfs::stats_json(stats, {});
+  EXPECT_TRUE(scalar.ends_with(R"(,"nan_at":[[]],"inf_at":[[]],"largest_at":[]})")) << scalar;
 }
 
 // -0 and 0 are equal, and which of them is least would depend on the order of the values.

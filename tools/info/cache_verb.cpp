@@ -126,9 +126,21 @@ int list_entries(const Arguments& arguments, const std::vector<Listed>& entries,
 }
 
 int prune_entries(const Arguments& arguments, Cache& cache, const std::vector<Listed>& selected) {
+  if (arguments.globs.empty() && !arguments.prune_to && !arguments.prune_all) {
+    std::uint64_t bytes = 0, entries = 0;
+    for (const Listed& listed : selected) {
+      if (listed.in_use) continue;
+      bytes += listed.bytes;
+      ++entries;
+    }
+    throw Error(ErrorCode::kUsage, "cache prune",
+                "nothing was removed: --all would remove " + std::to_string(entries) +
+                    (entries == 1 ? " entry, " : " entries, ") + human_bytes(bytes) +
+                    "; --to=SIZE leaves those that were used last, and names choose some");
+  }
   std::uint64_t freed = 0;
   if (arguments.globs.empty()) {
-    freed = cache.prune(arguments.prune_to);
+    freed = cache.prune(arguments.prune_to.value_or(0));
   } else {
     for (const Listed& listed : selected) {
       if (cache.remove(listed.id)) freed += listed.bytes;
@@ -276,8 +288,12 @@ int verify_entries(const Arguments& arguments, Cache& cache, std::vector<Listed>
 
 int cache(const Arguments& arguments) {
   const bool is_prune = arguments.action == "prune";
-  if (arguments.prune_to != 0 && (!is_prune || !arguments.globs.empty())) {
-    throw Error(ErrorCode::kUsage, "--to", "an option of \"cache prune\" without names");
+  if ((arguments.prune_to || arguments.prune_all) && (!is_prune || !arguments.globs.empty())) {
+    throw Error(ErrorCode::kUsage, arguments.prune_to ? "--to" : "--all",
+                "an option of \"cache prune\" without names");
+  }
+  if (arguments.prune_to && arguments.prune_all) {
+    throw Error(ErrorCode::kUsage, "--all", "--to leaves some: give one of them");
   }
   std::string directory = arguments.sources.cache_dir;
   if (directory.empty()) directory = Cache::default_directory();

@@ -6,6 +6,7 @@
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/mounted.h"
 #include "core/command/terminal.h"
+#include "core/layer/quantised/quantized_layout.h"
 #include "core/remote/http/url.h"
 #include "core/stored/directory.h"
 #include "tools/info/json.h"
@@ -39,8 +40,9 @@ std::uint64_t stored_bytes(const Tensor& tensor) {
   return bytes;
 }
 
-// Where tensors are computed, a column has the bytes as they are stored.
-void print_table(const std::vector<Tensor>& tensors) {
+// For people a table, else tab-separated fields. Where tensors are computed, a column has the bytes
+// as they are stored.
+void print_tensors(const std::vector<Tensor>& tensors, bool with_heading) {
   const bool any_computed =
       std::ranges::any_of(tensors, [](const Tensor& tensor) { return tensor.computed != nullptr; });
   const Terminal terminal;
@@ -60,18 +62,26 @@ void print_table(const std::vector<Tensor>& tensors) {
     rows.push_back({printable(tensor.name), std::string(dtype_name(tensor.dtype)),
                     shape_json(tensor.shape), std::to_string(tensor.length)});
     if (any_computed) rows.back().push_back(std::to_string(stored_bytes(tensor)));
-    table.measure(rows.back());
+    if (terminal.is_terminal) table.measure(rows.back());
     bytes += tensor.length;
     stored += any_computed ? stored_bytes(tensor) : 0;
   }
-  print(table.heading());
-  for (const auto& row : rows) print(table.line(row));
-  if (terminal.is_terminal) {
-    const char* noun = tensors.size() == 1 ? " tensor, " : " tensors, ";
-    print(terminal.bold(std::to_string(tensors.size()) + noun + human_bytes(bytes) +
-                        (any_computed ? ", stored in " + human_bytes(stored) : "")) +
-          "\n");
+  if (!terminal.is_terminal) {
+    if (with_heading) print(any_computed ? "name\tdtype\tshape\tbytes\tstored\n"
+                                         : "name\tdtype\tshape\tbytes\n");
+    for (const auto& row : rows) {
+      std::string line;
+      for (const std::string& field : row) line += (line.empty() ? "" : "\t") + field;
+      print(line + "\n");
+    }
+    return;
   }
+  if (with_heading) print(table.heading());
+  for (const auto& row : rows) print(table.line(row));
+  const char* noun = tensors.size() == 1 ? " tensor, " : " tensors, ";
+  print(terminal.bold(std::to_string(tensors.size()) + noun + human_bytes(bytes) +
+                      (any_computed ? ", stored in " + human_bytes(stored) : "")) +
+        "\n");
 }
 
 void print_properties(const Terminal& terminal, const Tensor& tensor) {
@@ -85,7 +95,8 @@ void print_properties(const Terminal& terminal, const Tensor& tensor) {
   line("elements", std::to_string(tensor.elements()));
   line("bytes", std::to_string(tensor.length));
   if (tensor.computed != nullptr) {
-    line("quantised", std::string(tensor.computed->scheme()));
+    line(tensor.computed->is_dequantized() ? "quantised" : "computed",
+         std::string(tensor.computed->scheme()));
     for (const Tensor& input : tensor.computed->inputs()) {
       line("from", printable(input.name) + " " + std::string(dtype_name(input.dtype)) + " " +
                        shape_json(input.shape));
@@ -106,7 +117,7 @@ class Verdicts {
   void check(const std::string& path, const LoadOptions& options) {
     try {
       const std::uint32_t count = Checkpoint(std::span(&path, 1), options).tensor_count();
-      add(path, "ok\t" + std::to_string(count) + " tensors", {{"ok", true}, {"tensors", count}});
+      add(path, "ok\t" + std::to_string(count) + (count == 1 ? " tensor" : " tensors"), {{"ok", true}, {"tensors", count}});
     } catch (const Error& error) {
       if (error.place() == kStandardOutput && error.code() == ErrorCode::kUsage) throw;
       add_error(path, error);
@@ -270,8 +281,10 @@ int list(const Arguments& arguments) {
   if (arguments.sort == Arguments::Sort::kSize) {
     std::ranges::stable_sort(tensors, std::ranges::greater{}, &Tensor::length);
   }  // kOffset: select_tensors() returns them in this order
+  if (arguments.top != 0 && tensors.size() > arguments.top) tensors.resize(arguments.top);
+  note_stored_codes(checkpoint, arguments, sources);
   if (!arguments.json) {
-    print_table(tensors);
+    print_tensors(tensors, !arguments.no_header);
     return 0;
   }
   JsonArray objects;
@@ -315,7 +328,10 @@ int check(const Arguments& arguments) {
       verdicts.add_error(path, error);
     }
     for (const std::string& checkpoint : checkpoints) {
-      verdicts.check(checkpoint, {.layers = arguments.layers, .sources = &sources});
+      verdicts.check(checkpoint, {.layers = arguments.layers,
+                                  .warn = print_warning,
+                                  .warns_of_refused_alone = arguments.layers.empty(),
+                                  .sources = &sources});
     }
   }
   return verdicts.end();

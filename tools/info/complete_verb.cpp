@@ -24,7 +24,7 @@ namespace {
 
 // The index that loading `source` would read, itself or in a directory; "" when there is none.
 std::string index_of(const std::string& source, Sources& sources) {
-  if (source.ends_with(kIndexSuffix)) return source;
+  if (is_index_name(source)) return source;
   const std::string pinned = sources.pinned(source);
   const std::optional<Candidates> candidates = candidates_in(pinned, sources);
   const std::optional<std::string> index = candidates ? candidates->index() : std::nullopt;

@@ -69,7 +69,7 @@ int cat(const Arguments& arguments) {
              " elements (--as f32 takes any part)");
     if (error != 0)
       refuse("slice " + in_quotes(expression) + ": not a slice of this tensor (its shape is " +
-             shape_json(tensor.shape) + "; as in NumPy, without spaces)");
+             shape_json(tensor.shape) + "; " + std::string(kSliceRule) + ")");
     content = arguments.as_f32 ? f32_slice_content(std::move(content), dtype, ranges, tensor.shape)
                                : slice_content(slice, std::move(content));
     shape = elements_of(ranges, tensor.shape).shape;

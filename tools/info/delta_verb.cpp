@@ -69,6 +69,9 @@ void refuse_other_tensors(const Checkpoint& before, const Checkpoint& after,
     const Tensor tensor = after.tensor(i);
     const auto number = before.find(tensor.name);
     if (!number) refuse(tensor.name, "only the new checkpoint has it");
+    if (!is_utf8(tensor.name)) {
+      refuse(tensor.name, "its name is not UTF-8, as safetensors needs");
+    }
     const Tensor old = before.tensor(*number);
     if (old.dtype != tensor.dtype || !std::ranges::equal(old.shape, tensor.shape)) {
       refuse(tensor.name, std::string(dtype_name(old.dtype)) + " " + shape_json(old.shape) +

@@ -31,17 +31,22 @@ struct Change {
   std::string type, shape;
 };
 
-using StoredPlace = std::tuple<std::string, std::uint64_t, std::uint64_t>;
+// Where the bytes lie that a tensor is or is computed of; nothing for one without bytes.
+using Places = std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t>>;
 
-// Where the bytes of a stored tensor are; nullopt for one that is computed.
-std::optional<StoredPlace> stored_place(const Tensor& tensor) {
-  if (!tensor.locator || tensor.length == 0) return std::nullopt;
-  const Extent& at = *tensor.locator;
-  return StoredPlace{at.source->path(), at.offset, at.length};
+Places places_of(const Tensor& tensor) {
+  Places places;
+  const bool is_computed = !tensor.locator && tensor.computed != nullptr;
+  for (const Tensor& input : is_computed ? tensor.computed->inputs() : std::vector{tensor}) {
+    if (!input.locator || input.length == 0) continue;
+    const Extent& at = *input.locator;
+    places.emplace_back(at.source->path(), at.offset, at.length);
+  }
+  return places;
 }
 
 bool is_untouched(const Tensor& a, const Tensor& b) {
-  return a.dtype == b.dtype && std::ranges::equal(a.shape, b.shape) && stored_place(a) == stored_place(b) &&
+  return a.dtype == b.dtype && std::ranges::equal(a.shape, b.shape) && places_of(a) == places_of(b) &&
          (a.computed == nullptr) == (b.computed == nullptr);
 }
 
@@ -55,9 +60,11 @@ std::string word_for(const Tensor& before, const Tensor& after) {
 
 // What edits make of the tensors of `before`.
 std::vector<Change> changes(const Checkpoint& before, const Checkpoint& after) {
-  std::multimap<StoredPlace, std::uint32_t> by_place;
+  std::map<Places, std::uint32_t> by_places;
   for (std::uint32_t i = 0; i < before.tensor_count(); ++i) {
-    if (const auto place = stored_place(before.tensor(i))) by_place.emplace(*place, i);
+    if (Places places = places_of(before.tensor(i)); !places.empty()) {
+      by_places.emplace(std::move(places), i);
+    }
   }
   std::vector<bool> is_left(before.tensor_count());
   std::vector<Change> found;
@@ -76,8 +83,8 @@ std::vector<Change> changes(const Checkpoint& before, const Checkpoint& after) {
       change.from = change.name;
     } else {
       change.what = "added";
-      if (const auto place = stored_place(tensor); place && by_place.contains(*place)) {
-        const std::uint32_t origin = by_place.find(*place)->second;
+      if (const auto at = by_places.find(places_of(tensor)); at != by_places.end()) {
+        const std::uint32_t origin = at->second;
         change.from = before.name(origin);
         change.what = after.find(change.from) ? "copied" : "renamed";
         is_left[origin] = true;

@@ -4,6 +4,9 @@
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/metadata.h"
 #include "core/command/terminal.h"
+#include "core/layer/delta/delta_layer.h"
+#include "core/layer/delta/version.h"
+#include "core/layer/quantised/quantised_layer.h"
 #include "core/remote/http/url.h"
 #include "core/source/source.h"
 #include "tools/info/json.h"
@@ -17,6 +20,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <ctime>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -155,14 +159,100 @@ void print_oddities(const Checkpoint& checkpoint) {
   print_remarks("empty", empty);
 }
 
+// A link of a chain of deltas.
+struct Link {
+  DeltaVersion version;
+  DeltaFacts facts;
+};
+struct Chain {
+  std::vector<Link> links;
+  std::string base;  // as in DeltaChain
+};
+
+Chain chain_of(DeltaChain found, Sources& sources) {
+  Chain chain{{}, found.base};
+  for (DeltaVersion& version : found.links) {
+    const DeltaFacts facts = facts_of(version, sources);
+    chain.links.push_back({std::move(version), facts});
+  }
+  return chain;
+}
+
+// The chain of the layer, if there is one.
+std::optional<Chain> chain_of(const Checkpoint& checkpoint, Sources& sources) {
+  for (const Layer& layer : checkpoint.layers()) {
+    if (layer.option != kDeltaOption) continue;
+    if (auto newest = read_delta(layer.argument, sources)) {
+      return chain_of(delta_chain(*std::move(newest), sources), sources);
+    }
+  }
+  return std::nullopt;
+}
+
+// "1.4 %" of all bytes of the checkpoint; "-" where they are not known.
+std::string share_of(std::uint64_t bytes, std::uint64_t all) {
+  if (all == 0) return "-";
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.2f%%",
+                100 * static_cast<double>(bytes) / static_cast<double>(all));
+  return text.data();
+}
+
+// `bytes` are those of the checkpoint; 0: not known.
+void print_chain(const Terminal& terminal, const Chain& chain, std::uint64_t bytes) {
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [version, facts] : chain.links) {
+    rows.push_back({std::to_string(version.version), std::to_string(version.base),
+                    std::string(word_of(version.encoding)), std::string(word_of(version.checksum)),
+                    std::to_string(facts.tensors), human_bytes(facts.bytes),
+                    share_of(facts.bytes, bytes)});
+  }
+  print_rows(terminal,
+             {{.heading = "DELTA", .is_right_aligned = true},
+              {.heading = "BASE", .is_right_aligned = true},
+              {.heading = "ENCODING"},
+              {.heading = "CHECKSUM"},
+              {.heading = "TENSORS", .is_right_aligned = true},
+              {.heading = "SIZE", .is_right_aligned = true},
+              {.heading = "SHARE", .is_right_aligned = true}},
+             rows);
+}
+
+Json json_of(const Chain& chain) {
+  Json links = Json::array();
+  for (const auto& [version, facts] : chain.links) {
+    links.push_back({{"version", version.version},
+                     {"base_version", version.base},
+                     {"index", public_name(version.index)},
+                     {"encoding", word_of(version.encoding)},
+                     {"checksum", word_of(version.checksum)},
+                     {"tensors", facts.tensors},
+                     {"bytes", facts.bytes}});
+  }
+  return links;
+}
+
+// A delta whose chain reaches no full checkpoint: what it holds, and how to use it.
+void print_delta_alone(const std::string& source, const Chain& chain, bool as_json) {
+  if (as_json) return print(Json{{"deltas", json_of(chain)}}.dump(2) + "\n");
+  print("a delta upon version " + std::to_string(chain.links.front().version.base) +
+        ", which has no directory: name that checkpoint, with --delta=" +
+        printable(public_name(source)) + "\n");
+  print_chain(Terminal(), chain, 0);
+}
+
 // The object of .stfs/info.json with more members at its end.
-std::string summary_json(const Checkpoint& checkpoint) {
+std::string summary_json(const Checkpoint& checkpoint, const std::optional<Chain>& chain,
+                         const std::optional<StoredCodes>& codes) {
   std::string text;
   TextWriter out(text);
   write_info_json(checkpoint, out);
   Json more{{"tensors_per_dtype", Json::object()},
             {"empty", names_of_empty(checkpoint)},
-            {"warnings", checkpoint.warnings()}};
+            {"warnings", checkpoint.warnings()},
+            {"quantised", nullptr}};
+  if (codes) more["quantised"] = {{"weights", codes->weights}, {"scheme", codes->scheme}};
+  if (chain) more["deltas"] = json_of(*chain);
   for (const auto& [dtype, total] : totals_of(checkpoint).by_dtype) {
     more["tensors_per_dtype"][std::string(dtype_name(dtype))] = total.tensors;
   }
@@ -179,9 +269,19 @@ int info(const Arguments& arguments) {
   VerbSources sources(arguments);
   LoadOptions options = load_options(arguments, sources);
   options.warn = nullptr;  // they are printed among the rest
+  if (arguments.paths.size() == 1 && arguments.layers.empty()) {
+    auto alone = chain_at(arguments.paths.front(), sources);
+    if (alone && alone->base.empty()) {
+      print_delta_alone(arguments.paths.front(), chain_of(*std::move(alone), sources),
+                        arguments.json);
+      return 0;
+    }
+  }
   const Checkpoint checkpoint(arguments.paths, options);
+  const std::optional<Chain> chain = chain_of(checkpoint, sources);
+  const std::optional<StoredCodes> codes = stored_codes(checkpoint.list(), sources);
   if (arguments.json) {
-    print(summary_json(checkpoint));
+    print(summary_json(checkpoint, chain, codes));
     return 0;
   }
   const Terminal terminal;
@@ -193,12 +293,19 @@ int info(const Arguments& arguments) {
   line("parameters", with_short(totals.all.parameters, short_count(totals.all.parameters)));
   line("bytes",
        with_short(totals.all.bytes, totals.all.bytes < 1024 ? "" : human_bytes(totals.all.bytes)));
+  if (codes) {
+    line("quantised", std::to_string(codes->weights) +
+                          (codes->weights == 1 ? " weight, " : " weights, ") + codes->scheme +
+                          ", shown as stored");
+    line("", "--dequantize=bf16 shows the values");
+  }
   const std::string directory = printable(directory_of(checkpoint));
   if (!directory.empty() && are_files_named_by_labels(checkpoint)) {
     const std::size_t columns = terminal.width - std::min<std::size_t>(terminal.width, 12);
     line("directory", terminal.is_terminal ? terminal.shortened(directory, columns) : directory);
   }
   print_files(terminal, checkpoint);
+  if (chain) print_chain(terminal, *chain, totals.all.bytes);
   print_dtypes(terminal, totals);
   print_metadata(terminal, checkpoint);
   print_oddities(checkpoint);

@@ -1,6 +1,5 @@
 #include "core/command/layer_rows.h"
 #include "core/command/source_rows.h"
-#include "core/layer/edit/edit_lines.h"
 #include "tools/info/verbs.h"
 
 #include <array>
@@ -33,8 +32,7 @@ Layers& layers_of(void* arguments) { return static_cast<Arguments*>(arguments)->
 
 void add_edit_line(void* arguments, const std::string& line) {
   std::error_code error;
-  const std::string place = (std::filesystem::current_path(error) / "-e").string();
-  choose(layers_of(arguments), kEditOption, edit_argument(place, line));
+  choose_edit_line(layers_of(arguments), std::filesystem::current_path(error).string(), line);
 }
 
 constexpr std::array kOwnOptions = {
@@ -42,12 +40,12 @@ constexpr std::array kOwnOptions = {
               .verbs = "list! show! cat! stats! hash! extract! edit! complete!",
               .value = Value::kSource,
               .set = set<&Arguments::source>,
-              .help = "a .safetensors file, an index, a directory, a mount, or a URL"},
+              .help = kSourceHelp},
     OptionRow{.flags = "SOURCE...",
               .verbs = "info! check! report!",
               .value = Value::kSource,
               .set = set<&Arguments::paths>,
-              .help = "files, index files, directories or URLs"},
+              .help = kSourceHelp},
     OptionRow{.flags = "TENSOR",
               .verbs = "cat! complete",
               .value = Value::kTensor,
@@ -67,7 +65,7 @@ constexpr std::array kOwnOptions = {
               .verbs = "follow!",
               .value = Value::kPath,
               .set = set<&Arguments::source>,
-              .help = "a directory that a trainer writes versions into"},
+              .help = "a directory that a trainer writes versions into, also s3://... or hf://..."},
     OptionRow{.flags = "OLD",
               .verbs = "delta!",
               .value = Value::kSource,
@@ -189,6 +187,7 @@ constexpr std::array kOwnOptions = {
     OptionRow{.flags = "-e",
               .verbs = "info list show check cat stats hash diff report extract edit delta",
               .argument = "LINE...",
+              .value = Value::kEditLine,
               .set = add_edit_line,
               .help = "apply one line of edits, such as 'drop *.bias'",
               .man = "Apply one line of the language of edits. "
@@ -275,8 +274,22 @@ constexpr std::array kOwnOptions = {
               .help = "the column to sort by, the largest first",
               .man = "The order of the statistics: `name` and `min` ascending, any other column "
                      "with the largest first. Tensors without the value come last."},
+    OptionRow{.flags = "--sort",
+              .verbs = "diff",
+              .argument = "name|largest|distance|equal",
+              .value = Value::kChoice,
+              .set = set<&Arguments::sort_by>,
+              .help = "by name, or with --values the farthest first",
+              .man = "The order of the differences: by name, or with `--values` by the largest "
+                     "difference, the relative distance or the share of equal elements, those that "
+                     "are farthest apart first."},
+    OptionRow{.flags = "--no-header",
+              .verbs = "list stats diff",
+              .set = set<&Arguments::no_header>,
+              .help = "leave out the line of headings",
+              .man = "Leave out the line of headings."},
     OptionRow{.flags = "--top",
-              .verbs = "stats",
+              .verbs = "list stats diff",
               .argument = "N",
               .value = Value::kNumber,
               .set = set<&Arguments::top>,
@@ -316,10 +329,19 @@ constexpr std::array kOwnOptions = {
               .verbs = "cache",
               .argument = "SIZE",
               .value = Value::kSize,
-              .set = set<&Arguments::prune_to>,
-              .help = "prune until SIZE bytes are left (default: 0)",
-              .man = "Remove entries until at most <size> is left; 0 by default. "
+              .set =
+                  [](void* to, const std::string& value) {
+                    static_cast<Arguments*>(to)->prune_to = std::stoull(value);
+                  },
+              .help = "prune the least recently used until SIZE bytes are left",
+              .man = "Remove the entries that were used least recently until at most <size> is "
+                     "left. "
                      "It is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
+    OptionRow{.flags = "--all",
+              .verbs = "cache",
+              .set = set<&Arguments::prune_all>,
+              .help = "prune all that is not in use",
+              .man = "Remove all entries that are not in use."},
     OptionRow{.flags = "--allow-missing",
               .verbs = "info list show cat stats hash diff report extract edit delta",
               .set = set<&Arguments::allow_missing>,
@@ -341,8 +363,8 @@ constexpr std::array kLayerOptions =
 constexpr std::array kOptions = joined(
     joined(kOwnOptions, kLayerOptions),
     source_rows<&Arguments::sources>(
-                     "info list show check cat stats hash diff report extract edit delta",
-                     "info list show check cat stats hash diff report extract edit delta cache", false));
+                     "info list show check cat stats hash diff report extract edit delta follow",
+                     "info list show check cat stats hash diff report extract edit delta follow cache", false));
 
 constexpr CommandRow kCommand = {
     .name = "stfs-info",
@@ -351,6 +373,7 @@ constexpr CommandRow kCommand = {
         "Exit status: 0 success, 1 the checkpoint breaks the format, diff found a\n"
         "difference, stats --nonfinite NaN or infinity or cache verify damage, 2 wrong\n"
         "usage, 3 the source cannot be read.\n",
+    .verb_of_path = "info",
     .verbs = kVerbs,
     .options = kOptions};
 

@@ -8,7 +8,10 @@
 #include "core/report/collect.h"
 #include "core/report/page.h"
 #include "core/report/report.h"
+#include "core/report/run.h"
+#include "core/report/run_page.h"
 #include "tools/info/output.h"
+#include "tools/info/select.h"
 #include "tools/info/verbs.h"
 
 #include <algorithm>
@@ -16,6 +19,7 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -63,22 +67,98 @@ void print_findings(const Arguments& arguments, const Report& report, std::size_
   const std::size_t tensors = report.tensors.size();
   print(printable(arguments.output) + ": " + std::to_string(tensors) +
         (tensors == 1 ? " tensor, " : " tensors, ") + human_bytes(bytes) + "\n");
-  const std::size_t shown = std::min(report.findings.size(), kMost);
-  for (std::size_t i = 0; i < shown; ++i) {
-    print("! " + report.findings[i].text + "\n");
+  std::size_t told = 0, more = 0;
+  for (const Finding& finding : report.findings) {
+    if (finding.severity == Finding::Severity::kUsual) continue;
+    if (told >= kMost) {
+      ++more;
+      continue;
+    }
+    ++told;
+    print((finding.severity == Finding::Severity::kBroken ? "broken: " : "odd: ") + finding.text +
+          "\n");
   }
-  if (report.findings.empty()) print("nothing is suspicious\n");
-  if (report.findings.size() > shown) {
-    print("and " + std::to_string(report.findings.size() - shown) + " more findings\n");
+  if (told == 0) print("nothing is odd\n");
+  if (more > 0) print("and " + std::to_string(more) + " more findings\n");
+}
+
+// The versions of a run, each a checkpoint; none where the sources are something else.
+std::vector<std::unique_ptr<const Checkpoint>> versions_of(std::span<const std::string> paths,
+                                                           const LoadOptions& options) {
+  std::vector<std::unique_ptr<const Checkpoint>> versions;
+  std::vector<const Checkpoint*> read;
+  try {
+    for (const std::string& path : paths) {
+      versions.push_back(std::make_unique<const Checkpoint>(std::span(&path, 1), options));
+      read.push_back(versions.back().get());
+    }
+  } catch (const Error&) {
+    return {};  // the caller knows what is wrong with them together
   }
+  if (!are_versions(read)) versions.clear();
+  return versions;
+}
+
+int report_run(const Arguments& arguments, const std::vector<std::string>& paths,
+               const std::vector<std::unique_ptr<const Checkpoint>>& versions,
+               VerbSources& sources) {
+  if (!arguments.against.empty()) {
+    throw Error(ErrorCode::kUsage, "report",
+                "--against compares one checkpoint: of versions, the first is what the others are "
+                "compared with");
+  }
+  std::vector<const Checkpoint*> read;
+  std::uint64_t bytes = 0;
+  for (const auto& version : versions) {
+    read.push_back(version.get());
+    bytes += bytes_to_read(*version, nullptr);
+  }
+  Output output(arguments, read, sources);
+  Run run;
+  std::string page;
+  ProgressBar bar(bytes);
+  const std::atomic<bool> stop = false;
+  run_beside([&] {
+    collect_run(read, paths,
+                {stop, [&bar](std::uint64_t count) { bar.add(count); }, arguments.threads()}, run);
+    page = run_page(run);
+  });
+  write_page(output.fd(), page, output.name());
+  output.commit();
+  if (output.is_new_file() && Terminal().is_terminal) {
+    print(printable(arguments.output) + ": " + std::to_string(run.versions.size()) +
+          " versions, " + human_bytes(page.size()) + "\n" + run.verdict() + "\n");
+  }
+  const auto is_unreadable = [](const RunTensor& tensor) {
+    return std::ranges::any_of(tensor.cells, [](const RunCell& cell) {
+      return cell.state == RunCell::State::kUnreadable;
+    });
+  };
+  const auto unreadable = std::ranges::count_if(run.tensors, is_unreadable);
+  if (unreadable == 0) return 0;
+  throw Error(ErrorCode::kUnreadable, public_name(paths.front()),
+              std::to_string(unreadable) + " of " + std::to_string(run.tensors.size()) +
+                  " tensors cannot be read in all versions: the report says which");
 }
 
 }  // namespace
 
 int report(const Arguments& arguments) {
   VerbSources sources(arguments);
-  const Checkpoint checkpoint(arguments.paths,
-                              load_options(arguments, sources, arguments.new_layers));
+  LoadOptions options = load_options(arguments, sources, arguments.new_layers);
+  options.with_model_files = true;  // config.json
+  std::optional<Checkpoint> together;
+  try {
+    together.emplace(arguments.paths, options);
+  } catch (const Error&) {
+    // Sources with a name in common are no namespace: they may be versions.
+    if (arguments.paths.size() < 2) throw;
+    const std::vector<std::string> paths = in_order_of_run(arguments.paths);
+    const auto versions = versions_of(paths, options);
+    if (versions.empty()) throw;
+    return report_run(arguments, paths, versions, sources);
+  }
+  const Checkpoint& checkpoint = *together;
   std::optional<Checkpoint> against;
   if (!arguments.against.empty()) {
     against.emplace(std::span(&arguments.against, 1),
@@ -88,6 +168,8 @@ int report(const Arguments& arguments) {
   if (against) read.push_back(&*against);
   // Before hours of reading: a directory without permission is found here.
   Output output(arguments, read, sources);
+  const std::string codes = stored_codes_text(checkpoint, sources);
+  if (!codes.empty()) print_note(public_name(arguments.paths.front()), codes);
   Report report;
   const std::string page = page_of(arguments, checkpoint, against ? &*against : nullptr, report);
   write_page(output.fd(), page, output.name());
@@ -100,7 +182,7 @@ int report(const Arguments& arguments) {
   if (unreadable == 0) return 0;
   throw Error(ErrorCode::kUnreadable, public_name(arguments.paths.front()),
               std::to_string(unreadable) + " of " + std::to_string(report.tensors.size()) +
-                  " tensors cannot be read: the report says why");
+                  (report.tensors.size() == 1 ? " tensor" : " tensors") + std::string(" cannot be read: the report says why"));
 }
 
 }  // namespace stfs

@@ -3,9 +3,12 @@
 #include "core/base/text.h"
 #include "core/checkpoint/saved.h"
 #include "core/command/terminal.h"
+#include "core/format/types.h"
 #include "tools/info/output.h"
 
 #include <array>
+#include <cstdint>
+#include <span>
 #include <string>
 
 namespace stfs {
@@ -19,6 +22,25 @@ std::string summary(std::size_t tensors, std::uint64_t bytes, std::uint64_t shar
   return text;
 }
 
+// A safetensors file has no block types.
+void note_blocks(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors,
+                 const std::string& output) {
+  if (output.ends_with(".gguf")) return;
+  std::uint64_t count = 0, stored = 0, written = 0;
+  for (const std::uint32_t number : tensors) {
+    const Tensor tensor = checkpoint.tensor(number);
+    if (type_info(tensor.dtype).kind != TypeKind::kQuantized) continue;
+    ++count;
+    stored += tensor.length;
+    written += tensor.elements() * sizeof(float);
+  }
+  if (count == 0) return;
+  print_note(output, std::to_string(count) + (count == 1 ? " tensor" : " tensors") +
+                         " of block types written as F32: " + human_bytes(written) +
+                         " in place of " + human_bytes(stored) +
+                         " (a name that ends in .gguf keeps the blocks)");
+}
+
 }  // namespace
 
 int save(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors,
@@ -28,6 +50,7 @@ int save(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors,
                    .output = arguments.output,
                    .shard_size = arguments.shard_size,
                    .shares = arguments.shares});
+  note_blocks(checkpoint, tensors, arguments.output);
   if (arguments.dry_run) {
     const std::uint64_t shared = plan.shareable();
     print(printable(arguments.output) + ": would have " +

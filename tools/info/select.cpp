@@ -5,6 +5,7 @@
 #include "core/base/sort.h"
 #include "core/base/text.h"
 #include "core/checkpoint/select.h"
+#include "core/layer/quantised/quantised_layer.h"
 #include "core/remote/http/url.h"
 #include "core/source/local_file.h"
 #include "tools/info/output.h"
@@ -14,6 +15,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -56,6 +58,11 @@ bool is_absent(const std::string& path) {
 
 void print_warning(const std::string& line) {
   std::fprintf(stderr, "stfs-info: warning: %s\n", line.c_str());
+}
+
+void print_note(const std::string& place, const std::string& text) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "stfs-info: note: %s: %s\n", printable(place).c_str(), text.c_str());
 }
 
 void run_beside(const std::function<void()>& work) {
@@ -157,6 +164,22 @@ Tensor find_tensor(const Checkpoint& checkpoint, const std::string& source,
         in_quotes(operand) + ": matches " + std::to_string(numbers.size()) + " tensors, name one");
   }
   return checkpoint.tensor(numbers.front());
+}
+
+std::string stored_codes_text(const Checkpoint& checkpoint, Sources& sources,
+                              std::string_view option) {
+  const std::optional<StoredCodes> codes = stored_codes(checkpoint.list(), sources);
+  if (!codes) return "";
+  return std::to_string(codes->weights) +
+         (codes->weights == 1 ? " quantised weight (" : " quantised weights (") + codes->scheme +
+         (codes->weights == 1 ? ") is" : ") are") + " shown as stored: " + std::string(option) +
+         "=bf16 shows " + (codes->weights == 1 ? "its values" : "their values");
+}
+
+void note_stored_codes(const Checkpoint& checkpoint, const Arguments& arguments, Sources& sources) {
+  if (arguments.json) return;
+  const std::string text = stored_codes_text(checkpoint, sources);
+  if (!text.empty()) print_note(public_name(arguments.source), text);
 }
 
 }  // namespace stfs

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace stfs {
@@ -29,5 +30,13 @@ void sort_naturally(const Checkpoint& checkpoint, std::vector<std::uint32_t>& nu
 // The one tensor that `operand` means, borrowed from the checkpoint.
 Tensor find_tensor(const Checkpoint& checkpoint, const std::string& source,
                    const std::string& operand);
+
+// The quantised weights that the checkpoint shows as codes (core/layer/quantised), in words: "224
+// quantised weights (block FP8) are shown as stored: --dequantize=bf16 shows their values"; "" for
+// none. `option` is the one that shows the values.
+std::string stored_codes_text(const Checkpoint& checkpoint, Sources& sources,
+                              std::string_view option = "--dequantize");
+// Prints that of Arguments::source on standard error; with --json nothing.
+void note_stored_codes(const Checkpoint& checkpoint, const Arguments& arguments, Sources& sources);
 
 }  // namespace stfs

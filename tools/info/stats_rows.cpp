@@ -2,6 +2,8 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/format/types.h"
+#include "core/report/look.h"
 #include "tools/info/select.h"
 
 #include <algorithm>
@@ -16,7 +18,7 @@
 namespace stfs {
 namespace {
 
-constexpr const char* kHeading = "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\n";
+constexpr const char* kHeading = "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\tnan_at\tinf_at\tlargest_at\n";
 
 // The fields behind the name.
 constexpr std::array kFields = {"COUNT", "MIN", "MAX", "MEAN", "STD", "ZEROS", "NAN", "INF"};
@@ -88,7 +90,7 @@ std::vector<std::uint32_t> StatsRows::begin(const Checkpoint& checkpoint,
   std::vector<std::uint32_t> order(tensors.begin(), tensors.end());
   if (arguments_.json) return order;
   if (!terminal_.is_terminal) {
-    print(kHeading);
+    if (!arguments_.no_header) print(kHeading);
     return order;
   }
   sort_naturally(checkpoint, order);
@@ -130,7 +132,7 @@ std::span<const std::size_t> StatsRows::shown() const {
 }
 
 std::string StatsRows::heading() const {
-  if (!table_) return "";
+  if (!table_ || arguments_.no_header) return "";
   std::string text = table_->heading();
   text.pop_back();
   return text;
@@ -138,7 +140,16 @@ std::string StatsRows::heading() const {
 
 std::string StatsRows::line(std::size_t position, const Tensor& tensor, const ValueStats& values) {
   const bool is_nonfinite = values.nan + values.inf > 0;
-  if (is_nonfinite) ++nonfinite_;
+  if (is_nonfinite) {
+    const std::lock_guard lock(mutex_);
+    ++nonfinite_;
+    if (!looked_at_ || position < *looked_at_) {
+      looked_at_ = position;
+      const std::vector<std::uint64_t>& places = values.nan > 0 ? values.nan_at : values.inf_at;
+      look_ = look_command({arguments_.source, arguments_.layers},
+                           {tensor.name, tensor.dtype, tensor.shape}, places.front());
+    }
+  }
   if (arguments_.nonfinite && !is_nonfinite) return "";
   if (arguments_.sort_by.empty() && arguments_.top == 0) return text_of({tensor, values});
   kept_[position].emplace(Row{tensor, values});
@@ -166,7 +177,7 @@ std::string StatsRows::text_of(const Row& row) const {
   const auto& [tensor, values] = row;
   const bool is_nonfinite = values.nan + values.inf > 0;
   if (arguments_.json) {
-    return "{\"name\":" + json_string(tensor.name) + "," + stats_json(values).substr(1);
+    return "{\"name\":" + json_string(tensor.name) + "," + stats_json(values, tensor.shape).substr(1);
   }
   const std::string name = printable(tensor.name);
   if (!table_) {
@@ -175,6 +186,9 @@ std::string StatsRows::text_of(const Row& row) const {
          fields(values, "%.6g", [](std::uint64_t count) { return std::to_string(count); })) {
       line += "\t" + field;
     }
+    line += "\t" + indices_json(values.nan_at, tensor.shape) + "\t" +
+            indices_json(values.inf_at, tensor.shape) + "\t" +
+            (values.largest_at ? shape_json(indices_of(*values.largest_at, tensor.shape)) : "-");
     return line;
   }
   const auto all = fields(values, "%.3g", cut_count);
@@ -182,7 +196,17 @@ std::string StatsRows::text_of(const Row& row) const {
   for (const std::size_t field : shown()) cells.push_back(all[field]);
   std::string line = table_->line(cells);
   line.pop_back();
-  return is_nonfinite ? terminal_.red(line) : line;
+  if (!is_nonfinite) return line;
+  line = terminal_.red(line);
+  if (!arguments_.nonfinite) return line;
+  const std::string indent = "\n    ";
+  if (values.nan > 0) {
+    line += indent + "NaN at " + places_text(values.nan, values.nan_at, tensor.shape);
+  }
+  if (values.inf > 0) {
+    line += indent + "inf at " + places_text(values.inf, values.inf_at, tensor.shape);
+  }
+  return line;
 }
 
 int StatsRows::end() const {
@@ -194,12 +218,13 @@ int StatsRows::end() const {
       print(terminal_.bold(count + noun + ", none with NaN or infinity") + "\n");
     } else {
       print(terminal_.red(std::to_string(found) + " of " + count + noun + " with NaN or infinity") +
-            "\n");
+            (arguments_.nonfinite ? "" : "; --nonfinite tells where") + "\n");
+      if (arguments_.nonfinite && !look_.empty()) print(look_ + "\n");
     }
     std::size_t lines = arguments_.nonfinite ? found : tensors_;
     if (arguments_.top != 0) lines = std::min<std::size_t>(lines, arguments_.top);
     const std::string left_out = table_->left_out();
-    if (lines > 0 && !left_out.empty()) print(terminal_.dim("not shown:" + left_out) + "\n");
+    if (lines > 0 && !left_out.empty()) print(terminal_.dim("columns left out:" + left_out) + "\n");
   }
   return arguments_.nonfinite && found > 0 ? 1 : 0;
 }

@@ -8,9 +8,9 @@
 #include "core/values/stats.h"
 #include "tools/info/verbs.h"
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -51,7 +51,11 @@ class StatsRows {
   const Terminal terminal_;
   std::optional<TextTable> table_;  // empty: not on a terminal, or with --json
   std::size_t tensors_ = 0;
-  std::atomic<std::size_t> nonfinite_ = 0;
+  std::mutex mutex_;
+  std::size_t nonfinite_ = 0;
+  // A command that shows the values around the first of them, and its position.
+  std::string look_;
+  std::optional<std::size_t> looked_at_;
   std::vector<std::optional<Row>> kept_;  // by position
 };
 

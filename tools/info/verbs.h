@@ -43,8 +43,9 @@ struct Arguments {
   bool json = false;
   bool values = false;     // diff: how far the values are from each other
   bool nonfinite = false;  // stats: only tensors with NaN or infinity
-  std::string sort_by;     // stats: a column; "": the order of the tensors
-  unsigned top = 0;        // stats: only so many; 0: all
+  std::string sort_by;     // stats, diff: a column; "": the order of the tensors
+  unsigned top = 0;        // list, stats, diff: only so many; 0: all
+  bool no_header = false;  // list, stats, diff
   bool allow_missing = false;
   Layers layers;
   Layers old_layers, new_layers;  // of one of two checkpoints
@@ -57,7 +58,8 @@ struct Arguments {
   unsigned jobs = 0;  // threads; 0: one a processor
   SourceOptions sources = {};
   std::string action;          // of cache: list, prune, verify
-  std::uint64_t prune_to = 0;  // bytes
+  std::optional<std::uint64_t> prune_to = {};  // bytes
+  bool prune_all = false;
 
   unsigned threads() const {
     return jobs != 0 ? jobs : std::max(1U, std::thread::hardware_concurrency());
@@ -75,6 +77,7 @@ class VerbSources : public Sources {
 };
 
 void print_warning(const std::string& line);  // to standard error
+void print_note(const std::string& place, const std::string& text);
 
 // How a verb loads its checkpoints.
 // `more` are the layers of one of two checkpoints.
@@ -86,8 +89,9 @@ inline LoadOptions load_options(const Arguments& arguments, Sources& sources,
           .layers = layers,
           .with_model_files = arguments.shares || arguments.shard_size != 0,
           .missing_hint = "--allow-missing reads the rest",
-          // Warnings of layers are about values; `info` shows the others.
-          .warn = layers.empty() ? nullptr : print_warning,
+          // Warnings of layers are about values; `info` shows those about files.
+          .warn = print_warning,
+          .warns_of_refused_alone = layers.empty(),
           .sources = &sources};
 }
 

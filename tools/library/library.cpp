@@ -4,6 +4,7 @@
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/select.h"
 #include "tools/library/dlpack_export.h"
+#include "tools/library/followed.h"
 #include "tools/library/include/stfs.h"
 #include "tools/library/opened.h"
 
@@ -33,6 +34,10 @@ struct stfs_checkpoint {
 
 struct stfs_mapping {
   stfs::Memory memory;
+};
+
+struct stfs_follower {
+  stfs::Followed followed;
 };
 
 namespace {
@@ -119,6 +124,7 @@ void make_table(stfs_checkpoint& handle) {
     if (tensor.locator) {
       row.source = tensor.locator->source->path().c_str();
       row.offset = tensor.locator->offset;
+      row.source_bytes = tensor.locator->source->size();
     }
   }
 }
@@ -201,6 +207,12 @@ const char* stfs_source(const stfs_checkpoint* checkpoint, size_t index) {
   if (checkpoint == nullptr) return nullptr;
   const std::vector<std::string>& sources = checkpoint->opened.pinned_sources();
   return index < sources.size() ? sources[index].c_str() : nullptr;
+}
+
+const char* stfs_option(const stfs_checkpoint* checkpoint, size_t index) {
+  if (checkpoint == nullptr) return nullptr;
+  const std::vector<std::string>& options = checkpoint->opened.pinned_options();
+  return index < options.size() ? options[index].c_str() : nullptr;
 }
 
 const char* stfs_warning(const stfs_checkpoint* checkpoint, size_t index) {
@@ -310,6 +322,20 @@ int stfs_map_private(stfs_checkpoint* checkpoint, const stfs_part* part, void** 
   });
 }
 
+int stfs_map_private_file(stfs_checkpoint* checkpoint, size_t tensor, void** address,
+                          stfs_mapping** mapping) {
+  return guarded([&] {
+    stfs::abi::prepare(address);
+    stfs::abi::prepare(mapping);
+    stfs_checkpoint& handle = checked(checkpoint);
+    auto made = std::make_unique<stfs_mapping>();
+    made->memory = handle.opened.map_private_file(tensor_of(handle, tensor));
+    if (made->memory.data() == nullptr) return;
+    *address = made->memory.data();
+    *mapping = made.release();
+  });
+}
+
 void stfs_unmap(stfs_mapping* mapping) { delete mapping; }
 
 int stfs_export(stfs_checkpoint* checkpoint, const stfs_part* part, unsigned flags,
@@ -347,6 +373,8 @@ void stfs_python_destroy(void* capsule) {
     stfs_close(static_cast<stfs_checkpoint*>(checkpoint));
   } else if (void* const mapping = content("stfs_mapping")) {
     stfs_unmap(static_cast<stfs_mapping*>(mapping));
+  } else if (void* const follower = content("stfs_follower")) {
+    stfs_unfollow(static_cast<stfs_follower*>(follower));
   } else if (auto* const old = static_cast<DLManagedTensor*>(content("dltensor"))) {
     old->deleter(old);
   } else if (auto* const tensor =
@@ -361,10 +389,36 @@ int stfs_save(stfs_checkpoint* checkpoint, const char* path, const stfs_save_opt
     stfs_checkpoint& handle = checked(checkpoint);
     if (path == nullptr) refuse("the path: NULL");
     const stfs_save_options given = stfs::abi::read_sized(options, "the options");
-    const std::uint64_t bytes =
-        handle.opened.save({path, given.shard_bytes, given.replaces != 0});
+    const std::uint64_t bytes = handle.opened.save({path, given.shard_bytes, given.replaces != 0});
     if (shared != nullptr) *shared = bytes;
   });
+}
+
+int stfs_follow(const char* directory, const char* const* options, size_t option_count,
+                stfs_follower** follower) {
+  return guarded([&] {
+    stfs::abi::prepare(follower);
+    if (directory == nullptr) refuse("the directory: NULL");
+    const stfs::FollowOptions given(texts(options, option_count, "option"));
+    *follower = new stfs_follower{stfs::Followed(directory, given)};
+  });
+}
+
+int stfs_next_version(stfs_follower* follower, const char** version) {
+  return guarded([&] {
+    stfs::abi::prepare(version);
+    if (follower == nullptr) refuse("the follower: NULL");
+    *version = follower->followed.next();
+  });
+}
+
+void stfs_follow_cancel(stfs_follower* follower) {
+  if (follower != nullptr) guarded([&] { follower->followed.cancel(); });
+}
+
+void stfs_unfollow(stfs_follower* follower) {
+  if (follower == nullptr || follower->followed.is_inherited()) return;
+  delete follower;
 }
 
 int stfs_prefetch(stfs_checkpoint* checkpoint, const size_t* tensors, size_t count) {

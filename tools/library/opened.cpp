@@ -5,26 +5,22 @@
 #include "core/base/text.h"
 #include "core/checkpoint/mounted.h"
 #include "core/checkpoint/saved.h"
-#include "core/command/command.h"
-#include "core/command/source_rows.h"
-#include "core/layer/edit/edit_layer.h"
-#include "core/layer/edit/edit_lines.h"
 #include "core/recipe/arrival.h"
 #include "core/recipe/elements.h"
 #include "core/recipe/slice.h"
 #include "core/remote/http/url.h"
+#include "tools/library/option_words.h"
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <limits>
 #include <new>
 #include <system_error>
@@ -34,27 +30,6 @@ namespace stfs {
 namespace {
 
 [[noreturn]] void refuse(const std::string& rule) { throw Error(ErrorCode::kUsage, "", rule); }
-
-constexpr std::array kOwnRows = {
-    OptionRow{.flags = "allow_missing",
-              .set =
-                  [](void* to, const std::string&) {
-                    static_cast<OpenOptions*>(to)->load.allow_missing = true;
-                  }},
-    OptionRow{.flags = "version", .argument = "HEX", .set = set<&OpenOptions::version>},
-};
-constexpr auto kRows = joined(kOwnRows, source_rows<&OpenOptions::sources>("", "", true));
-
-constexpr std::string_view kLinesOption = "edits";  // lines of the language of edits
-
-std::string known_words() {
-  std::string words;
-  const auto add = [&](std::string_view word) { (words += words.empty() ? "" : ", ") += word; };
-  for (const LayerRow& row : layer_table()) add(row.option);
-  add(kLinesOption);
-  for (const OptionRow& row : kRows) add(row.flags);
-  return words;
-}
 
 std::vector<std::string> pinned_of(const Checkpoint& checkpoint,
                                    const std::vector<std::string>& names) {
@@ -138,41 +113,6 @@ std::string subject_of(const Checkpoint& checkpoint, std::uint32_t tensor) {
 
 }  // namespace
 
-OpenOptions::OpenOptions(std::span<const std::string> options) {
-  for (const std::string& option : options) {
-    const std::size_t equals = option.find('=');
-    const std::string key = option.substr(0, equals);
-    const bool has_value = equals != std::string::npos;
-    const std::string value = has_value ? option.substr(equals + 1) : "";
-    const std::string place = "option " + in_quotes(option) + ": ";
-    if (const LayerRow* layer = find_layer(key)) {
-      if (!layer->accepts(value)) {
-        refuse(place + std::string(layer->arguments) + " is expected");
-      }
-      choose(load.layers, layer->option, value);
-      continue;
-    }
-    if (key == kLinesOption) {
-      std::error_code error;
-      const std::string here = (std::filesystem::current_path(error) / "-e").string();
-      choose(load.layers, kEditOption, edit_argument(here, value));
-      continue;
-    }
-    const auto* const row = std::ranges::find(kRows, key, &OptionRow::flags);
-    if (row == kRows.end()) refuse(place + "not known; known are " + known_words());
-    if (row->argument.empty() && has_value) refuse(place + "takes no value");
-    if (!row->argument.empty() && value.empty()) {
-      refuse(place + "needs a value, as in " + key + "=...");
-    }
-    try {
-      row->set(this, has_value ? checked_value(*row, value) : "");
-    } catch (const Error& error) {
-      refuse(place + error.message());
-    }
-  }
-  load.missing_hint = "the option allow_missing opens the rest";
-}
-
 Memory::Memory(std::size_t length)
     : base_(std::aligned_alloc(kAlignment, (length + kAlignment - 1) / kAlignment * kAlignment)) {
   if (base_ == nullptr) throw std::bad_alloc();
@@ -181,8 +121,8 @@ Memory::Memory(std::size_t length)
 Memory Memory::mapped(int descriptor, off_t offset, std::size_t length) {
   Memory memory;
   if (descriptor < 0) return memory;
-  void* const base =
-      ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE, descriptor, offset);
+  void* const base = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
+                            descriptor, offset);
   if (base == MAP_FAILED) return memory;  // the process has too many mappings
   memory.base_ = base;
   memory.mapped_ = length;
@@ -230,11 +170,16 @@ Opened::Opened(std::vector<std::string> sources, OpenOptions options, Interrupte
       options_(std::move(options)),
       interrupted_(std::move(interrupted)) {
   if (names_.empty()) refuse("no source is named");
+  for (const std::string& name : names_) again_.push_back(is_url(name) ? name : absolute(name));
   std::unique_ptr<Loaded> first = load_first();
   const Checkpoint& checkpoint = *first->checkpoint;
   version_ = version_of(checkpoint.list());
   options_.load.layers = checkpoint.layers();  // for children, wherever they are
   pinned_ = pinned_of(checkpoint, names_);
+  for (const Layer& layer : options_.load.layers) {
+    pinned_options_.push_back(layer.option + "=" + layer.argument);
+  }
+  pinned_options_.insert(pinned_options_.end(), options_.others.begin(), options_.others.end());
   if (!options_.version.empty() && options_.version != version_) {
     throw Error(ErrorCode::kUnreadable, public_name(names_.front()),
                 "not the version that was asked for: the file has changed", ESTALE);
@@ -242,7 +187,7 @@ Opened::Opened(std::vector<std::string> sources, OpenOptions options, Interrupte
   std::vector<Sources::Beginning> beginnings;
   for (const Part& part : checkpoint.parts()) {
     if (!is_url(part.source->path())) continue;
-    beginnings.push_back({part.source.get(), part.header.raw.offset + part.header.raw.length});
+    beginnings.push_back({part.source.get(), part.beginning()});
   }
   if (!beginnings.empty()) resolutions_ = first->sources->resolutions(beginnings);
   first_ = first.release();
@@ -318,7 +263,7 @@ Opened::Loaded& Opened::loaded() {
   if (first_->process == process || is_shared) return *first_;
   Loaded* own = own_.load();
   while (own == nullptr || own->process != process) {
-    std::unique_ptr<Loaded> made = load(names_, options_, resolutions_);
+    std::unique_ptr<Loaded> made = load(again_, options_, resolutions_);
     if (version_of(made->checkpoint->list()) != version_) {
       throw Error(ErrorCode::kUnreadable, public_name(names_.front()),
                   "has changed since it was opened: open it again", ESTALE);
@@ -352,7 +297,7 @@ PartRecipe Opened::recipe_of(const Checkpoint& checkpoint, const PartOfTensor& p
   };
   if (error == ERANGE) refuse_slice("an index lies outside of its dimension");
   if (error != 0) {
-    refuse_slice("not a slice: as between NumPy's brackets, \"0:128,:\", with positive steps");
+    refuse_slice("not a slice: " + std::string(kSliceRule) + ", \"0:128,:\"");
   }
   if (part.as_f32) {
     return {.content = f32_slice_content(tensor.content(), tensor.dtype, ranges, tensor.shape),
@@ -370,20 +315,22 @@ PartRecipe Opened::recipe_of(const Checkpoint& checkpoint, const PartOfTensor& p
 
 std::uint64_t Opened::save(const SaveTo& to) {
   Loaded& from = loaded();
+  struct stat status {};
+  if (!to.replaces && ::lstat(to.path.c_str(), &status) == 0) {
+    throw Error(ErrorCode::kUsage, to.path,
+                "there is a file of this name: choose another, or ask for `replace`");
+  }
   std::uint64_t shared = 0;
   const int error = wait_for(from, [&](const std::atomic<bool>& stop) {
-    LoadOptions how = options_.load;
-    how.sources = from.sources.get();
-    how.with_model_files = true;  // a directory has them too
-    const Checkpoint now(names_, how);
-    if (version_of(now.list()) != version_) return ESTALE;
+    const SaveOptions how{
+        .source = names_.front(), .output = to.path, .shard_size = to.shard_size, .stop = &stop};
     try {
-      shared = stfs::save(now, *from.sources,
-                          {.source = names_.front(),
-                           .output = to.path,
-                           .shard_size = to.shard_size,
-                           .stop = &stop},
-                          to.replaces);
+      if (means_directory(how)) {
+        const auto now = with_model_files(from);
+        shared = stfs::save(*now, *from.sources, how, to.replaces);
+      } else {
+        shared = stfs::save(*from.checkpoint, *from.sources, how, to.replaces);
+      }
     } catch (const Error&) {
       if (!stop) throw;
       return ECANCELED;
@@ -391,8 +338,17 @@ std::uint64_t Opened::save(const SaveTo& to) {
     return 0;
   });
   if (error == 0) return shared;
+  throw Error(ErrorCode::kUnreadable, public_name(names_.front()), "cancelled", error);
+}
+
+std::unique_ptr<const Checkpoint> Opened::with_model_files(const Loaded& from) const {
+  LoadOptions how = options_.load;
+  how.sources = from.sources.get();
+  how.with_model_files = true;
+  auto now = std::make_unique<const Checkpoint>(again_, how);
+  if (version_of(now->list()) == version_) return now;
   throw Error(ErrorCode::kUnreadable, public_name(names_.front()),
-              error == ESTALE ? "changed since it was opened: open it again" : "cancelled", error);
+              "changed since it was opened: open it again", ESTALE);
 }
 
 int Opened::wait_for(Loaded& from,
@@ -537,6 +493,15 @@ Memory Opened::map_private(const PartOfTensor& part, std::byte*& data) {
     fail(*from.checkpoint, part.tensor, error);
   }
   return memory;
+}
+
+Memory Opened::map_private_file(std::uint32_t tensor) {
+  Loaded& from = loaded();
+  const std::optional<Extent> extent = from.checkpoint->locator(tensor);
+  if (!extent || extent->length == 0 || extent->source->local_file() == nullptr) return {};
+  if (const int error = extent->source->verify()) fail(*from.checkpoint, tensor, error);
+  return Memory::mapped(extent->source->descriptor({extent->offset, extent->length}), 0,
+                        static_cast<std::size_t>(extent->source->size()));
 }
 
 std::string Opened::metadata_text(std::uint32_t entry) {

@@ -17,6 +17,7 @@
 #include "core/format/types.h"
 #include "core/recipe/content.h"
 #include "core/remote/sources.h"
+#include "tools/library/open_options.h"
 
 #include <sys/types.h>
 
@@ -34,15 +35,6 @@
 #include <vector>
 
 namespace stfs {
-
-// The options of stfs_open. Throws Error kUsage for what is none.
-struct OpenOptions {
-  explicit OpenOptions(std::span<const std::string> options);
-
-  LoadOptions load;
-  SourceOptions sources;
-  std::string version;  // "": any
-};
 
 // stfs_part.
 struct PartOfTensor {
@@ -98,6 +90,7 @@ class Opened {
   bool is_elsewhere() const { return !resolutions_.empty(); }
   const std::string& version() const { return version_; }
   const std::vector<std::string>& pinned_sources() const { return pinned_; }
+  const std::vector<std::string>& pinned_options() const { return pinned_options_; }
 
   // Throws Error kUsage for what cannot be read so. The recipe is for measuring.
   PartRecipe recipe(const PartOfTensor& part) const { return recipe_of(checkpoint(), part); }
@@ -109,11 +102,13 @@ class Opened {
   const std::byte* map(std::uint32_t tensor, std::uint64_t offset, std::uint64_t length);
   // Private, writable. `data` is the first byte of the part.
   Memory map_private(const PartOfTensor& part, std::byte*& data);
+  // The whole local file with the tensor's bytes; empty where there is none, or mmap(2) fails.
+  Memory map_private_file(std::uint32_t tensor);
 
   std::string metadata_text(std::uint32_t entry);
 
-  // Writes all tensors to a file or a directory, by the ending of its name (core/checkpoint/saved.h),
-  // and returns the bytes that are shared with the sources.
+  // Writes all tensors to a file or a directory, by the ending of its name
+  // (core/checkpoint/saved.h), and returns the bytes that are shared with the sources.
   struct SaveTo {
     std::string path;
     std::uint64_t shard_size;  // bytes; 0: one file
@@ -148,13 +143,16 @@ class Opened {
   int copy(Loaded& from, const Content& content, std::uint64_t offset,
            std::span<std::byte> out) const;
   int fetch(Loaded& from, const Extent& extent) const;
+  // The same version with the files for loaders, which a directory gets too.
+  std::unique_ptr<const Checkpoint> with_model_files(const Loaded& from) const;
   // Runs the work, which returns EINTR soon after `stop` is set: by cancel(), or because the user
   // wants it.
   int wait_for(Loaded& from, const std::function<int(const std::atomic<bool>& stop)>& work) const;
   // The mapping of a part's whole file, which has this descriptor; null where mmap(2) fails.
   static std::byte* file_of(Loaded& from, std::uint32_t part, int descriptor);
 
-  const std::vector<std::string> names_;
+  const std::vector<std::string> names_;  // as they are given
+  std::vector<std::string> again_;        // for later, wherever the process is then
   OpenOptions options_;
   const Interrupted interrupted_;
   Loaded* first_ = nullptr;             // freed by the process that made it
@@ -162,6 +160,7 @@ class Opened {
   std::string resolutions_;             // for children; "": all sources are local
   std::string version_;
   std::vector<std::string> pinned_;
+  std::vector<std::string> pinned_options_;
 };
 
 }  // namespace stfs

@@ -4,7 +4,7 @@
 #include "core/base/text.h"
 #include "core/layer/delta/patched.h"
 #include "core/layer/delta/version.h"
-#include "core/layer/quantised/quantized_layout.h"
+#include "core/recipe/arrival.h"
 #include "core/remote/http/url.h"
 #include "core/stored/absent.h"
 #include "core/stored/directory.h"
@@ -31,9 +31,9 @@ namespace {
 
 class PatchedTensor : public ComputedTensor {
  public:
-  PatchedTensor(const Patches& patches, const Tensor& base, Patch patch,
+  PatchedTensor(const Patches& patches, std::size_t number, const Tensor& base, Patch patch,
                 std::vector<Tensor> frames)
-      : patched_(patches, base, std::move(patch)), frames_(std::move(frames)) {}
+      : patched_(patches, number, base, std::move(patch)), frames_(std::move(frames)) {}
 
   Tensor tensor() const override {
     Tensor tensor = patched_.base();
@@ -47,12 +47,13 @@ class PatchedTensor : public ComputedTensor {
     return content;
   }
   std::vector<Tensor> inputs() const override {
-    std::vector<Tensor> inputs{patched_.base()};
+    const Tensor& base = patched_.base();
+    std::vector<Tensor> inputs = base.computed != nullptr ? base.computed->inputs()
+                                                          : std::vector{base};
     inputs.insert(inputs.end(), frames_.begin(), frames_.end());
     return inputs;
   }
   std::string_view scheme() const override { return "patched by a delta"; }
-  std::optional<QuantizedRecipe> recipe() const override { return std::nullopt; }
 
   const Patches::Tensor& patched() const { return patched_; }
 
@@ -63,8 +64,8 @@ class PatchedTensor : public ComputedTensor {
 
 class PatchedTensors : public ComputedTensors {
  public:
-  PatchedTensors(std::uint64_t memory, std::vector<const Source*> sources)
-      : patches(memory, std::move(sources)) {}
+  PatchedTensors(std::uint64_t memory, std::size_t count, std::vector<const Source*> sources)
+      : patches(memory, count, std::move(sources)) {}
 
   const Patches patches;
   std::deque<PatchedTensor> tensors;
@@ -89,16 +90,17 @@ class Patcher {
     for (const TensorList& delta : deltas_) {
       for (const Part& part : delta.parts()) all.push_back(part.source.get());
     }
-    auto made = std::make_unique<PatchedTensors>(sources_.memory(), std::move(all));
+    auto made = std::make_unique<PatchedTensors>(sources_.memory(), found_.size(), std::move(all));
     std::vector<TensorList::Row> rows;
     std::map<std::uint32_t, const PatchedTensor*> by_number;
     for (std::uint32_t i = 0; i < list.size(); ++i) {
       rows.push_back(list.row(i));
       const auto found = found_.find(i);
       if (found == found_.end()) continue;
-      rows.back().computed = &made->tensors.emplace_back(made->patches, list.tensor(i),
-                                                         std::move(found->second.patch),
+      rows.back().computed = &made->tensors.emplace_back(made->patches, made->tensors.size(),
+                                                         list.tensor(i), std::move(found->second.patch),
                                                          std::move(found->second.frames));
+      refuse_without_room(made->tensors.back());
       by_number.emplace(i, &made->tensors.back());
     }
     for (std::size_t i = 0; i < smallest_.size(); ++i) {
@@ -151,14 +153,34 @@ class Patcher {
     }
   }
 
+  // All that the check of a tensor reads stays here until it has been read.
+  static void refuse_without_room(const PatchedTensor& tensor) {
+    const Content content = tensor.content();
+    std::map<const Source*, std::vector<Extent>> missing;
+    for (const Extent& extent : content.missing(0, content.size())) {
+      missing[extent.source].push_back(extent);
+    }
+    for (auto& [source, extents] : missing) {
+      if (join(extents) <= source->most_kept()) continue;
+      throw Error(ErrorCode::kUnreadable, source->path(),
+                  "tensor " + in_quotes(tensor.patched().base().name) +
+                      " is checked as a whole, and without a cache " + human_bytes(source->most_kept()) +
+                      " of a source are kept: name a directory with cache_dir");
+    }
+  }
+
   // Reads what the check of a tensor needs, so that a process that must not ask a server has it.
   void check(const DeltaVersion& link, const PatchedTensor& tensor) {
-    std::vector<Extent> needed{};
+    std::vector<Extent> needed;
     const Content content = tensor.content();
     for (const Extent& extent : content.missing(0, content.size())) needed.push_back(extent);
+    constexpr std::uint64_t kSome = 1 << 20;  // bytes with a deadline of their own
     for (const Extent& extent : needed) {
-      if (const int error = extent.source->fetch({extent.offset, extent.length})) {
-        throw_read_failure(*extent.source, extent.source->path(), "", error);
+      for (std::uint64_t done = 0; done < extent.length; done += kSome) {
+        const Extent part = extent.part(done, kSome);
+        if (const int error = part.source->fetch({part.offset, part.length})) {
+          throw_read_failure(*part.source, part.source->path(), "", error);
+        }
       }
     }
     std::byte first{};
@@ -197,14 +219,19 @@ bool is_same_place(const std::string& a, const std::string& b) {
 
 TensorList apply_delta(TensorList below, const std::string& version, Sources& sources) {
   std::optional<DeltaVersion> newest = read_delta(version, sources);
+  if (std::error_code error; !newest && !is_url(version) && !std::filesystem::exists(version, error)) {
+    throw Error(ErrorCode::kAbsent, version, "No such file or directory", ENOENT);
+  }
   if (!newest) {
     throw Error(ErrorCode::kDelta, public_name(version),
                 "no delta: a directory is expected whose model.safetensors.index.json has "
                 "delta_encoding; a full checkpoint needs no layer");
   }
   const DeltaChain chain = delta_chain(*std::move(newest), sources);
+  const std::string base =
+      is_checkpoint_name(chain.base) ? parent_name(chain.base) : chain.base;
   const bool stands_on_it = std::ranges::any_of(below.parts(), [&](const Part& part) {
-    return is_same_place(part.directory.empty() ? "." : part.directory, chain.base);
+    return is_same_place(part.directory.empty() ? "." : part.directory, base);
   });
   if (!chain.base.empty() && !stands_on_it) {
     refuse(chain.links.front(), "stands on the full checkpoint " + printable(public_name(chain.base)) +
@@ -212,7 +239,7 @@ TensorList apply_delta(TensorList below, const std::string& version, Sources& so
   }
   std::string text = std::string(kDeltaOption) + "=";
   for (const DeltaVersion& link : chain.links) {
-    text.append(link.index).append(" ").append(word_of(link.encoding)).append(" ");
+    text.append(public_name(link.index)).append(" ").append(word_of(link.encoding)).append(" ");
     text.append(word_of(link.checksum)).push_back('\0');
   }
   Patcher patcher(below, sources);
@@ -227,17 +254,40 @@ TensorList apply_delta(TensorList below, const std::string& version, Sources& so
   return below;
 }
 
-std::optional<std::string> delta_as_source(std::string& source, Sources& sources) {
+void refuse_frames(const TensorList& list) {
+  const auto is_digest_of_delta = [](std::string_view text) {
+    return (text.size() == 8 || text.size() == 32 || text.size() == 64) &&
+           text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+  };
+  const auto is_frame = [&](std::uint32_t i) {
+    const TensorRecord& record = list.record(i);
+    if (record.dtype != DType::kU8 || record.rank != 1) return false;
+    const Metadata& metadata = list.part_of(i).header.metadata;
+    const auto digest = metadata.find(list.name(i));
+    return digest && is_digest_of_delta(metadata[*digest].second);
+  };
+  for (std::uint32_t i = 0; i < list.size();) {
+    const std::uint32_t part = list.row(i).part;
+    bool is_of_frames = true;
+    for (; i < list.size() && list.row(i).part == part; ++i) is_of_frames = is_of_frames && is_frame(i);
+    if (!is_of_frames) continue;
+    throw Error(ErrorCode::kDelta, list.part_of(i - 1).source->path(),
+                "frames of a delta without its index, which is written last: wait for it, and name "
+                "the directory by the option delta=");
+  }
+}
+
+std::optional<DeltaChain> chain_at(const std::string& source, Sources& sources) {
   if (const auto directory = directory_of_shard(source)) {
     if (const auto delta = read_delta(*directory, sources)) {
       throw Error(ErrorCode::kDelta, public_name(source),
-                  "one shard of a delta: name its directory, as in -o delta=" +
+                  "one shard of a delta: name its directory, by the option delta=" +
                       printable(public_name(*directory)));
     }
     return std::nullopt;
   }
   const std::string name = last_component(public_name(source));
-  if (is_checkpoint_name(name) && !name.ends_with(kIndexSuffix)) return std::nullopt;
+  if (is_source_name(name) && !name.ends_with(kIndexSuffix)) return std::nullopt;
   // A server is asked only about a directory that may be one version of many.
   const std::string directory = name.ends_with(kIndexSuffix) ? parent_name(source) : source;
   const std::string last = last_component(public_name(directory));
@@ -246,15 +296,29 @@ std::optional<std::string> delta_as_source(std::string& source, Sources& sources
   }
   std::optional<DeltaVersion> newest = read_delta(source, sources);
   if (!newest) return std::nullopt;
-  const DeltaChain chain = delta_chain(*std::move(newest), sources);
-  if (chain.base.empty()) {
+  return delta_chain(*std::move(newest), sources);
+}
+
+DeltaFacts facts_of(const DeltaVersion& link, Sources& sources) {
+  DeltaFacts facts;
+  if (link.is_empty) return facts;
+  const TensorList list = load_stored(link.index, {}, sources).tensors;
+  facts.tensors = list.size();
+  for (std::uint32_t i = 0; i < list.size(); ++i) facts.bytes += list.tensor(i).length;
+  return facts;
+}
+
+std::optional<std::string> delta_as_source(std::string& source, Sources& sources) {
+  const std::optional<DeltaChain> chain = chain_at(source, sources);
+  if (!chain) return std::nullopt;
+  if (chain->base.empty()) {
     throw Error(ErrorCode::kDelta, public_name(source),
-                "a delta upon version " + std::to_string(chain.links.front().base) +
+                "a delta upon version " + std::to_string(chain->links.front().base) +
                     ", which has no directory: name that checkpoint as the source, and this as "
-                    "-o delta=" +
+                    "the option delta=" +
                     printable(public_name(source)));
   }
-  return std::exchange(source, chain.base);
+  return std::exchange(source, chain->base);
 }
 
 std::string resolved_delta(const std::string& argument, Sources& sources) {

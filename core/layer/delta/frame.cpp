@@ -19,6 +19,8 @@ class Stream {
  public:
   explicit Stream(const Extent& frame) : frame_(frame), context_(ZSTD_createDCtx()) {
     if (context_ == nullptr) throw std::bad_alloc();
+    ZSTD_outBuffer nothing{nullptr, 0, 0};
+    begun_ = step(nothing);
   }
   ~Stream() { ZSTD_freeDCtx(context_); }
   Stream(const Stream&) = delete;
@@ -26,6 +28,7 @@ class Stream {
 
   // Fills `out`: 0, an errno of reading, EBADMSG when the frame ends first or is none.
   int read(std::span<std::byte> out) {
+    if (begun_ != 0) return begun_;
     ZSTD_outBuffer to{out.data(), out.size(), 0};
     while (to.pos < to.size) {
       if (has_ended_) return EBADMSG;
@@ -44,8 +47,11 @@ class Stream {
     return 0;
   }
 
+  std::size_t memory() const { return ZSTD_sizeof_DCtx(context_) + kRead; }
+
   // Whether nothing follows, neither content nor bytes behind the frame.
   int end() {
+    if (begun_ != 0) return begun_;
     std::byte none{};
     ZSTD_outBuffer to{&none, 0, 0};
     while (!has_ended_) {
@@ -85,6 +91,7 @@ class Stream {
   ZSTD_inBuffer input_{nullptr, 0, 0};
   std::uint64_t read_ = 0;  // bytes of the frame
   bool has_ended_ = false;
+  int begun_ = 0;  // an errno of reading the frame's header, or EBADMSG
 };
 
 class XorFrame : public Frame {
@@ -92,17 +99,20 @@ class XorFrame : public Frame {
   explicit XorFrame(const Extent& frame) : stream_(frame) {}
 
   int apply(std::span<std::byte> next) override {
-    changes_.resize(next.size());
-    if (const int error = stream_.read(changes_)) return error;
-    for (std::size_t i = 0; i < next.size(); ++i) next[i] ^= changes_[i];
+    std::array<std::byte, 64 << 10> changes;
+    for (; !next.empty(); next = next.subspan(std::min(changes.size(), next.size()))) {
+      const std::span some = std::span(changes).first(std::min(changes.size(), next.size()));
+      if (const int error = stream_.read(some)) return error;
+      for (std::size_t i = 0; i < some.size(); ++i) next[i] ^= some[i];
+    }
     return 0;
   }
   int skip(std::uint64_t bytes) override { return stream_.skip(bytes); }
   int end() override { return stream_.end(); }
+  std::size_t memory() const override { return stream_.memory(); }
 
  private:
   Stream stream_;
-  std::vector<std::byte> changes_;
 };
 
 class OverwriteFrame : public Frame {
@@ -120,6 +130,7 @@ class OverwriteFrame : public Frame {
     if (const int error = begin()) return error;
     return left_ == 0 && !has_next_ ? values_.end() : EBADMSG;
   }
+  std::size_t memory() const override { return positions_.memory() + values_.memory(); }
 
  private:
   int begin() {

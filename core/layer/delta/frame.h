@@ -18,7 +18,7 @@ namespace stfs {
 
 class Frame {
  public:
-  // `length` is the tensor's, in bytes.
+  // `length` is the tensor's, in bytes. What is wrong with the frame is told by the functions.
   static std::unique_ptr<Frame> open(DeltaEncoding encoding, const Extent& frame,
                                      std::uint64_t length);
   Frame() = default;
@@ -33,6 +33,8 @@ class Frame {
   virtual int skip(std::uint64_t bytes) = 0;
   // After the last byte: whether the frame ends there. 0 or EBADMSG.
   virtual int end() = 0;
+  // Bytes of memory, all that the frame's own header asks for: it is read by open().
+  virtual std::size_t memory() const = 0;
 };
 
 }  // namespace stfs

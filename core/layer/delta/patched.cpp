@@ -1,83 +1,48 @@
 #include "core/layer/delta/patched.h"
 
+#include "core/base/error.h"
+#include "core/base/posix.h"
+#include "core/base/text.h"
+#include "core/layer/delta/combined.h"
+
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cerrno>
+#include <memory>
 #include <new>
+#include <optional>
 #include <utility>
 
 namespace stfs {
 namespace {
 
-constexpr std::size_t kDecodedAtOnce = 1 << 20;  // bytes that are decoded at a time
+// Bytes that are decoded at a time: both versions of them stay in a core's cache.
+constexpr std::size_t kDecodedAtOnce = 64 << 10;
 
 }  // namespace
 
-void Changes::add(std::uint64_t at, std::span<const std::byte> before,
-                  std::span<const std::byte> after) {
-  for (std::size_t i = 0; i < before.size(); ++i) {
-    if ((at + i) % kBlock == 0) first_.push_back(at_.size());
-    if (before[i] == after[i]) continue;
-    at_.push_back(static_cast<std::uint16_t>((at + i) % kBlock));
-    to_.push_back(after[i]);
-  }
+Patches::Patches(std::uint64_t most, std::size_t count, std::vector<const Source*> sources)
+    : room_(most), sources_(std::move(sources)) {
+  const std::size_t bytes = std::max<std::size_t>(count, 1) * sizeof(std::atomic<bool>);
+  void* const shared =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) throw_errno(ErrorCode::kUnreadable, "", "deltas: mmap", errno);
+  auto* const first = static_cast<std::atomic<bool>*>(shared);
+  std::uninitialized_value_construct_n(first, count);
+  is_checked_ = {first, count};
 }
 
-void Changes::apply(std::uint64_t at, std::span<std::byte> bytes) const {
-  const std::uint64_t end = at + bytes.size();
-  for (std::uint64_t block = at / kBlock; block * kBlock < end; ++block) {
-    const auto first = at_.begin() + static_cast<std::ptrdiff_t>(first_[block]);
-    const auto last = block + 1 < first_.size()
-                          ? at_.begin() + static_cast<std::ptrdiff_t>(first_[block + 1])
-                          : at_.end();
-    const std::uint64_t begin = block * kBlock;
-    const auto least = static_cast<std::uint16_t>(at > begin ? at - begin : 0);
-    for (auto change = std::lower_bound(first, last, least); change != last; ++change) {
-      const std::uint64_t position = begin + *change;
-      if (position >= end) break;
-      bytes[position - at] = to_[static_cast<std::size_t>(change - at_.begin())];
-    }
-  }
+Patches::~Patches() {
+  ::munmap(is_checked_.data(), std::max<std::size_t>(is_checked_.size(), 1));
 }
 
-std::size_t Changes::memory() const {
-  return first_.capacity() * sizeof(std::uint64_t) + at_.capacity() * sizeof(std::uint16_t) +
-         to_.capacity();
-}
-
-void Patches::break_all() const {
-  for (const Source* const source : sources_) source->mark_changed();
-}
-
-bool Patches::reserve(std::uint64_t bytes) const {
-  const std::lock_guard lock(mutex_);
-  while (memory_ + bytes > most_ && !kept_.empty()) {
-    memory_ -= kept_.back().memory;
-    by_tensor_.erase(kept_.back().tensor);
-    kept_.pop_back();
-  }
-  if (memory_ + bytes > most_) return false;
-  memory_ += bytes;
-  return true;
-}
-
-void Patches::release(std::uint64_t bytes) const {
-  const std::lock_guard lock(mutex_);
-  memory_ -= bytes;
-}
-
-void Patches::keep(const Tensor& tensor, std::shared_ptr<const Changes> changes,
-                   std::uint64_t reserved) const {
-  const std::lock_guard lock(mutex_);
-  kept_.push_front({&tensor, std::move(changes), reserved});
-  by_tensor_[&tensor] = kept_.begin();
-}
-
-std::shared_ptr<const Changes> Patches::kept(const Tensor& tensor) const {
-  const std::lock_guard lock(mutex_);
-  const auto found = by_tensor_.find(&tensor);
-  if (found == by_tensor_.end()) return nullptr;
-  kept_.splice(kept_.begin(), kept_, found->second);
-  return found->second->changes;
+void Patches::break_all(const Tensor& tensor) const {
+  const Source& newest = *tensor.patch().links.back().frame.source;
+  const std::string why = "the checksum of tensor " + in_quotes(tensor.base().name) +
+                          " does not hold: the source is not the base of the delta " +
+                          printable(newest.path()) + ", or one of both is damaged";
+  for (const Source* const source : sources_) source->mark_changed(why);
 }
 
 // The bytes of a patched tensor.
@@ -90,7 +55,7 @@ class PatchedBytes : public Producer {
 
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
     if (const int error = tensor_.check()) return error;
-    return tensor_.fill(offset, out);
+    return tensor_.fill(base_, offset, out);
   }
 
   // Until the tensor is checked, all of it.
@@ -123,15 +88,10 @@ std::unique_ptr<const Producer> Patches::Tensor::producer() const {
   return std::make_unique<PatchedBytes>(*this);
 }
 
-bool Patches::Tensor::is_checked() const {
-  const std::lock_guard lock(mutex_);
-  return state_ == State::kChecked;
-}
+bool Patches::Tensor::has_changes() const { return all_.room_.changes(number_) != nullptr; }
 
-bool Patches::Tensor::has_changes() const { return all_.kept(*this) != nullptr; }
-
-std::vector<std::unique_ptr<Frame>> Patches::Tensor::open_frames() const {
-  std::vector<std::unique_ptr<Frame>> frames;
+Frames Patches::Tensor::open_frames() const {
+  Frames frames;
   for (const Patch::Link& link : patch_.links) {
     frames.push_back(Frame::open(link.encoding, link.frame, base_.length));
   }
@@ -140,6 +100,7 @@ std::vector<std::unique_ptr<Frame>> Patches::Tensor::open_frames() const {
 
 // One reader checks; the others wait for it.
 int Patches::Tensor::check() const {
+  if (is_checked()) return 0;
   std::unique_lock lock(mutex_);
   checked_.wait(lock, [this] { return state_ != State::kChecking; });
   if (state_ == State::kChecked) return 0;
@@ -152,39 +113,39 @@ int Patches::Tensor::check() const {
   } catch (const std::bad_alloc&) {
     error = ENOMEM;
   }
+  if (error == 0) all_.is_checked_[number_] = true;
+  if (error == EBADMSG) all_.break_all(*this);  // before any other reader gets ESTALE: it asks why
   lock.lock();
   // After another errno the next reader tries again.
   state_ = error == 0 ? State::kChecked : error == EBADMSG ? State::kBroken : State::kUnchecked;
   checked_.notify_all();
-  lock.unlock();
-  if (error != EBADMSG) return error;
-  all_.break_all();
-  return ESTALE;
+  return error == EBADMSG ? ESTALE : error;
 }
 
 // The changes of a tensor while they are collected, within the room of all.
 class Patches::Collected {
  public:
   explicit Collected(const Patches& all) : all_(all) {}
-  ~Collected() { all_.release(reserved_); }
+  ~Collected() { all_.room_.release(reserved_); }
   Collected(const Collected&) = delete;
   Collected& operator=(const Collected&) = delete;
 
-  void add(std::uint64_t at, std::span<const std::byte> before, std::span<const std::byte> after) {
+  void add(std::uint64_t at, std::span<const std::byte> difference,
+           std::span<const std::byte> after) {
     if (!changes_) return;
-    changes_->add(at, before, after);
+    changes_->add(at, difference, after);
     const std::uint64_t memory = changes_->memory();
     if (memory <= reserved_) return;
-    if (all_.reserve(memory - reserved_)) {
+    if (all_.room_.reserve(memory - reserved_)) {
       reserved_ = memory;
     } else {
       changes_.reset();
-      all_.release(std::exchange(reserved_, 0));
+      all_.room_.release(std::exchange(reserved_, 0));
     }
   }
 
-  void keep(const Tensor& tensor) {
-    if (changes_) all_.keep(tensor, std::move(changes_), std::exchange(reserved_, 0));
+  void keep(std::size_t tensor) {
+    if (changes_) all_.room_.keep(tensor, std::move(changes_), std::exchange(reserved_, 0));
   }
 
  private:
@@ -193,24 +154,63 @@ class Patches::Collected {
   std::shared_ptr<Changes> changes_ = std::make_shared<Changes>();
 };
 
+void apply_xor(std::span<const std::byte> change, std::span<std::byte> bytes) {
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] ^= change[i];
+}
+
+// A tensor from its beginning, a piece at a time. Where all links are xor, their frames are decoded ahead.
+class Patches::Tensor::Pieces {
+ public:
+  Pieces(const Tensor& tensor, const Frames& frames) : frames_(frames) {
+    const auto is_xor = [](const Patch::Link& link) { return link.encoding == DeltaEncoding::kXor; };
+    if (std::ranges::all_of(tensor.patch_.links, is_xor)) {
+      ahead_.emplace(frames, tensor.base_.length, kDecodedAtOnce);
+    }
+  }
+
+  // Changes the next bytes, which are the base's, and sets `difference` to the xor of both, which is
+  // valid until the next call.
+  int apply(std::span<std::byte> bytes, std::span<const std::byte>& difference) {
+    if (ahead_) {
+      if (const int error = ahead_->next(difference)) return error;
+      apply_xor(difference, bytes);
+      return 0;
+    }
+    before_.assign(bytes.begin(), bytes.end());
+    for (const auto& frame : frames_) {
+      if (const int error = frame->apply(bytes)) return error;
+    }
+    apply_xor(bytes, before_);
+    difference = before_;
+    return 0;
+  }
+
+ private:
+  const Frames& frames_;
+  std::optional<CombinedXor> ahead_;
+  std::vector<std::byte> before_;
+};
+
 // 0, an errno, or EBADMSG when the bytes are not those that the newest delta promises.
 int Patches::Tensor::check_now() const {
   const Content base = base_.content();
-  const std::vector<std::unique_ptr<Frame>> frames = open_frames();
+  Room::Turn turn(all_.room_, [this] { return open_frames(); });
+  const Frames& frames = turn.cursor().frames;
   DeltaDigest digest(patch_.checksum);
   Collected collected(all_);
-  std::vector<std::byte> before, after;
-  for (std::uint64_t at = 0; at < base_.length;) {
-    before.resize(
-        static_cast<std::size_t>(std::min<std::uint64_t>(kDecodedAtOnce, base_.length - at)));
-    if (const int error = base.copy_unverified(at, before)) return error;
-    after = before;
-    for (const auto& frame : frames) {
-      if (const int error = frame->apply(after)) return error;
+  {
+    Pieces pieces(*this, frames);
+    std::vector<std::byte> bytes;
+    std::span<const std::byte> difference;
+    for (std::uint64_t at = 0; at < base_.length; at += bytes.size()) {
+      bytes.resize(
+          static_cast<std::size_t>(std::min<std::uint64_t>(kDecodedAtOnce, base_.length - at)));
+      if (const int error = base.copy_unverified(at, bytes)) return error;
+      if (const int error = pieces.apply(bytes, difference)) return error;
+      digest.add(bytes);
+      collected.add(at, difference, bytes);
+      all_.decoded_ += bytes.size();
     }
-    digest.add(after);
-    collected.add(at, before, after);
-    at += before.size();
   }
   for (const auto& frame : frames) {
     if (const int error = frame->end()) return error;
@@ -221,39 +221,70 @@ int Patches::Tensor::check_now() const {
   }
   if (const int error = base.verify()) return error;
   if (digest.hex() != patch_.digest) return EBADMSG;
-  collected.keep(*this);
+  collected.keep(number_);
   return 0;
 }
 
-int Patches::Tensor::fill(std::uint64_t offset, std::span<std::byte> out) const {
-  const Content base = base_.content();
-  if (const std::shared_ptr<const Changes> changes = all_.kept(*this)) {
+int Patches::Tensor::fill(const Content& base, std::uint64_t offset,
+                          std::span<std::byte> out) const {
+  if (const std::shared_ptr<const Changes> changes = all_.room_.changes(number_)) {
     if (const int error = base.copy_unverified(offset, out)) return error;
     changes->apply(offset, out);
     return 0;
   }
-  return decode(base, offset, out);
+  const int error = decode(base, offset, out);
+  return error == EBADMSG ? ESTALE : error;  // it held when it was checked
 }
 
-// From where the last read ended, or else from the beginning.
 int Patches::Tensor::decode(const Content& base, std::uint64_t offset,
                             std::span<std::byte> out) const {
-  const std::lock_guard lock(cursor_mutex_);
-  if (cursor_.frames.empty() || cursor_.at > offset) {
-    cursor_.frames = open_frames();
-    cursor_.at = 0;
+  Room::Turn turn(all_.room_, number_, offset, [this] { return open_frames(); });
+  Cursor& cursor = turn.cursor();
+  if (offset < cursor.at) {
+    const auto some =
+        static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), cursor.at - offset));
+    std::ranges::copy(std::span(cursor.window).subspan(offset - cursor.begin(), some), out.begin());
+    out = out.subspan(some);
+    offset += some;
   }
-  int error = 0;
-  for (const auto& frame : cursor_.frames) {
-    if (error == 0) error = frame->skip(offset - cursor_.at);
+  int error = out.empty() ? 0 : reach(base, cursor, offset);
+  while (error == 0 && !out.empty()) {
+    const std::span some = out.first(std::min(out.size(), kDecodedAtOnce));
+    error = advance(base, cursor, some);
+    out = out.subspan(some.size());
   }
-  if (error == 0) error = base.copy_unverified(offset, out);
-  for (const auto& frame : cursor_.frames) {
-    if (error == 0) error = frame->apply(out);
+  if (error != 0) turn.drop();
+  return error;
+}
+
+// Moves the decoders on to `offset`. A short way's bytes are kept: another request may want them.
+int Patches::Tensor::reach(const Content& base, Cursor& cursor, std::uint64_t offset) const {
+  std::vector<std::byte> between;
+  while (cursor.at < offset && offset - cursor.at <= Cursor::kWindow) {
+    between.resize(std::min<std::size_t>(offset - cursor.at, kDecodedAtOnce));
+    if (!base.missing(cursor.at, between.size()).empty()) break;
+    if (const int error = advance(base, cursor, between)) return error;
   }
-  cursor_.at = offset + out.size();
-  if (error != 0 || cursor_.at == base_.length) cursor_.frames.clear();
-  return error == EBADMSG ? ESTALE : error;  // it held when it was checked
+  if (cursor.at == offset) return 0;
+  cursor.window.clear();
+  for (const auto& frame : cursor.frames) {
+    if (const int error = frame->skip(offset - cursor.at)) return error;
+  }
+  all_.decoded_ += offset - cursor.at;
+  cursor.at = offset;
+  return 0;
+}
+
+// The next bytes.
+int Patches::Tensor::advance(const Content& base, Cursor& cursor, std::span<std::byte> out) const {
+  if (const int error = base.copy_unverified(cursor.at, out)) return error;
+  for (const auto& frame : cursor.frames) {
+    if (const int error = frame->apply(out)) return error;
+  }
+  all_.decoded_ += out.size();
+  cursor.at += out.size();
+  cursor.add(out);
+  return 0;
 }
 
 }  // namespace stfs

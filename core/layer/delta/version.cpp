@@ -25,7 +25,7 @@ namespace {
 using IndexJson = nlohmann::json;
 
 constexpr std::string_view kIndexName = "model.safetensors.index.json";
-constexpr std::uint64_t kMostIndex = 512 << 20;  // bytes
+constexpr std::uint64_t kMostIndex = 100'000'000;  // bytes, as of any index
 constexpr std::size_t kMostLinks = 256;
 
 constexpr std::array<std::pair<std::string_view, DeltaEncoding>, 2> kEncodings{
@@ -69,16 +69,76 @@ std::optional<std::string> text_of_index(const std::string& index, Sources& sour
   }
 }
 
-// The directory of the version with this number, beside another: with as many digits.
-std::optional<std::string> sibling(const std::string& directory, std::uint64_t number) {
+// The directory itself where the name leads elsewhere, as "latest" and "." do.
+std::string resolved_directory(const std::string& directory) {
   std::string trimmed = directory;
   while (trimmed.size() > 1 && trimmed.ends_with('/')) trimmed.pop_back();
   const std::string name = last_component(trimmed);
+  if (is_url(directory) || (!name.empty() && name.find_last_of("0123456789") + 1 == name.size())) {
+    return trimmed;
+  }
+  std::error_code error;
+  const auto whole = std::filesystem::canonical(trimmed.empty() ? "." : trimmed, error);
+  return error ? trimmed : whole.string();
+}
+
+// The directories that the version with this number may have, beside another: with as many digits,
+// as in weight_v000009, and without leading zeros, as in step_9.
+std::vector<std::string> siblings(const std::string& directory, std::uint64_t number) {
+  const std::string place = resolved_directory(directory);
+  const std::string name = last_component(place);
   const std::size_t digits = name.size() - (name.find_last_not_of("0123456789") + 1);
-  if (digits == 0) return std::nullopt;
-  std::string text = std::to_string(number);
-  if (text.size() < digits) text.insert(0, digits - text.size(), '0');
-  return child_name(parent_name(trimmed), name.substr(0, name.size() - digits) + text);
+  if (digits == 0) return {};
+  const std::string text = std::to_string(number);
+  const auto with = [&](const std::string& ending) {
+    return child_name(parent_name(place), name.substr(0, name.size() - digits) + ending);
+  };
+  if (text.size() >= digits) return {with(text)};
+  return {with(std::string(digits - text.size(), '0') + text), with(text)};
+}
+
+bool is_there(const std::string& file, Sources& sources) {
+  std::error_code error;
+  if (!is_url(file)) return std::filesystem::exists(file, error);
+  try {
+    sources.open(file);
+    return true;
+  } catch (const Error& refusal) {
+    if (refusal.code() == ErrorCode::kAbsent || refusal.code() == ErrorCode::kHidden) return false;
+    throw;
+  }
+}
+
+// The checkpoint in a directory, as a SOURCE: a web server has no directories. nullopt: none.
+std::optional<std::string> full_checkpoint_in(const std::string& directory, Sources& sources) {
+  const std::string_view scheme = scheme_of(directory);
+  for (const char* const name : {kIndexName.data(), "model.safetensors"}) {
+    std::string file = child_name(directory, name);
+    if (!is_there(file, sources)) continue;
+    if (scheme != "http" && scheme != "https") return directory;
+    return file;
+  }
+  return std::nullopt;
+}
+
+// An index without the entries of its map, which may be hundreds of thousands.
+IndexJson parsed_index(const std::string& text, const std::string& place, bool& has_entries) {
+  constexpr int kDeepest = 64;
+  constexpr std::size_t kMostValues = 10'000;  // of the metadata
+  std::string key;
+  std::size_t values = 0;
+  const auto keep = [&](int depth, IndexJson::parse_event_t event, IndexJson& value) {
+    if (depth > kDeepest) refuse(place, "nested too deeply");
+    if (event == IndexJson::parse_event_t::key && depth == 1) {
+      key = value.get<std::string>();
+      return key == "metadata" || key == "weight_map";
+    }
+    if (depth < 2 || key.empty()) return true;
+    if (key == "weight_map") has_entries = true;
+    if (key == "metadata" && ++values > kMostValues) refuse(place, "too many values of metadata");
+    return key == "metadata";
+  };
+  return IndexJson::parse(text, keep, false);
 }
 
 }  // namespace
@@ -142,7 +202,8 @@ std::optional<DeltaVersion> read_delta(const std::string& place, Sources& source
   const std::optional<std::string> text = text_of_index(out.index, sources);
   // The index of a full checkpoint may be long: it is not parsed here.
   if (!text || text->find("\"delta_encoding\"") == std::string::npos) return std::nullopt;
-  const IndexJson json = IndexJson::parse(*text, nullptr, false);
+  bool has_entries = false;
+  const IndexJson json = parsed_index(*text, out.index, has_entries);
   if (!json.is_object()) return std::nullopt;
   const auto metadata = json.find("metadata");
   if (metadata == json.end() || !metadata->is_object()) return std::nullopt;
@@ -150,6 +211,9 @@ std::optional<DeltaVersion> read_delta(const std::string& place, Sources& source
     const auto at = metadata->find(key);
     return at != metadata->end() && at->is_string() ? at->get<std::string>() : "";
   };
+  const auto named = metadata->find("delta_encoding");
+  if (named == metadata->end()) return std::nullopt;
+  if (!named->is_string()) refuse(out.index, "delta_encoding is no text");
   const std::string encoding = word("delta_encoding");
   if (encoding.empty()) return std::nullopt;
   out.directory = parent_name(out.index);
@@ -182,7 +246,7 @@ std::optional<DeltaVersion> read_delta(const std::string& place, Sources& source
   }
   const auto map = json.find("weight_map");
   if (map == json.end() || !map->is_object()) refuse(out.index, "it has no weight_map");
-  out.is_empty = map->empty();
+  out.is_empty = !has_entries;
   return out;
 }
 
@@ -191,15 +255,22 @@ DeltaChain delta_chain(DeltaVersion newest, Sources& sources) {
   chain.links.push_back(std::move(newest));
   for (;;) {
     const DeltaVersion& oldest = chain.links.back();
-    const auto directory = sibling(oldest.directory, oldest.base);
-    if (!directory) break;
-    std::optional<DeltaVersion> below = read_delta(*directory, sources);
+    std::optional<DeltaVersion> below;
+    std::optional<std::string> full;
+    const std::vector<std::string> directories = siblings(oldest.directory, oldest.base);
+    // No checksum guards the tensors that only the versions between have changed.
+    if (directories.empty() && oldest.base != 0) {
+      refuse(oldest.index, "stands on version " + std::to_string(oldest.base) +
+                               ", which cannot be found: the name of its directory does not end in "
+                               "a number, as weight_v000012 does");
+    }
+    for (const std::string& directory : directories) {
+      below = read_delta(directory, sources);
+      if (!below) full = full_checkpoint_in(directory, sources);
+      if (below || full) break;
+    }
     if (!below) {
-      const std::string index = child_name(*directory, std::string(kIndexName));
-      if (text_of_index(index, sources) ||
-          text_of_index(child_name(*directory, "model.safetensors"), sources)) {
-        chain.base = *directory;
-      }
+      chain.base = full.value_or("");
       break;
     }
     if (below->version != oldest.base) {

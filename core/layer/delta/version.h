@@ -68,7 +68,8 @@ std::optional<DeltaVersion> read_delta(const std::string& place, Sources& source
 // A chain of deltas.
 struct DeltaChain {
   std::vector<DeltaVersion> links;  // from the oldest to the newest
-  // The full checkpoint that the oldest stands on, found beside it; "": it has no directory.
+  // The full checkpoint that the oldest stands on, found beside it, as a SOURCE; "": it has no
+  // directory.
   std::string base;
 };
 // The links from `newest` down to a full checkpoint or to a version without a directory. Throws

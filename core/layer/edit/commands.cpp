@@ -2,6 +2,7 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/layer/edit/cast.h"
+#include "core/layer/edit/edit_layer.h"
 #include "core/layer/edit/edited.h"
 #include "core/layer/edit/substitution.h"
 #include "core/recipe/elements.h"
@@ -47,15 +48,30 @@ void change(Item& item, const Tensor& tensor) {
   item.below.reset();
 }
 
+std::string_view new_name(const EditLine& line, Edited& edited, std::string name) {
+  if (name.empty()) line.refuse("a tensor would have no name");
+  if (!edited.may_keep(name.size())) line.refuse("the names need more than 1 GiB");
+  return edited.keep(std::move(name));
+}
+
+// The name of a tensor after a substitution; nullopt when nothing matches.
+std::optional<std::string> substituted(const EditLine& line, const Substitution& substitution,
+                                       std::string_view name) {
+  try {
+    return substitution.apply(name);
+  } catch (const std::invalid_argument& error) {
+    line.refuse(in_quotes(line.words[1]) + ": " + error.what());
+  }
+}
+
 void rename(const EditLine& line, Edited& edited) {
   const Substitution substitution = substitution_of(line);
   bool touches = false;
   for (Item& item : edited.items) {
-    std::optional<std::string> name = substitution.apply(item.tensor.name);
+    std::optional<std::string> name = substituted(line, substitution, item.tensor.name);
     if (!name || *name == item.tensor.name) continue;
-    if (name->empty()) line.refuse(in_quotes(item.tensor.name) + " would have no name");
     Tensor tensor = item.tensor;
-    tensor.name = edited.keep(*std::move(name));
+    tensor.name = new_name(line, edited, *std::move(name));
     change(item, tensor);
     touches = true;
   }
@@ -67,11 +83,11 @@ void copy(const EditLine& line, Edited& edited) {
   const Substitution substitution = substitution_of(line);
   std::vector<Item> copies;
   for (const Item& item : edited.items) {
-    std::optional<std::string> name = substitution.apply(item.tensor.name);
+    std::optional<std::string> name = substituted(line, substitution, item.tensor.name);
     if (!name) continue;
-    if (name->empty()) line.refuse("a copy of " + in_quotes(item.tensor.name) + " would have no name");
     Item& added = copies.emplace_back(item);
-    added.tensor.name = edited.keep(*std::move(name));
+    edited.require_room(line, copies.size());
+    added.tensor.name = new_name(line, edited, *std::move(name));
     added.below.reset();
   }
   if (copies.empty()) line.refuse(in_quotes(line.words[1]) + " matches no name");
@@ -126,9 +142,9 @@ struct From {
 
 From from(const EditLine& line, Edited& edited, const std::string& text) {
   const std::size_t at = text.rfind("::");
-  const bool is_npy = at == std::string::npos && text.ends_with(".npy");
+  const bool is_npy = at == std::string::npos && public_name(text).ends_with(".npy");
   if (!is_npy && (at == std::string::npos || at == 0 || at + 2 == text.size())) {
-    line.refuse(in_quotes(text) + ": SOURCE::NAME or a .npy file is expected");
+    line.refuse(in_quotes(public_name(text)) + ": SOURCE::NAME or a .npy file is expected");
   }
   std::string path = text.substr(0, at);
   if (!is_url(path) && !path.starts_with('/')) path = child_name(line.directory, path);
@@ -136,7 +152,7 @@ From from(const EditLine& line, Edited& edited, const std::string& text) {
   try {
     from.other = edited.other(path);
   } catch (const Error& error) {
-    line.refuse(error.what());
+    line.refuse(public_name(error.place()) + ": " + error.message());
   }
   if (is_npy) {
     from.numbers = {0};
@@ -149,7 +165,7 @@ From from(const EditLine& line, Edited& edited, const std::string& text) {
     from.numbers = from.other.list->match(std::span(&name, 1));
   }
   if (from.numbers.empty()) {
-    line.refuse(in_quotes(path) + " has no tensor " + in_quotes(name));
+    line.refuse(in_quotes(public_name(path)) + " has no tensor " + in_quotes(name));
   }
   return from;
 }
@@ -160,6 +176,15 @@ Item item_of(const From& from, std::uint32_t number) {
           list.row(number).record, std::nullopt};
 }
 
+// Refuses a shape whose rows are no whole blocks, which a type of GGUF's cannot have.
+void require_whole_blocks(const EditLine& line, DType dtype, std::span<const std::uint64_t> shape) {
+  const TypeInfo& type = type_info(dtype);
+  const std::uint64_t row = shape.empty() ? 1 : shape.back();
+  if (type.kind != TypeKind::kQuantized || row % type.block_elements == 0) return;
+  line.refuse("rows of " + std::to_string(row) + " elements are not whole blocks of " +
+              std::to_string(type.block_elements) + " of " + std::string(type.name));
+}
+
 void replace(const EditLine& line, Edited& edited) {
   const bool reshapes = line.words.size() == 4;
   if (reshapes && line.words[3] != "--reshape") {
@@ -168,7 +193,7 @@ void replace(const EditLine& line, Edited& edited) {
   Item& item = named(line, edited, line.words[1]);
   const From by = from(line, edited, line.words[2]);
   if (by.numbers.size() != 1) {
-    line.refuse(in_quotes(line.words[2]) + " names " + std::to_string(by.numbers.size()) +
+    line.refuse(in_quotes(public_name(line.words[2])) + " names " + std::to_string(by.numbers.size()) +
                 " tensors, and one is expected");
   }
   Item replaced = item_of(by, by.numbers.front());
@@ -181,6 +206,7 @@ void replace(const EditLine& line, Edited& edited) {
   if (!reshapes && !is_same_shape) line.refuse(shapes + ": --reshape keeps the first shape");
   replaced.tensor.name = item.tensor.name;
   replaced.tensor.shape = item.tensor.shape;
+  require_whole_blocks(line, replaced.tensor.dtype, replaced.tensor.shape);
   item = replaced;
 }
 
@@ -191,13 +217,13 @@ void add(const EditLine& line, Edited& edited) {
   }
   const From added = from(line, edited, line.words[1]);
   if (is_named && added.numbers.size() != 1) {
-    line.refuse(in_quotes(line.words[1]) + " names " + std::to_string(added.numbers.size()) +
+    line.refuse(in_quotes(public_name(line.words[1])) + " names " + std::to_string(added.numbers.size()) +
                 " tensors, and \"as\" gives one name");
   }
+  edited.require_room(line, added.numbers.size());
   for (const std::uint32_t number : added.numbers) {
     Item& item = edited.items.emplace_back(item_of(added, number));
-    if (is_named) item.tensor.name = edited.keep(line.words[3]);
-    if (item.tensor.name.empty()) line.refuse("the tensor would have no name");
+    if (is_named) item.tensor.name = new_name(line, edited, line.words[3]);
   }
   edited.refuse_same_names(line);
 }
@@ -226,7 +252,7 @@ void cast_some(const EditLine& line, Edited& edited) {
     if (!has_f32(tensor.dtype, tensor.elements())) {
       line.refuse(in_quotes(tensor.name) + ": its values would be larger than 2^63 bytes");
     }
-    change(item, edited.computed(tensor, type, tensor.shape, "cast",
+    change(item, edited.computed(item, type, tensor.shape, "cast",
                                  [](const Tensor& in, const Tensor& out, const std::string&) {
                                    Content content;
                                    if (in.length == 0) return content;
@@ -263,6 +289,7 @@ void reshape(const EditLine& line, Edited& edited) {
                 std::to_string(elements));
   }
   if (std::ranges::equal(shape, item.tensor.shape)) line.refuse("it has this shape already");
+  require_whole_blocks(line, item.tensor.dtype, shape);
   Tensor tensor = item.tensor;
   tensor.shape = edited.keep(std::move(shape));
   change(item, tensor);
@@ -275,14 +302,14 @@ void slice(const EditLine& line, Edited& edited) {
   Slice of;
   if (parse_ranges(line.words[2], tensor.shape, ranges) != 0) {
     line.refuse(in_quotes(line.words[2]) + ": not a slice of " + in_quotes(tensor.name) +
-                ", which is " + shape_json(tensor.shape) + " (as in NumPy, without spaces)");
+                ", which is " + shape_json(tensor.shape) + " (" + std::string(kSliceRule) + ")");
   }
   if (slice_of(ranges, type_info(tensor.dtype), tensor.shape, of) != 0) {
     line.refuse(in_quotes(line.words[2]) + ": begins or ends inside a block of " +
                 std::to_string(type_info(tensor.dtype).block_elements) + " elements");
   }
   if (canonical_expression(ranges, tensor.shape).empty()) line.refuse("it is the whole tensor");
-  change(item, edited.computed(tensor, tensor.dtype, edited.keep(std::move(of.shape)), "slice",
+  change(item, edited.computed(item, tensor.dtype, edited.keep(std::move(of.shape)), "slice",
                                [](const Tensor& in, const Tensor&, const std::string& expression) {
                                  Slice part;
                                  parse_slice(expression, in.dtype, in.shape, part);
@@ -327,6 +354,10 @@ void refuse_key_of_layout(const EditLine& line) {
 void set_key(const EditLine& line, Edited& edited) {
   if (!is_utf8(line.words[1]) || !is_utf8(line.words[2])) line.refuse("UTF-8 is expected");
   refuse_key_of_layout(line);
+  constexpr std::size_t kMostKey = 65535;  // of GGUF
+  if (edited.is_gguf() && (line.words[1].empty() || line.words[1].size() > kMostKey)) {
+    line.refuse("a key of GGUF has 1 to " + std::to_string(kMostKey) + " bytes");
+  }
   const ValueType type = edited.type_of(line.words[1]);
   if (!is_text_of(type, line.words[2])) {
     line.refuse(in_quotes(line.words[1]) + " has another type in this file than " +
@@ -357,12 +388,18 @@ constexpr std::array<Command, 11> kCommands{{
 
 }  // namespace
 
+std::vector<std::string_view> edit_words() {
+  std::vector<std::string_view> words(kCommands.size());
+  std::ranges::transform(kCommands, words.begin(), &Command::word);
+  return words;
+}
+
 void apply_edit(const EditLine& line, Edited& edited) {
   const std::string& word = line.words.front();
   const auto* const command = std::ranges::find(kCommands, word, &Command::word);
   if (command == kCommands.end()) {
     std::string words;
-    for (const Command& known : kCommands) words.append(" ").append(known.word);
+    for (const std::string_view known : edit_words()) words.append(" ").append(known);
     line.refuse(in_quotes(word) + ": not a command; the commands are" + words);
   }
   const std::size_t arguments = line.words.size() - 1;

@@ -25,7 +25,9 @@ bool name_url_in_edits(const std::string& argument) {
 
 std::string read_edits(const std::string& argument, Sources& sources) {
   if (is_edit_text(argument)) return argument;
-  const std::string text = sources.read_file(argument, kMostJson);
+  std::string text = sources.read_file(argument, kMostJson);
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  if (text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
   if (text.find('\0') != std::string::npos) {
     throw Error(ErrorCode::kEdit, argument, "has a NUL: a text of edits is expected");
   }
@@ -35,12 +37,13 @@ std::string read_edits(const std::string& argument, Sources& sources) {
                        text);
 }
 
-TensorList edit(TensorList below, std::span<const std::string> arguments, Sources& sources) {
+TensorList edit(TensorList below, std::span<const std::string> arguments, Sources& sources,
+                const LoadSource& load) {
   std::string text(kEditOption);
-  Edited edited(below, sources);
+  Edited edited(below, sources, load);
   for (const std::string& argument : arguments) {
-    text.append("=").append(argument).push_back('\0');
-    for (const EditLine& line : edit_lines(argument)) apply_edit(line, edited);
+    text.append("=").append(public_edits(argument)).push_back('\0');
+    for_each_edit_line(argument, [&](const EditLine& line) { apply_edit(line, edited); });
   }
   edited.finish(below, std::move(text));
   return below;

@@ -6,13 +6,18 @@
 #include "core/remote/sources.h"
 #include "core/stored/tensor_list.h"
 
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace stfs {
 
 inline constexpr std::string_view kEditOption = "edit";
+
+// The words that begin lines of edits.
+std::vector<std::string_view> edit_words();
 
 // Reads the file that an argument names, or returns one that is a text already (edit_lines.h).
 // Throws Error.
@@ -23,6 +28,9 @@ bool name_url_in_edits(const std::string& argument);
 
 // Applies the lines of the arguments of read_edits(), from the first to the last. Throws Error kEdit
 // for a line that means nothing, touches nothing, or gives a name to two tensors.
-TensorList edit(TensorList below, std::span<const std::string> arguments, Sources& sources);
+// `load` gives the tensors of another SOURCE.
+using LoadSource = std::function<TensorList(const std::string& source)>;
+TensorList edit(TensorList below, std::span<const std::string> arguments, Sources& sources,
+                const LoadSource& load);
 
 }  // namespace stfs

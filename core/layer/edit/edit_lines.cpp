@@ -11,8 +11,6 @@
 namespace stfs {
 namespace {
 
-constexpr std::string_view kOfCommandLine = "-e";
-
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
 
 // The words of a line; nullopt for a quote that is not closed.
@@ -53,26 +51,48 @@ bool is_edit_text(std::string_view argument) {
   return argument.find('\n') != std::string_view::npos;
 }
 
-std::vector<EditLine> edit_lines(std::string_view argument) {
+std::string edit_place(std::string_view argument) {
+  return std::string(argument.substr(0, argument.find('\n')));
+}
+
+std::string public_edits(std::string_view argument) {
+  constexpr std::string_view kMark = "://";
+  constexpr std::string_view kAround = " \t\r\n'\"";  // of a word, and of the quotes in it
+  std::string out;
+  for (;;) {
+    const std::size_t mark = argument.find(kMark);
+    if (mark == std::string_view::npos) return out.append(argument);
+    const std::size_t begin = argument.find_last_of(kAround, mark) + 1;  // npos + 1 is 0
+    const std::size_t end = std::min(argument.find_first_of(kAround, mark), argument.size());
+    const std::string_view word = argument.substr(begin, end - begin);
+    // SOURCE::NAME: the address of a host may have "::" before its path.
+    const std::size_t path = std::min(word.find('/', mark - begin + kMark.size()), word.size());
+    const std::size_t name = std::min(word.find("::", path), word.size());
+    out.append(argument.substr(0, begin)).append(public_name(word.substr(0, name)));
+    out.append(word.substr(name));
+    argument.remove_prefix(end);
+  }
+}
+
+void for_each_edit_line(std::string_view argument,
+                        const std::function<void(const EditLine& line)>& take) {
   const std::size_t end = argument.find('\n');
-  const std::string file(argument.substr(0, end));
-  const bool is_of_command_line = last_component(file) == kOfCommandLine;
-  std::vector<EditLine> lines;
+  const std::string file = edit_place(argument);
+  const bool is_of_command_line = last_component(file) == kEditLinePlace;
+  EditLine line{.place = is_of_command_line ? std::string(kEditLinePlace) : public_name(file),
+                .number = 0,
+                .words = {},
+                .directory = parent_name(file)};
   std::string_view text = argument.substr(std::min(end + 1, argument.size()));
-  for (std::size_t number = 1; !text.empty(); ++number) {
+  while (!text.empty()) {
+    ++line.number;
     const std::size_t length = std::min(text.find('\n'), text.size());
-    EditLine line{.place = is_of_command_line ? std::string(kOfCommandLine) : public_name(file),
-                  .number = number,
-                  .words = {},
-                  .directory = parent_name(file)};
     auto words = words_of(text.substr(0, length));
     if (!words) line.refuse("a quote is not closed");
     text.remove_prefix(std::min(length + 1, text.size()));
-    if (words->empty()) continue;
     line.words = *std::move(words);
-    lines.push_back(std::move(line));
+    if (!line.words.empty()) take(line);
   }
-  return lines;
 }
 
 }  // namespace stfs

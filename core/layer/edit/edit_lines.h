@@ -7,11 +7,15 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace stfs {
+
+// What stands for the file's name where the lines are of the command line.
+inline constexpr std::string_view kEditLinePlace = "-e";
 
 // A line with a command.
 struct EditLine {
@@ -28,8 +32,15 @@ struct EditLine {
 // and "/-e" for lines of the command line; a line end; the text.
 std::string edit_argument(std::string_view place, std::string_view text);
 bool is_edit_text(std::string_view argument);
+// The name of the file, or DIRECTORY/-e.
+std::string edit_place(std::string_view argument);
 
-// The lines of such an argument. Throws Error kEdit for a quote that is not closed.
-std::vector<EditLine> edit_lines(std::string_view argument);
+// The text with URLs that have no query and no user: for what others may see.
+std::string public_edits(std::string_view argument);
+
+// Calls `take` for each line of such an argument that has a command. Throws Error kEdit for a quote
+// that is not closed.
+void for_each_edit_line(std::string_view argument,
+                        const std::function<void(const EditLine& line)>& take);
 
 }  // namespace stfs

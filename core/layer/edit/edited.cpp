@@ -2,10 +2,9 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/format/gguf.h"
 #include "core/layer/edit/npy_file.h"
-#include "core/layer/quantised/quantized_layout.h"
 #include "core/remote/http/url.h"
-#include "core/stored/stored_tensors.h"
 
 #include <algorithm>
 #include <functional>
@@ -16,6 +15,7 @@ namespace stfs {
 namespace {
 
 constexpr std::string_view kNpyEnding = ".npy";
+constexpr std::size_t kMostTexts = 1 << 30;  // bytes
 
 }  // namespace
 
@@ -39,7 +39,6 @@ class DerivedTensor : public ComputedTensor {
     return {in_};
   }
   std::string_view scheme() const override { return scheme_; }
-  std::optional<QuantizedRecipe> recipe() const override { return std::nullopt; }
 
  private:
   Tensor in_, out_;
@@ -60,7 +59,6 @@ class ShownTensor : public ComputedTensor {
     return {tensor_};
   }
   std::string_view scheme() const override { return "edited"; }
-  std::optional<QuantizedRecipe> recipe() const override { return std::nullopt; }
 
  private:
   Tensor tensor_;
@@ -69,14 +67,16 @@ class ShownTensor : public ComputedTensor {
 class EditedTensors : public ComputedTensors {
  public:
   std::deque<std::string> texts;
+  std::size_t text_bytes = 0;
   std::deque<std::vector<std::uint64_t>> shapes;
   std::deque<DerivedTensor> derived;
   std::deque<ShownTensor> shown;
 };
 
-Edited::Edited(const TensorList& list, Sources& sources)
+Edited::Edited(const TensorList& list, Sources& sources, const LoadSource& load)
     : list_(list),
       sources_(sources),
+      load_(load),
       made_(std::make_unique<EditedTensors>()),
       parts_(static_cast<std::uint32_t>(list.parts().size())) {
   items.reserve(list.size());
@@ -91,6 +91,11 @@ Edited::Item* Edited::find(std::string_view name) {
   const auto at =
       std::ranges::find(items, name, [](const Item& item) { return item.tensor.name; });
   return at == items.end() ? nullptr : &*at;
+}
+
+bool Edited::is_gguf() const {
+  const Parts parts = list_.parts();
+  return !parts.empty() && parts.front().format->name == kGgufName;
 }
 
 bool Edited::has_key(std::string_view key) const {
@@ -111,6 +116,11 @@ ValueType Edited::type_of(std::string_view key) const {
   return ValueType::kString;
 }
 
+void Edited::require_room(const EditLine& line, std::size_t more) const {
+  if (items.size() + more <= kMostTensors) return;
+  line.refuse("there would be more than " + std::to_string(kMostTensors) + " tensors");
+}
+
 void Edited::refuse_same_names(const EditLine& line) const {
   std::unordered_set<std::string_view> names;
   for (const Item& item : items) {
@@ -119,7 +129,10 @@ void Edited::refuse_same_names(const EditLine& line) const {
   }
 }
 
+bool Edited::may_keep(std::size_t bytes) const { return bytes <= kMostTexts - made_->text_bytes; }
+
 std::string_view Edited::keep(std::string text) {
+  made_->text_bytes += text.size();
   return made_->texts.emplace_back(std::move(text));
 }
 
@@ -127,14 +140,25 @@ std::span<const std::uint64_t> Edited::keep(std::vector<std::uint64_t> shape) {
   return made_->shapes.emplace_back(std::move(shape));
 }
 
-Tensor Edited::computed(const Tensor& of, DType dtype, std::span<const std::uint64_t> shape,
+const Part& Edited::part(std::uint32_t number) const {
+  if (number < list_.parts().size()) return list_.parts()[number];
+  const auto behind = std::ranges::upper_bound(first_parts_, number);
+  const auto other = static_cast<std::size_t>(behind - first_parts_.begin() - 1);
+  return others_[other].parts()[number - first_parts_[other]];
+}
+
+Tensor Edited::computed(const Item& item, DType dtype, std::span<const std::uint64_t> shape,
                         std::string_view scheme, DerivedTensor::Make make, std::string argument) {
+  Tensor of = item.tensor;
   Tensor out{.name = of.name, .path = {}, .dtype = dtype, .shape = shape, .length = 0,
              .locator = std::nullopt};
   const Content content = make(of, out, argument);
   out.length = content.size();
   // A part of a stored tensor is one, too.
   if (const std::optional<Extent> extent = content.extent()) out.locator = *extent;
+  // As an input it has the name that it is stored under.
+  const Header& header = part(item.part).header;
+  if (of.computed == nullptr) of.name = header.name(header.tensors[item.record]);
   if (!out.locator) out.computed = &made_->derived.emplace_back(of, out, scheme, make, std::move(argument));
   return out;
 }
@@ -143,10 +167,10 @@ Edited::Other Edited::other(const std::string& path) {
   const auto [at, is_new] = other_at_.try_emplace(path, others_.size());
   if (is_new) {
     TensorList list;
-    if (path.ends_with(kNpyEnding)) {
+    if (public_name(path).ends_with(kNpyEnding)) {
       list.add(read_npy(path, sources_));
     } else {
-      list = load_stored(path, {}, sources_).tensors;
+      list = load_(path);
     }
     list.sort_names();
     first_parts_.push_back(parts_);

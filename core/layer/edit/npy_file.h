@@ -11,7 +11,7 @@ namespace stfs {
 
 class Sources;
 
-// The array in the file, in C order, as a part with one tensor whose name is that of the file
+// The array in the file as a part with one tensor whose name is that of the file
 // without ".npy". Throws Error: kUnreadable, or kEdit for a file that is none and for a type that
 // safetensors lacks.
 Part read_npy(const std::string& path, Sources& sources);

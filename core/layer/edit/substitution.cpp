@@ -2,6 +2,7 @@
 
 #include <re2/re2.h>
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <cstddef>
@@ -14,6 +15,9 @@ namespace {
 constexpr int kGroups = 10;  // \0 to \9
 
 [[noreturn]] void refuse(const std::string& rule) { throw std::invalid_argument(rule); }
+
+// Whether a byte of UTF-8 goes on with the character of the byte before it.
+bool is_inside_character(char byte) { return (static_cast<unsigned char>(byte) & 0xC0) == 0x80; }
 
 // Takes what stands before the next delimiter off `rest`. A backslash before a delimiter is dropped,
 // any other pair of a backslash and a character stays.
@@ -86,6 +90,13 @@ std::optional<std::string> Substitution::apply(std::string_view name) const {
   std::string result;
   std::size_t copied = 0;  // of `name`
   bool matches = false;
+  const auto add = [&](std::string_view part) {
+    // A & for each letter of a long name would need more memory than there is.
+    if (part.size() > kMostName - std::min(result.size(), kMostName)) {
+      refuse("a name would have more than " + std::to_string(kMostName) + " bytes");
+    }
+    result += part;
+  };
   for (std::size_t from = 0; from <= name.size();) {
     if (!expression_->Match(text, from, name.size(), re2::RE2::UNANCHORED, groups.data(),
                             expression_->NumberOfCapturingGroups() < kGroups
@@ -95,15 +106,19 @@ std::optional<std::string> Substitution::apply(std::string_view name) const {
     }
     const auto begin = static_cast<std::size_t>(groups[0].data() - name.data());
     const std::size_t end = begin + groups[0].size();
+    if (end == begin && begin < name.size() && is_inside_character(name[begin])) {
+      from = begin + 1;  // RE2 finds an empty text there too
+      continue;
+    }
     // An empty match right behind the last one is none, as in sed.
     if (!matches || end > copied || begin > copied) {
-      result += name.substr(copied, begin - copied);
+      add(name.substr(copied, begin - copied));
       for (const Piece& piece : pieces_) {
         if (piece.group < 0) {
-          result += piece.text;
+          add(piece.text);
         } else if (const re2::StringPiece& group = groups[static_cast<std::size_t>(piece.group)];
                    group.data() != nullptr) {
-          result.append(group.data(), group.size());
+          add({group.data(), group.size()});
         }
       }
       matches = true;
@@ -113,7 +128,7 @@ std::optional<std::string> Substitution::apply(std::string_view name) const {
     from = end > begin ? end : end + 1;
   }
   if (!matches) return std::nullopt;
-  result += name.substr(copied);
+  add(name.substr(copied));
   return result;
 }
 

@@ -4,6 +4,7 @@
 // Thread safety: const members may be called from any thread.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,13 +19,17 @@ namespace stfs {
 
 class Substitution {
  public:
+  static constexpr std::size_t kMostName = 1 << 20;
+
+
   // Throws std::invalid_argument with the rule that the text breaks.
   explicit Substitution(std::string_view text);
   Substitution(Substitution&&) noexcept;
   Substitution& operator=(Substitution&&) noexcept;
   ~Substitution();
 
-  // The name after the substitution; nullopt when nothing matches.
+  // The name after the substitution; nullopt when nothing matches. Throws std::invalid_argument for
+  // one of more than kMostName bytes.
   std::optional<std::string> apply(std::string_view name) const;
 
  private:

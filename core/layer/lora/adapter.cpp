@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <iterator>
 #include <optional>
 #include <utility>
@@ -19,6 +20,7 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;  // the first pattern that matches counts
 
 constexpr std::uint64_t kMostRank = 1 << 20;
+constexpr std::ptrdiff_t kMostKeys = 20'000;  // an object in the order of the file is searched from its beginning
 
 // Keys whose values change what an adapter means, and that are not built.
 constexpr std::array<std::string_view, 13> kRefused{
@@ -27,7 +29,7 @@ constexpr std::array<std::string_view, 13> kRefused{
     "trainable_tokens",        "use_bdlora",        "use_dora",          "use_qalora",
     "velora_config"};
 // Keys that say nothing about the values.
-constexpr std::array<std::string_view, 29> kKnown{
+constexpr std::array<std::string_view, 30> kKnown{
     "alpha_pattern",   "auto_mapping",       "base_model_name_or_path",
     "bias",            "corda_config",       "ensure_weight_tying",
     "eva_config",      "exclude_modules",    "fan_in_fan_out",
@@ -37,7 +39,7 @@ constexpr std::array<std::string_view, 29> kKnown{
     "megatron_core",   "modules_to_save",    "peft_type",
     "peft_version",    "qalora_group_size",  "r",
     "rank_pattern",    "revision",           "runtime_config",
-    "target_modules",  "task_type"};
+    "target_modules",  "task_type",          "use_rslora"};
 // Values of init_lora_weights, by their beginnings, that change the base's weights.
 constexpr std::array<std::string_view, 5> kChangeBase{"pissa", "corda", "olora", "loftq",
                                                       "lora_ga"};
@@ -84,6 +86,9 @@ std::optional<std::string> module_before(std::string_view name, std::string_view
 }  // namespace
 
 AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(std::move(file)) {
+  if (std::ranges::count(text, ':') > kMostKeys) {
+    refuse("more than " + std::to_string(kMostKeys) + " keys: not a file that PEFT wrote");
+  }
   const OrderedJson json = OrderedJson::parse(is_bounded_json(text) ? text : std::string_view(), nullptr, false);
   if (!json.is_object()) refuse("a JSON object is expected");
   const auto at = [&](const char* key) -> const OrderedJson& {
@@ -192,17 +197,18 @@ AdapterTensor adapter_tensor(std::string_view name) {
     auto module = module_before(name, row.word, row.ending);
     if (!module) continue;
     // A module in a module that is adapted itself: nn.MultiheadAttention.
+    const bool is_inner = module->ends_with(".base_layer.out_proj");
     while (replaces(*module, ".base_layer.", ".")) {
     }
-    return {row.kind, *std::move(module)};
+    return {row.kind, *std::move(module), is_inner ? 2U : 1U};
   }
   for (const char* const word : {"lora_magnitude_vector", "token_adapter", "lora_B", "lora_"}) {
-    if (name.find("." + std::string(word)) != std::string_view::npos) return {Kind::kRefused, word};
+    if (name.find("." + std::string(word)) != std::string_view::npos) return {Kind::kRefused, word, 0};
   }
   std::string target(name);
   replaces(target, ".modules_to_save.default.", ".") || replaces(target, ".modules_to_save.", ".");
   replaces(target, ".base_layer.", ".");
-  return {Kind::kReplacement, std::move(target)};
+  return {Kind::kReplacement, std::move(target), 0};
 }
 
 }  // namespace stfs

@@ -64,6 +64,10 @@ struct AdapterTensor {
   Kind kind;
   // Of a factor the module, of a replacement the tensor; of what is refused the word for it.
   std::string subject;
+  // Of a factor: how often the update is added. PEFT adds that of nn.MultiheadAttention's out_proj
+  // twice, while training and merging (layer.py, MultiheadAttention.merge): the trained update is
+  // twice B·A.
+  unsigned times;
 };
 AdapterTensor adapter_tensor(std::string_view name);
 

@@ -6,7 +6,6 @@
 #include "core/layer/lora/adapter.h"
 #include "core/layer/lora/merged.h"
 #include "core/layer/lora/targets.h"
-#include "core/layer/quantised/quantized_layout.h"
 #include "core/remote/http/url.h"
 #include "core/stored/stored_tensors.h"
 
@@ -70,7 +69,6 @@ class MergedTensor : public ComputedTensor {
     return change_.updates.empty() ? "replaced by an adapter" : "merged with LoRA";
   }
 
-  std::optional<QuantizedRecipe> recipe() const override { return std::nullopt; }
 
  private:
   std::string_view name_;  // of the list below
@@ -91,6 +89,7 @@ class MergedTensors : public ComputedTensors {
 struct Pair {
   std::optional<Tensor> a, b;
   bool is_embedding = false;
+  unsigned times = 1;
 };
 
 class Merger {
@@ -101,6 +100,9 @@ class Merger {
   void merge(const std::string& argument) {
     const AdapterChoice choice = adapter_choice(argument);
     const std::string directory(choice.directory);
+    if (const std::string last = last_component(directory); last == kConfigName || last == kTensorsName) {
+      throw Error(ErrorCode::kAdapter, public_name(directory), "a file of an adapter: name its directory");
+    }
     place_ = public_name(child_name(directory, kTensorsName));
     const std::string config_name = child_name(directory, kConfigName);
     const std::string text = read_config(config_name);
@@ -170,6 +172,7 @@ class Merger {
       refuse(tensor.name, "the module has this factor twice: name a file with one adapter");
     }
     pair.is_embedding = is_embedding;
+    pair.times = meaning.times;
     factor = tensor;
   }
 
@@ -239,11 +242,12 @@ class Merger {
       refuse(a.name, "the adapter changes " + in_quotes(list_.name(number)) + " twice");
     }
     last_[number] = adapter_;
-    change.updates.push_back({.a = {*a.locator, a.dtype},
-                              .b = {*b.locator, b.dtype},
-                              .rank = rank,
-                              .scale = static_cast<float>(scale * scaling.alpha / scaling.divisor),
-                              .is_transposed = is_transposed});
+    change.updates.insert(change.updates.end(), pair.times,
+                          {.a = {*a.locator, a.dtype},
+                           .b = {*b.locator, b.dtype},
+                           .rank = rank,
+                           .scale = static_cast<float>(scale * scaling.alpha / scaling.divisor),
+                           .is_transposed = is_transposed});
     change.factors.push_back(a);
     change.factors.push_back(b);
   }

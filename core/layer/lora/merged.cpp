@@ -68,8 +68,11 @@ class Merged : public Producer {
     const std::uint64_t end = (offset + length + type_.block_bytes - 1) / type_.block_bytes *
                               type_.block_bytes;
     for (const Extent& extent : base_.missing(begin, end - begin)) missing.push_back(extent);
+    if (begin == end) return;
+    const std::uint64_t row_bytes = shape_.columns * type_.block_bytes;
+    const std::uint64_t first = begin / row_bytes, last = (end - 1) / row_bytes;
     for (const LoraUpdate& update : updates_) {
-      for (const Extent& bytes : {update.a.bytes, update.b.bytes}) {
+      for (const Extent& bytes : {update.a.bytes, rows_of_b(update, first, last)}) {
         if (!bytes.source->has({bytes.offset, bytes.length})) missing.push_back(bytes);
       }
     }
@@ -91,6 +94,13 @@ class Merged : public Producer {
   }
 
  private:
+  // The part of B that the rows [first, last] of the weight need.
+  static Extent rows_of_b(const LoraUpdate& update, std::uint64_t first, std::uint64_t last) {
+    if (update.is_transposed) return update.b.bytes;
+    const std::uint64_t row = update.rank * type_info(update.b.dtype).block_bytes;
+    return update.b.bytes.part(first * row, (last - first + 1) * row);
+  }
+
   // Whole rows, or a part of one.
   Rectangle rectangle_at(std::uint64_t first, std::uint64_t most) const {
     const std::uint64_t columns = shape_.columns;

@@ -2,6 +2,9 @@
 
 #include "core/base/vectors.h"
 
+#include <cstring>
+#include <vector>
+
 // Highway compiles this file once for each set of instructions and chooses one when the program
 // runs.
 #undef HWY_TARGET_INCLUDE
@@ -17,15 +20,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using Floats = hn::ScalableTag<float>;
 
-// Two vectors of four rows: the sums stay in registers, and an element of `right` is loaded once
-// for the four.
+// Two vectors of four rows: the sums stay in registers, and an element of `right`, two vectors a row,
+// is loaded once for the four.
 void add_to_four(const LoraFactors& of, const float* HWY_RESTRICT left,
                  const float* HWY_RESTRICT right, std::size_t columns,
                  float* HWY_RESTRICT values) {
   const Floats floats;
   const std::size_t lanes = hn::Lanes(floats);
   auto a0 = hn::Zero(floats), a1 = a0, b0 = a0, b1 = a0, c0 = a0, c1 = a0, d0 = a0, d1 = a0;
-  for (std::size_t k = 0; k < of.rank; ++k, right += columns) {
+  for (std::size_t k = 0; k < of.rank; ++k, right += 2 * lanes) {
     const auto r0 = hn::LoadU(floats, right);
     const auto r1 = hn::LoadU(floats, right + lanes);
     const auto a = hn::Set(floats, left[k]);
@@ -57,11 +60,11 @@ void add_to_four(const LoraFactors& of, const float* HWY_RESTRICT left,
 
 // One vector of one row: what is left of the rows.
 void add_to_one(const LoraFactors& of, const float* HWY_RESTRICT left,
-                const float* HWY_RESTRICT right, std::size_t columns,
-                float* HWY_RESTRICT values) {
+                const float* HWY_RESTRICT right, float* HWY_RESTRICT values) {
   const Floats floats;
+  const std::size_t lanes = hn::Lanes(floats);
   auto sum = hn::Zero(floats);
-  for (std::size_t k = 0; k < of.rank; ++k, right += columns) {
+  for (std::size_t k = 0; k < of.rank; ++k, right += 2 * lanes) {
     sum = hn::Add(sum, hn::Mul(hn::Set(floats, left[k]), hn::LoadU(floats, right)));
   }
   hn::StoreU(hn::Add(hn::LoadU(floats, values), hn::Mul(hn::Set(floats, of.scale), sum)), floats,
@@ -72,14 +75,20 @@ void add_to(const LoraFactors& of, std::size_t rows, std::size_t columns, float*
   const std::size_t lanes = hn::Lanes(Floats());
   const std::size_t fours = rows - rows % 4;
   std::size_t j = 0;
-  // The columns of one step of `right` stay in the first cache for all rows.
+  // Two vectors of each row of `right`, one behind the other: they stay in the first cache for all
+  // rows. Where they lie, a power of two apart, they would share a few places of it.
+  std::vector<float> panel(of.rank * 2 * lanes);
   for (; j + 2 * lanes <= columns; j += 2 * lanes) {
+    for (std::size_t k = 0; k < of.rank; ++k) {
+      std::memcpy(panel.data() + k * 2 * lanes, of.right + k * columns + j,
+                  2 * lanes * sizeof(float));
+    }
     for (std::size_t i = 0; i < fours; i += 4) {
-      add_to_four(of, of.left + i * of.rank, of.right + j, columns, values + i * columns + j);
+      add_to_four(of, of.left + i * of.rank, panel.data(), columns, values + i * columns + j);
     }
     for (std::size_t i = fours; i < rows; ++i) {
-      for (const std::size_t at : {j, j + lanes}) {
-        add_to_one(of, of.left + i * of.rank, of.right + at, columns, values + i * columns + at);
+      for (const std::size_t at : {std::size_t{0}, lanes}) {
+        add_to_one(of, of.left + i * of.rank, panel.data() + at, values + i * columns + j + at);
       }
     }
   }

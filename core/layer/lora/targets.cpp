@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 
 namespace stfs {
 namespace {
@@ -41,6 +42,35 @@ std::size_t common_components(std::string_view a, std::string_view b) {
   }
 }
 
+// The path before the last `count` components.
+std::string_view before(std::string_view name, std::size_t count) {
+  for (; count > 0; --count) {
+    const std::size_t dot = name.rfind('.');
+    if (dot == std::string_view::npos) return {};
+    name = name.substr(0, dot);
+  }
+  return name;
+}
+
+// Whether each component is a name by which a model holds another one whole.
+bool are_wrappers(std::string_view components) {
+  constexpr std::string_view kWrappers[] = {"base_model", "language_model", "model", "text_model",
+                                            "transformer"};
+  while (!components.empty()) {
+    const std::size_t dot = std::min(components.find('.'), components.size());
+    if (std::ranges::find(kWrappers, components.substr(0, dot)) == std::end(kWrappers)) return false;
+    components.remove_prefix(std::min(dot + 1, components.size()));
+  }
+  return true;
+}
+
+// Whether names with so many components in common may mean one tensor: one is the end of the other,
+// or only wrappers stand before that. A decoder's is not the encoder's.
+bool may_be_same(std::string_view a, std::string_view b, std::size_t common) {
+  const std::string_view before_a = before(a, common), before_b = before(b, common);
+  return before_a.empty() || before_b.empty() || (are_wrappers(before_a) && are_wrappers(before_b));
+}
+
 }  // namespace
 
 std::optional<std::uint32_t> Targets::find(std::string_view name,
@@ -57,7 +87,7 @@ std::optional<std::uint32_t> Targets::find(std::string_view name,
   std::size_t most = 0;
   for (const std::uint32_t i : fitting->second) {
     const std::size_t common = common_components(name, list_.name(i));
-    if (common < most) continue;
+    if (common < most || !may_be_same(name, list_.name(i), common)) continue;
     other = common == most ? best : std::nullopt;
     best = i;
     most = common;

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace stfs {
@@ -25,10 +26,10 @@ void keep_f32(const float* in, std::size_t count, std::byte* out) {
 
 class Dequantized : public Producer {
  public:
-  Dequantized(const QuantizedLayout& layout, const QuantizedInputs& inputs, DType to,
+  Dequantized(const QuantizedLayout& layout, QuantizedInputs inputs, DType to,
               TileCache& tiles, std::uint64_t tensor)
       : layout_(layout),
-        inputs_(inputs),
+        inputs_(std::move(inputs)),
         round_(to == DType::kF32    ? keep_f32
                : to == DType::kBF16 ? f32_to_bf16
                                     : f32_to_f16),
@@ -43,24 +44,19 @@ class Dequantized : public Producer {
 
   int verify() const override {
     const Source* verified = nullptr;
-    for (const Extent& input : inputs_) {
-      if (!is_there(input) || input.source == verified) continue;
-      if (const int error = input.source->verify()) return error;
-      verified = input.source;
+    for (const QuantizedInput& input : inputs_) {
+      if (input.source() != nullptr && input.source() == verified) continue;
+      if (const int error = input.verify()) return error;
+      verified = input.source();
     }
     return 0;
   }
 
   void missing(std::uint64_t offset, std::uint64_t length,
                std::vector<Extent>& missing) const override {
-    const auto is_complete = [](const Extent& input) {
-      return !is_there(input) || input.source->is_complete();
-    };
-    if (std::ranges::all_of(inputs_, is_complete)) return;
-    const Extent& index = inputs_[static_cast<std::size_t>(Role::kIndex)];
-    if (is_there(index) && index.length > 0 && !index.source->has({index.offset, index.length})) {
-      missing.push_back(index);
-    }
+    if (std::ranges::all_of(inputs_, &QuantizedInput::is_complete)) return;
+    const QuantizedInput& index = inputs_[static_cast<std::size_t>(Role::kIndex)];
+    if (index.length() > 0) index.missing(0, index.length(), missing);
     PartDecoder decoder(layout_, inputs_);
     if (transposed_) return transposed_->missing(decoder, offset, length, missing);
     const std::uint64_t first = offset / width_;
@@ -124,12 +120,12 @@ class Dequantized : public Producer {
   }
 
   int load_index(Work& work) const {
-    const Extent& index = inputs_[static_cast<std::size_t>(Role::kIndex)];
+    const QuantizedInput& index = inputs_[static_cast<std::size_t>(Role::kIndex)];
     work.decoder.set_index_known();
-    if (!is_there(index)) return 0;
-    work.index.resize(static_cast<std::size_t>(index.length / sizeof(std::int32_t)));
+    if (!index.is_there()) return 0;
+    work.index.resize(static_cast<std::size_t>(index.length() / sizeof(std::int32_t)));
     const std::span bytes = std::as_writable_bytes(std::span(work.index));
-    if (const int error = index.source->read_unverified(bytes, index.offset)) return error;
+    if (const int error = index.read(0, bytes)) return error;
     if (layout_.index_may_be_unused && std::ranges::find(work.index, -1) != work.index.end()) {
       work.index.clear();
     }
@@ -172,9 +168,9 @@ class Dequantized : public Producer {
 }  // namespace
 
 std::unique_ptr<const Producer> dequantized(const QuantizedLayout& layout,
-                                            const QuantizedInputs& inputs, DType to,
-                                            TileCache& tiles, std::uint64_t tensor) {
-  return std::make_unique<Dequantized>(layout, inputs, to, tiles, tensor);
+                                            QuantizedInputs inputs, DType to, TileCache& tiles,
+                                            std::uint64_t tensor) {
+  return std::make_unique<Dequantized>(layout, std::move(inputs), to, tiles, tensor);
 }
 
 }  // namespace stfs

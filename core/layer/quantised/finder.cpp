@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/layer/quantised/schemes.h"
+#include "core/recipe/arrival.h"
 
 #include <algorithm>
 #include <iterator>
@@ -35,6 +36,21 @@ static_assert(std::size(kEndings) <= 64, "a bit each");
 // Pairs of a step and a place that expressions may visit: seconds for any checkpoint.
 constexpr std::uint64_t kMostMatching = std::uint64_t{1} << 26;
 constexpr std::uint64_t kMatchingOfTensor = std::uint64_t{1} << 12;
+
+// The source of a stored tensor, or of the first input of one that is computed.
+const Source& source_of(const Tensor& tensor) {
+  return *(tensor.locator ? tensor : tensor.computed->inputs().front()).locator->source;
+}
+
+[[noreturn]] void throw_unread(const Tensor& tensor, int error) {
+  const Source& source = source_of(tensor);
+  throw_read_failure(source, source.path(), "tensor " + in_quotes(tensor.name), error);
+}
+
+int fetched(const Content& content, std::span<std::byte> out) {
+  const int error = fetch_and_copy(content, 0, out);
+  return error != 0 ? error : content.verify();
+}
 
 }  // namespace
 
@@ -225,32 +241,29 @@ std::string Finder::config_texts() const {
 
 std::optional<std::uint32_t> Finder::first_word(const Tensor& tensor) const {
   std::uint32_t word = 0;
-  if (!tensor.locator || tensor.length < sizeof word) return std::nullopt;
-  const Source& source = *tensor.locator->source;
-  if (!source.has({tensor.locator->offset, sizeof word})) return std::nullopt;
-  const std::span out = std::as_writable_bytes(std::span(&word, 1));
-  const int error = source.read(out, tensor.locator->offset);
-  if (error != 0) {
-    throw_read_failure(source, source.path(), "tensor " + in_quotes(tensor.name), error);
+  if (tensor.length < sizeof word) return std::nullopt;
+  const Content content = tensor.content();
+  if (!content.missing(0, sizeof word).empty()) return std::nullopt;
+  if (const int error = content.copy(0, std::as_writable_bytes(std::span(&word, 1)))) {
+    throw_unread(tensor, error);
   }
   return word;
 }
 
 std::string Finder::bytes_of(const Tensor& tensor) const {
   constexpr std::uint64_t kMost = 64 << 10;
-  if (!tensor.locator || tensor.length > kMost) refuse(tensor, "too large for what its name says");
+  if (tensor.length > kMost) refuse(tensor, "too large for what its name says");
   std::string bytes(static_cast<std::size_t>(tensor.length), '\0');
-  const Source& source = *tensor.locator->source;
   const std::span out = std::as_writable_bytes(std::span(bytes));
-  const int error = sources_.read(source, tensor.locator->offset, out);
-  if (error != 0) {
-    throw_read_failure(source, source.path(), "tensor " + in_quotes(tensor.name), error);
-  }
+  const int error = tensor.locator
+                        ? sources_.read(*tensor.locator->source, tensor.locator->offset, out)
+                        : fetched(tensor.content(), out);
+  if (error != 0) throw_unread(tensor, error);
   return bytes;
 }
 
 void Finder::refuse(const Tensor& tensor, const std::string& rule) {
-  throw Error(ErrorCode::kQuantized, tensor.locator ? tensor.locator->source->path() : "",
+  throw Error(ErrorCode::kQuantized, source_of(tensor).path(),
               "tensor " + in_quotes(tensor.name) + ": " + rule);
 }
 

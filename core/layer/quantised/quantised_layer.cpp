@@ -21,13 +21,14 @@ namespace {
 constexpr std::array<std::pair<std::string_view, DType>, 3> kTypeWords{
     {{"bf16", DType::kBF16}, {"f16", DType::kF16}, {"f32", DType::kF32}}};
 
-// A stored tensor: a record of a part's header.
+// A tensor of the list below: a record of a part's header, or computed.
 struct Input {
   Role role;
   const Part* part;
   std::uint32_t record;
+  const ComputedTensor* computed;  // null: stored
 
-  Tensor tensor() const { return part->tensor(record); }
+  Tensor tensor() const { return computed != nullptr ? computed->tensor() : part->tensor(record); }
 };
 
 class QuantizedTensors;
@@ -51,17 +52,18 @@ class QuantizedTensor : public ComputedTensor {
   Content content() const override;
   std::vector<Tensor> inputs() const override {
     std::vector<Tensor> inputs;
-    for (const Input& input : inputs_) inputs.push_back(input.tensor());
+    for (const Input& input : inputs_) {
+      const Tensor tensor = input.tensor();
+      if (tensor.computed == nullptr) {
+        inputs.push_back(tensor);
+      } else {
+        std::ranges::move(tensor.computed->inputs(), std::back_inserter(inputs));
+      }
+    }
     return inputs;
   }
   std::string_view scheme() const override { return scheme_.name; }
-  std::optional<QuantizedRecipe> recipe() const override {
-    QuantizedRecipe recipe{.layout = &layout_, .inputs = {}};
-    for (const Input& input : inputs_) {
-      recipe.inputs[static_cast<std::size_t>(input.role)] = *input.tensor().locator;
-    }
-    return recipe;
-  }
+  bool is_dequantized() const override { return true; }
 
  private:
   const QuantizedTensors& all_;
@@ -119,8 +121,12 @@ Tensor QuantizedTensor::tensor() const {
 }
 
 Content QuantizedTensor::content() const {
+  QuantizedInputs inputs;
+  for (const Input& input : inputs_) {
+    inputs[static_cast<std::size_t>(input.role)] = QuantizedInput(input.tensor().content());
+  }
   Content content;
-  content.production(dequantized(layout_, recipe()->inputs, all_.type, all_.tiles, number_));
+  content.production(dequantized(layout_, std::move(inputs), all_.type, all_.tiles, number_));
   return content;
 }
 
@@ -134,28 +140,32 @@ class Dequantizer {
   Dequantizer(const TensorList& list, DType to, Sources& sources)
       : list_(list),
         to_(to),
+        shows_values_(shows_values(list)),
         finder_(list, sources),
         fates_(list.size(), kKept),
         tensors_(std::make_unique<QuantizedTensors>(to)) {}
 
-  // `list` is that of the constructor. Call it once.
-  void run(TensorList& list) {
+  // Decides about each tensor. Call it once.
+  void find() {
     for (const MissingTensor& missing : list_.missing()) {
       if (!missing.name) continue;
       // Without its text a weight of ComfyUI would be taken for one of ModelOpt.
       const bool is_needed = !vanishing(*missing.name) || missing.name->ends_with(".comfy_quant");
       if (is_needed) lost_.emplace(base_of_part(*missing.name));
     }
-    refuse_computed_codes();
     fetch_ahead();
     refuse_known();
     finder_.refuse_unknown_methods();
     for (std::uint32_t i = 0; i < fates_.size(); ++i) find_scheme(i);
     finish_left();
     refuse_companions();
+  }
+
+  // After find(). `list` is that of the constructor.
+  void show(TensorList& list) {
     if (std::ranges::count(fates_, kKept) == std::ssize(fates_)) {
       // Values that are shown already are of a method that is known.
-      if (!shows_values()) finder_.refuse_any_method();
+      if (!shows_values_) finder_.refuse_any_method();
       return;
     }
     for (std::string& line : finder_.warnings()) list.add_warning(std::move(line));
@@ -171,24 +181,31 @@ class Dequantizer {
     list.show(std::move(rows), std::move(tensors_), std::move(text), hidden_keys());
   }
 
- private:
-  bool is_stored(const Tensor& tensor) const { return tensor.locator.has_value(); }
-  bool shows_values() const {
-    for (std::uint32_t i = 0; i < list_.size(); ++i) {
-      if (!is_stored(list_.tensor(i))) return true;
+  // After find().
+  StoredCodes stored_codes() const {
+    StoredCodes codes;
+    for (const std::uint32_t fate : fates_) {
+      if (fate == kKept || fate == kGone) continue;
+      const std::vector<Tensor> inputs = tensors_->tensor(fate).inputs();
+      const std::string_view scheme = tensors_->tensor(fate).scheme();
+      const TypeInfo& type = type_info(inputs.front().dtype);
+      if (type.kind == TypeKind::kQuantized || scheme == plain_scheme().name) continue;
+      if (codes.weights++ == 0) codes.scheme = scheme;
     }
-    return false;
+    return codes;
   }
 
-  // Codes that another layer has computed are in no source, and a weight is decoded from sources.
-  void refuse_computed_codes() const {
-    for (std::uint32_t i = 0; i < list_.size(); ++i) {
-      const Tensor tensor = list_.tensor(i);
-      if (is_stored(tensor) || tensor.computed->recipe() || !may_hold_codes(tensor.dtype)) continue;
-      Finder::refuse(tensor, "its codes are " + std::string(tensor.computed->scheme()) +
-                                 ": write that checkpoint first (stfs-info edit -o DIRECTORY), and "
-                                 "dequantize what was written");
-    }
+ private:
+  // Whether a mount that was dequantised is among the SOURCEs.
+  static bool shows_values(const TensorList& list) {
+    const std::string beginning = std::string(kDequantizeOption) + "=";
+    return std::ranges::any_of(list.texts(), [&](const std::string& text) {
+      return text.starts_with(beginning);
+    });
+  }
+  // Whether it may be a quantised weight: values that such a mount computes are none.
+  bool may_be_weight(const Tensor& tensor) const {
+    return tensor.locator || !shows_values_ || may_hold_codes(tensor.dtype);
   }
 
   // The texts that bitsandbytes stores as tensors are read one after the other.
@@ -230,7 +247,7 @@ class Dequantizer {
     const auto number = list_.find(std::string(name) + ".weight");
     if (!number || !layer.weight) return;
     const Tensor weight = list_.tensor(*number);
-    if (!is_stored(weight) || !may_hold_codes(weight.dtype) || weight.dtype == layer.weight) return;
+    if (!may_hold_codes(weight.dtype) || weight.dtype == layer.weight) return;
     Finder::refuse(weight, "is " + std::string(dtype_name(weight.dtype)) +
                                ", and ComfyUI's format of it is " + in_quotes(layer.format) +
                                ": one of them is wrong");
@@ -259,6 +276,9 @@ class Dequantizer {
     std::vector<std::vector<std::string>> keys;
     for (const Part& part : list_.parts()) {
       keys.push_back(keys_of_quantisation(part.header.metadata));
+      // Keys that the layers below hide stay hidden, such as a delta's checksums.
+      keys.back().insert(keys.back().end(), part.hidden_keys.begin(), part.hidden_keys.end());
+      std::ranges::sort(keys.back());
     }
     return keys;
   }
@@ -279,7 +299,7 @@ class Dequantizer {
 
   void find_scheme(std::uint32_t number) {
     const Tensor tensor = list_.tensor(number);
-    if (fates_[number] != kKept || !is_stored(tensor)) return;
+    if (fates_[number] != kKept || !may_be_weight(tensor)) return;
     if (is_half_of_lost(tensor)) {
       fates_[number] = kGone;
       return;
@@ -302,20 +322,20 @@ class Dequantizer {
   void add(const Scheme& scheme, Candidate weight) {
     const Tensor& tensor = weight.tensor;
     refuse_transformed(weight);
-    std::vector<Input> stored;
-    QuantizedInputs extents;
+    std::vector<Input> inputs;
+    InputLengths lengths;
     QuantizedWeight& found = weight.found;
     std::vector<std::uint32_t> gone = found.others;
     for (std::size_t i = 0; i < kRoles; ++i) {
       const std::uint32_t input = found.inputs[i];
       if (input == QuantizedWeight::kNone) continue;
       const Tensor part = list_.tensor(input);
-      if (!is_stored(part)) weight.refuse(in_quotes(part.name) + " is itself computed");
-      stored.push_back({static_cast<Role>(i), &list_.part_of(input), list_.row(input).record});
-      extents[i] = *part.locator;
+      const TensorList::Row& row = list_.row(input);
+      inputs.push_back({static_cast<Role>(i), &list_.part_of(input), row.record, row.computed});
+      lengths[i] = part.length;
       gone.push_back(input);
     }
-    if (const auto role = misfit(found.layout, extents)) {
+    if (const auto role = misfit(found.layout, lengths)) {
       const std::uint32_t input = found.input(*role);
       if (input == QuantizedWeight::kNone || input == weight.number) {
         weight.refuse("its size does not fit its shape");
@@ -344,7 +364,7 @@ class Dequantizer {
     computed_[without_weight(found.name)] = {
         .matrices = std::max<std::uint64_t>(matrices_of(found.shape).matrices, 1),
         .has_parts = type_info(tensor.dtype).kind != TypeKind::kQuantized};
-    fates_[weight.number] = tensors_->add(std::move(found), scheme, std::move(stored), *length);
+    fates_[weight.number] = tensors_->add(std::move(found), scheme, std::move(inputs), *length);
   }
 
   static std::string without_weight(std::string_view name) {
@@ -425,7 +445,7 @@ class Dequantizer {
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
       if (fates_[i] != kKept) continue;
       const Tensor tensor = list_.tensor(i);
-      if (!is_stored(tensor)) continue;
+      if (!may_be_weight(tensor)) continue;
       Candidate weight(finder_, i, tensor);
       if (!is_quantized && plain_scheme().find(weight)) {
         refuse_unknown_scale(tensor);
@@ -446,6 +466,7 @@ class Dequantizer {
 
   const TensorList& list_;
   DType to_;
+  bool shows_values_;
   Finder finder_;
   std::set<std::string, std::less<>> lost_;  // of which weights parts are missing: base_of_part()
   std::vector<std::uint32_t> fates_;
@@ -474,8 +495,26 @@ std::string_view dequantized_word(DType type) {
 }
 
 TensorList dequantize(TensorList below, DType to, Sources& sources) {
-  Dequantizer(below, to, sources).run(below);
+  Dequantizer dequantizer(below, to, sources);
+  dequantizer.find();
+  dequantizer.show(below);
   return below;
+}
+
+std::optional<StoredCodes> stored_codes(const TensorList& list, Sources& sources) {
+  bool may_have_codes = false;
+  for (std::uint32_t i = 0; i < list.size() && !may_have_codes; ++i) {
+    may_have_codes = may_hold_codes(list.tensor(i).dtype);
+  }
+  if (!may_have_codes) return std::nullopt;
+  try {
+    Dequantizer dequantizer(list, DType::kBF16, sources);
+    dequantizer.find();
+    StoredCodes codes = dequantizer.stored_codes();
+    return codes.weights == 0 ? std::nullopt : std::optional(std::move(codes));
+  } catch (const Error&) {
+    return std::nullopt;
+  }
 }
 
 }  // namespace stfs

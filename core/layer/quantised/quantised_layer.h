@@ -9,7 +9,9 @@
 #include "core/remote/sources.h"
 #include "core/stored/tensor_list.h"
 
+#include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace stfs {
@@ -23,5 +25,14 @@ inline constexpr std::string_view kDequantizedWords = "bf16|f16|f32";
 // Returns the same list when nothing is quantised. Throws Error kQuantized for a quantised tensor
 // that is not complete, contradicts itself, or is of a scheme that is not known, and kUnreadable.
 TensorList dequantize(TensorList below, DType to, Sources& sources);
+
+// The quantised weights that a list shows as they are stored, as codes.
+struct StoredCodes {
+  std::uint64_t weights = 0;
+  std::string scheme;  // of the first; dequantize() knows it
+};
+// nullopt: there are none, or dequantize() would refuse them. The blocks of GGUF are no codes:
+// their type tells their values. Nor is FP8 without scales.
+std::optional<StoredCodes> stored_codes(const TensorList& list, Sources& sources);
 
 }  // namespace stfs

@@ -1,5 +1,7 @@
 #include "core/layer/quantised/quantized_layout.h"
 
+#include "core/stored/tensor.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -24,10 +26,18 @@ std::optional<std::uint64_t> bytes_of(const Packing& packing, std::uint64_t matr
 
 }  // namespace
 
-std::optional<Role> misfit(const QuantizedLayout& layout, const QuantizedInputs& inputs) {
-  const auto input = [&](Role role) -> const Extent& {
-    return inputs[static_cast<std::size_t>(role)];
-  };
+void QuantizedInput::missing(std::uint64_t offset, std::uint64_t bytes,
+                             std::vector<Extent>& missing) const {
+  if (!stored_) {
+    for (const Extent& extent : content_.missing(offset, bytes)) missing.push_back(extent);
+    return;
+  }
+  const Extent range{stored_->source, stored_->offset + offset, bytes};
+  if (!range.source->has({range.offset, range.length})) missing.push_back(range);
+}
+
+std::optional<Role> misfit(const QuantizedLayout& layout, const InputLengths& inputs) {
+  const auto input = [&](Role role) { return inputs[static_cast<std::size_t>(role)]; };
   std::uint64_t elements = 0;
   if (__builtin_mul_overflow(layout.rows, layout.columns, &elements) ||
       __builtin_mul_overflow(elements, layout.matrices, &elements) || elements > kMostElements) {
@@ -35,16 +45,15 @@ std::optional<Role> misfit(const QuantizedLayout& layout, const QuantizedInputs&
   }
   const auto fits = [&](Role role, const Packing& packing, std::uint64_t rows,
                         std::uint64_t columns) {
-    return !is_there(input(role)) ||
-           bytes_of(packing, layout.matrices, rows, columns) == input(role).length;
+    return !input(role) || bytes_of(packing, layout.matrices, rows, columns) == input(role);
   };
   const auto has = [&](Role role, std::uint64_t bytes) {
-    return !is_there(input(role)) || input(role).length == bytes;
+    return !input(role) || input(role) == bytes;
   };
   if (!fits(Role::kWeight, layout.weight, layout.rows, layout.columns)) return Role::kWeight;
   if (layout.grid_rows == 0) return std::nullopt;
   // An index says where the blocks lie, and each of its elements is checked when it is used.
-  const bool has_index = is_there(input(Role::kIndex));
+  const bool has_index = input(Role::kIndex).has_value();
   const auto covers = [](std::uint64_t grid, std::uint64_t block, std::uint64_t size) {
     return block > 0 && (size == 0 || (size - 1) / block < grid);
   };
@@ -57,7 +66,7 @@ std::optional<Role> misfit(const QuantizedLayout& layout, const QuantizedInputs&
         std::pair(Role::kBias, &layout.bias)}) {
     if (!fits(role, *packing, layout.grid_rows, layout.grid_columns)) return role;
   }
-  if (!is_there(input(Role::kScale))) return Role::kScale;
+  if (!input(Role::kScale)) return Role::kScale;
   const std::uint64_t indexed = layout.index_is_of_rows ? layout.rows : layout.columns;
   if (has_index && (indexed > kMostIndexed || !has(Role::kIndex, indexed * sizeof(std::int32_t)))) {
     return Role::kIndex;
@@ -72,23 +81,23 @@ std::optional<Role> misfit(const QuantizedLayout& layout, const QuantizedInputs&
       __builtin_mul_overflow(row_factors, type_info(layout.row_factor_type).block_bytes,
                              &row_factors) ||
       !has(Role::kRowFactor, row_factors) ||
-      (is_there(input(Role::kRowFactor)) && layout.is_divided_by_127)) {
+      (input(Role::kRowFactor) && layout.is_divided_by_127)) {
     return Role::kRowFactor;
   }
   const bool has_halves = layout.block_rows == 1 && layout.rows % 2 == 0 && !has_index;
   if (layout.factor_is_of_half && !has_halves) return Role::kFactor;
-  if (is_there(input(Role::kColumnScale)) &&
+  if (input(Role::kColumnScale) &&
       (layout.column_scale.matrix != 0 ||
        !fits(Role::kColumnScale, layout.column_scale, 1, layout.columns))) {
     return Role::kColumnScale;
   }
-  if (is_there(input(Role::kNestedScale))) {
+  if (input(Role::kNestedScale)) {
     const std::uint64_t block = layout.nested_block;
     if (block == 0 || layout.grid_rows != 1 || layout.matrices != 1) return Role::kNestedScale;
     const std::uint64_t count =
         layout.grid_columns == 0 ? 0 : (layout.grid_columns - 1) / block + 1;
     if (!has(Role::kNestedScale, count * sizeof(float))) return Role::kNestedScale;
-    if (!has(Role::kLevels, 256 * sizeof(float)) || !is_there(input(Role::kLevels))) {
+    if (!has(Role::kLevels, 256 * sizeof(float)) || !input(Role::kLevels)) {
       return Role::kLevels;
     }
   }

@@ -5,8 +5,6 @@
 //
 //   (((code - zero) * scale [* factor]) + bias) * scale of the column
 //
-//   (((code - zero) * scale [* factor]) + bias) * scale of the column
-//
 // or (code - zero) / scale, with each operation rounded to binary32. It is then rounded once, to
 // the type of the result. Every scheme of quantisation is a set of parameters of this
 // (QuantizedLayout):
@@ -16,7 +14,7 @@
 //   rows │ codes        │  block ──────►    │ scales   │ grid rows     (zeros, biases alike)
 //        └──────────────┘                   └──────────┘
 //
-// Thread safety: values and a pure function.
+// Thread safety: values and pure functions.
 #pragma once
 
 #include "core/format/types.h"
@@ -27,6 +25,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <utility>
+#include <vector>
 
 namespace stfs {
 
@@ -47,9 +48,34 @@ enum class Role : std::uint8_t {
   kColumnScale,  // one for each column of the stored matrix; all matrices share them
 };
 inline constexpr std::size_t kRoles = 13;
-using QuantizedInputs = std::array<Extent, kRoles>;  // null source: absent
 
-inline bool is_there(const Extent& input) { return input.source != nullptr; }
+// The bytes of an input: those of a tensor, stored or computed. Thread safety: as a Content.
+class QuantizedInput {
+ public:
+  QuantizedInput() = default;  // absent
+  explicit QuantizedInput(Content content)
+      : is_there_(true), content_(std::move(content)), stored_(content_.extent()) {}
+
+  bool is_there() const { return is_there_; }
+  std::uint64_t length() const { return content_.size(); }  // bytes
+  // Whether every byte is on this machine, without looking.
+  bool is_complete() const { return stored_ ? stored_->source->is_complete() : length() == 0; }
+  // Appends the extents of a range that are not on this machine.
+  void missing(std::uint64_t offset, std::uint64_t bytes, std::vector<Extent>& missing) const;
+  // 0 or an errno; the bytes are valid only if verify() returns 0 afterwards.
+  int read(std::uint64_t offset, std::span<std::byte> out) const {
+    return stored_ ? stored_->source->read_unverified(out, stored_->offset + offset)
+                   : content_.copy_unverified(offset, out);
+  }
+  int verify() const { return content_.verify(); }
+  const Source* source() const { return stored_ ? stored_->source : nullptr; }  // of one extent
+
+ private:
+  bool is_there_ = false;
+  Content content_;
+  std::optional<Extent> stored_;
+};
+using QuantizedInputs = std::array<QuantizedInput, kRoles>;
 
 struct QuantizedLayout {
   std::uint64_t matrices = 1, rows = 0, columns = 0;  // as they are stored
@@ -77,14 +103,10 @@ struct QuantizedLayout {
   bool operator==(const QuantizedLayout&) const = default;
 };
 
-// All that the values of a tensor depend on, but the type that they are rounded to.
-struct QuantizedRecipe {
-  const QuantizedLayout* layout = nullptr;  // borrowed from the tensor's checkpoint
-  QuantizedInputs inputs;
-};
-
-// Whether the inputs have exactly the bytes that the layout needs, and nothing overflows. A
-// producer may be made only then. Returns the first role for which it is not so.
-std::optional<Role> misfit(const QuantizedLayout& layout, const QuantizedInputs& inputs);
+// Whether inputs of these lengths in bytes have exactly what the layout needs, and nothing
+// overflows; nullopt: absent. A producer may be made only then. Returns the first role for which it
+// is not so.
+using InputLengths = std::array<std::optional<std::uint64_t>, kRoles>;
+std::optional<Role> misfit(const QuantizedLayout& layout, const InputLengths& inputs);
 
 }  // namespace stfs

@@ -57,13 +57,13 @@ void PartDecoder::aim(const MatrixPart& part, std::span<const std::int32_t> inde
   if (layout_.grid_rows == 0 || part.rows == 0) return;
   grid_ = grid_of(part);
   const auto add = [&](Role role, const Packing& packing) {
-    if (is_there(input(role))) window(role) = window_of(packing, grid_);
+    if (input(role).is_there()) window(role) = window_of(packing, grid_);
   };
   add(Role::kScale, layout_.scale);
   add(Role::kZero, layout_.zero);
   add(Role::kBias, layout_.bias);
   const auto add_run = [&](Role role, std::uint64_t begin, std::uint64_t bytes) {
-    if (is_there(input(role))) window(role) = {begin, bytes, bytes, 1, bytes};
+    if (input(role).is_there()) window(role) = {begin, bytes, bytes, 1, bytes};
   };
   const std::uint64_t factors = type_info(layout_.factor_type).block_bytes *
                                 std::uint64_t{layout_.factor_is_of_half ? 2U : 1U};
@@ -71,11 +71,11 @@ void PartDecoder::aim(const MatrixPart& part, std::span<const std::int32_t> inde
   const std::uint64_t row_factor = type_info(layout_.row_factor_type).block_bytes;
   add_run(Role::kRowFactor, (part.matrix * layout_.rows + part.row) * row_factor,
           part.rows * row_factor);
-  if (is_there(input(Role::kColumnScale))) {
+  if (input(Role::kColumnScale).is_there()) {
     window(Role::kColumnScale) = window_of(
         layout_.column_scale, {.rows = 1, .column = part.column, .columns = part.columns});
   }
-  if (is_there(input(Role::kNestedScale))) {
+  if (input(Role::kNestedScale).is_there()) {
     // Only flat weights are nested: a grid of one row.
     const std::uint64_t first = grid_.column / layout_.nested_block;
     const std::uint64_t last = (grid_.column + grid_.columns - 1) / layout_.nested_block;
@@ -94,9 +94,7 @@ void PartDecoder::missing(std::vector<Extent>& missing) const {
       window.count = 1;
     }
     for (std::uint64_t k = 0; k < window.count; ++k) {
-      const Extent run{inputs_[i].source, inputs_[i].offset + window.begin + k * window.stride,
-                       window.run};
-      if (!run.source->has({run.offset, run.length})) missing.push_back(run);
+      inputs_[i].missing(window.begin + k * window.stride, window.run, missing);
     }
   }
 }
@@ -122,9 +120,8 @@ int PartDecoder::read() {
     const std::uint64_t reads = is_one ? 1 : window.count;
     const std::uint64_t length = is_one ? window.bytes() : window.run;
     for (std::uint64_t k = 0; k < reads; ++k, at += length) {
-      const int error =
-          inputs_[i].source->read_unverified({at, static_cast<std::size_t>(length)},
-                                             inputs_[i].offset + window.begin + k * window.stride);
+      const int error = inputs_[i].read(window.begin + k * window.stride,
+                                        {at, static_cast<std::size_t>(length)});
       if (error != 0) return error;
     }
   }
@@ -134,7 +131,7 @@ int PartDecoder::read() {
 
 int PartDecoder::decode(std::uint64_t row, std::uint64_t column, std::size_t count, float* out) {
   unpack_part(layout_.weight, window(Role::kWeight), row, column, count, out);
-  if (is_there(input(Role::kMap))) {
+  if (input(Role::kMap).is_there()) {
     for (std::size_t i = 0; i < count; ++i) out[i] = map_[static_cast<std::size_t>(out[i])];
   }
   if (layout_.grid_rows == 0) return 0;
@@ -145,13 +142,13 @@ int PartDecoder::decode(std::uint64_t row, std::uint64_t column, std::size_t cou
     grid_row = static_cast<std::uint64_t>(block);
   }
   load_grid(grid_row);
-  if (is_there(input(Role::kRowFactor))) {
+  if (input(Role::kRowFactor).is_there()) {
     const TypeInfo& type = type_info(layout_.row_factor_type);
     type.to_f32(window(Role::kRowFactor).data + (row - part_.row) * type.block_bytes, 1,
                 &row_factor_);
   }
   if (const int error = apply_grid(column, count, out)) return error;
-  if (is_there(input(Role::kColumnScale))) {
+  if (input(Role::kColumnScale).is_there()) {
     const float* const scales = column_scales_.data() + (column - part_.column);
     for (std::size_t i = 0; i < count; ++i) out[i] *= scales[i];
   }
@@ -181,7 +178,7 @@ MatrixPart PartDecoder::grid_of(const MatrixPart& part) const {
                   .column = part.column / layout_.block_columns};
   std::uint64_t end_row = (part.row + part.rows - 1) / layout_.block_rows + 1;
   std::uint64_t end = (part.column + part.columns - 1) / layout_.block_columns + 1;
-  if (!index_.empty() || (is_there(input(Role::kIndex)) && !knows_index_)) {
+  if (!index_.empty() || (input(Role::kIndex).is_there() && !knows_index_)) {
     if (layout_.index_is_of_rows) {
       grid.row = 0;
       end_row = layout_.grid_rows;
@@ -208,15 +205,15 @@ MatrixPart PartDecoder::grid_of(const MatrixPart& part) const {
 
 void PartDecoder::load_constants() {
   const auto load = [&](Role role, std::size_t count, auto& to) {
-    if (is_there(input(role))) std::memcpy(to.data(), window(role).data, count * sizeof(float));
+    if (input(role).is_there()) std::memcpy(to.data(), window(role).data, count * sizeof(float));
   };
   load(Role::kLevels, kLevels, levels_);
   load(Role::kMap, kCodesOfMap, map_);
-  if (is_there(input(Role::kFactor))) {
+  if (input(Role::kFactor).is_there()) {
     type_info(layout_.factor_type)
         .to_f32(window(Role::kFactor).data, layout_.factor_is_of_half ? 2 : 1, factors_.data());
   }
-  if (is_there(input(Role::kColumnScale))) {
+  if (input(Role::kColumnScale).is_there()) {
     column_scales_.resize(static_cast<std::size_t>(part_.columns));
     unpack_part(layout_.column_scale, window(Role::kColumnScale), 0, part_.column,
                 column_scales_.size(), column_scales_.data());
@@ -228,14 +225,14 @@ void PartDecoder::load_grid(std::uint64_t row) {
   row_of_grid_ = row;
   const auto count = static_cast<std::size_t>(grid_.columns);
   const auto load = [&](Role role, const Packing& packing, std::vector<float>& to) {
-    if (!is_there(input(role))) return;
+    if (!input(role).is_there()) return;
     to.resize(count + kAlignedGrid);
     unpack_part(packing, window(role), row, grid_.column, count, to.data());
   };
   load(Role::kScale, layout_.scale, scales_);
   load(Role::kZero, layout_.zero, zeros_);
   load(Role::kBias, layout_.bias, biases_);
-  if (is_there(input(Role::kNestedScale))) {
+  if (input(Role::kNestedScale).is_there()) {
     const std::uint64_t first = grid_.column / layout_.nested_block;
     for (std::size_t i = 0; i < count; ++i) {
       const std::uint64_t at = (grid_.column + i) / layout_.nested_block - first;
@@ -245,7 +242,7 @@ void PartDecoder::load_grid(std::uint64_t row) {
       scales_[i] = product + layout_.nested_offset;
     }
   }
-  if (!is_there(input(Role::kFactor))) return;
+  if (!input(Role::kFactor).is_there()) return;
   // Halves have a block for each row.
   const float factor = factors_[layout_.factor_is_of_half && row >= layout_.rows / 2 ? 1 : 0];
   for (std::size_t i = 0; i < count; ++i) {
@@ -256,18 +253,18 @@ void PartDecoder::load_grid(std::uint64_t row) {
 
 Terms PartDecoder::terms_at(std::size_t block) const {
   constexpr float kPer127 = 0.007874015718698502F;
-  return {.zero = is_there(input(Role::kZero)) ? zeros_.data() + block : nullptr,
+  return {.zero = input(Role::kZero).is_there() ? zeros_.data() + block : nullptr,
           .scale = scales_.data() + block,
           .factor = layout_.is_divided_by_127 ? kPer127 : row_factor_,
-          .bias = is_there(input(Role::kBias)) ? biases_.data() + block : nullptr,
+          .bias = input(Role::kBias).is_there() ? biases_.data() + block : nullptr,
           .is_divided = layout_.is_divided_by_scale};
 }
 
 std::size_t PartDecoder::scale_whole_blocks(std::uint64_t column, std::size_t count,
                                             float* out) const {
   const std::uint64_t size = layout_.block_columns;
-  const bool has_more = is_there(input(Role::kZero)) || is_there(input(Role::kBias)) ||
-                        is_there(input(Role::kRowFactor)) || layout_.is_divided_by_127 ||
+  const bool has_more = input(Role::kZero).is_there() || input(Role::kBias).is_there() ||
+                        input(Role::kRowFactor).is_there() || layout_.is_divided_by_127 ||
                         layout_.is_divided_by_scale;
   if (has_more || (size != 16 && size != 32) || column % size != 0) return 0;
   const auto blocks = count / static_cast<std::size_t>(size);

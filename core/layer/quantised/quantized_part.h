@@ -64,7 +64,7 @@ class PartDecoder {
   static constexpr std::size_t kCodesOfMap = 16;
 
   InputWindow& window(Role role) { return windows_[static_cast<std::size_t>(role)]; }
-  const Extent& input(Role role) const { return inputs_[static_cast<std::size_t>(role)]; }
+  const QuantizedInput& input(Role role) const { return inputs_[static_cast<std::size_t>(role)]; }
 
   // The part of the grid that a part of the matrix uses.
   MatrixPart grid_of(const MatrixPart& part) const;

@@ -76,8 +76,7 @@ std::uint64_t columns_of(const Candidate& weight, const Tensor& scale,
     if (by_groups != kUntold) return by_groups;
     weight.refuse("has no weight_shape beside it, and the config does not tell its columns");
   }
-  const std::optional<Extent>& place = shape->locator;
-  if (by_groups != kUntold && place && !place->source->has({place->offset, place->length})) {
+  if (by_groups != kUntold && !shape->content().missing(0, shape->length).empty()) {
     return by_groups;
   }
   const std::vector<std::uint64_t> told = numbers_in(weight, *shape);

@@ -21,6 +21,7 @@
 #include "core/source/source.h"
 
 #include <cerrno>
+#include <cstdint>
 #include <memory>
 #include <string_view>
 
@@ -44,6 +45,9 @@ class CacheFile final : public Source {
   void want(ByteRange range, Ready ready) const override;
   void prefetch(ByteRange range) const override;
   bool is_complete() const override { return file_.blocks.is_complete(); }
+  std::uint64_t most_kept() const override {
+    return file_.blocks.entry() != nullptr ? Source::most_kept() : Fetcher::kMemory;
+  }
 
   int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const override {
     return file_.blocks.read(buffer, offset);

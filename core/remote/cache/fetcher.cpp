@@ -136,7 +136,9 @@ void Fetcher::add(File& file) {
   // All models of the Hub have one.
   const bool is_hub = name.starts_with("hf://");
   const Lock lock(mutex_);
-  file.host = &hosts_[is_hub ? "hf://" : name.substr(0, name.find('/', name.find("://") + 3))];
+  const std::string host = is_hub ? "hf://" : name.substr(0, name.find('/', name.find("://") + 3));
+  file.host = &hosts_[host];
+  file.host->name = host;
   files_.push_back(&file);
 }
 
@@ -207,6 +209,23 @@ void Fetcher::shrink(File& file) {
                      [&](std::uint64_t block) { return is_needed(file, block); });
 }
 
+// A range that a reader waited for in vain.
+std::string Fetcher::awaited(const Waiter& waiter) const {
+  for (const Transfers* transfers : {&under_way_, &ended_}) {
+    for (const auto& transfer : *transfers) {
+      const BlockRun rest{transfer->run.first + transfer->done, transfer->run.end};
+      if (transfer->file != waiter.file || !waiter.rest.overlaps(rest)) continue;
+      if (!transfer->was_accepted) return "it did not answer the request";
+      return "it sent " + std::to_string(transfer->received) + " of " +
+             std::to_string(transfer->range.length) + " bytes, and stalled";
+    }
+  }
+  if (!waiter.file->reason.empty()) return waiter.file->reason;
+  const unsigned requests = waiter.file->host->requests;
+  if (requests < options_.connections) return "it did not answer the request";
+  return std::to_string(requests) + " other requests to it had no end, and no more are permitted";
+}
+
 void Fetcher::expire(Clock::time_point now) {
   for (File* file : files_) {
     BlockRun missed{std::numeric_limits<std::uint64_t>::max(), 0};  // from the first to the last
@@ -217,8 +236,9 @@ void Fetcher::expire(Clock::time_point now) {
       const ByteRange range = file->blocks.range_of(waiter->rest);
       file->source.note_failure(range.offset, range.offset + range.length, EIO);
       const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options_.timeout);
-      file->failure = "no bytes within " + std::to_string(seconds.count()) + " s" +
-                      (file->reason.empty() ? "" : ": " + file->reason);
+      file->failure = "no bytes within " + std::to_string(seconds.count()) + " s from " +
+                      printable(file->host->name) + ": " + awaited(*waiter);
+      if (options_.counters != nullptr) options_.counters->add_timeout(file->host->name);
       answer(*file, waiter, EIO);
     }
     if (missed.end != 0) abandon(*file, missed, now);

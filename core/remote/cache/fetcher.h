@@ -118,6 +118,7 @@ class Fetcher {
 
   static constexpr std::size_t kAnswering = 2;
   struct Host {
+    std::string name;               // "https://host:8000", "hf://"
     unsigned requests = 0;          // that are under way
     const File* serving = nullptr;  // of the thread that serves the host now
   };
@@ -157,6 +158,7 @@ class Fetcher {
   bool uses_memory(const File& file) const;
   void shrink(File& file);
   void expire(Clock::time_point now);
+  std::string awaited(const Waiter& waiter) const;
   void abandon(const File& file, BlockRun missed, Clock::time_point now);
   bool uses(const File& file) const;
   Clock::time_point next_deadline() const;
@@ -222,7 +224,8 @@ struct Fetcher::Part {
   std::vector<std::byte> buffer = {};       // or the bytes
 };
 
-// A request under way. The thread of Http has it until it ended; `done` changes under the lock.
+// A request under way. The thread of Http has it until it ended; `done` changes under the lock, and
+// what is atomic is read by others meanwhile.
 struct Fetcher::Transfer {
   File* file = nullptr;
   std::atomic<bool> is_abandoned = false;  // HttpRequest::is_abandoned
@@ -235,10 +238,10 @@ struct Fetcher::Transfer {
   unsigned renewals = 0;     // File::renewals when it was made
   Backoff backoff = {};
 
-  std::uint64_t received = 0;  // bytes
-  std::uint64_t done = 0;      // blocks
-  Part part = {};              // of the block that comes
-  bool was_accepted = false;
+  std::atomic<std::uint64_t> received = 0;  // bytes
+  std::uint64_t done = 0;                   // blocks
+  Part part = {};                           // of the block that comes
+  std::atomic<bool> was_accepted = false;
   std::optional<HttpHead> head = {};  // of an answer that was not
   Verdict verdict{Verdict::Kind::kAccept};
   int disk_error = 0;

@@ -220,6 +220,29 @@ class HubStore final : public Store {
     return names;
   }
 
+  std::vector<std::string> entries(const std::string& name) override {
+    HubName asked = parse_hub_name(name);
+    while (asked.path.ends_with('/')) asked.path.pop_back();
+    const Known known = repository(asked);
+    if (!is_directory(*known, asked.path)) absent(name);
+    const std::string prefix = asked.path.empty() ? "" : asked.path + "/";
+    std::vector<std::string> names;
+    for (auto at = known->files.lower_bound(prefix);
+         at != known->files.end() && at->first.starts_with(prefix); ++at) {
+      std::string entry = at->first.substr(prefix.size());
+      entry.resize(std::min(entry.size(), entry.find('/')) + (entry.find('/') != std::string::npos));
+      if (names.empty() || names.back() != entry) names.push_back(std::move(entry));
+    }
+    std::ranges::sort(names);
+    names.erase(std::unique(names.begin(), names.end()), names.end());
+    return names;
+  }
+
+  void forget() override {
+    const std::lock_guard lock(mutex_);
+    repositories_.clear();  // a thread that asks keeps its promise
+  }
+
   std::unique_ptr<Remote> remote(const RemoteVersion& version) override {
     return std::make_unique<HubRemote>(http_, options_, version);
   }

@@ -111,6 +111,11 @@ class Store {
   // Whether a name may be read as a directory. If it may, its entries' names (files directly in
   // it), sorted; nullopt when it is a file. Throws Error as find() does.
   virtual std::optional<std::vector<std::string>> list(const std::string& name) = 0;
+  // The names of the files and directories in a directory, those of directories with a slash at the
+  // end, sorted. Throws Error as find() does, and kUsage where there are no directories.
+  virtual std::vector<std::string> entries(const std::string& name) = 0;
+  // What the store keeps of names is asked for again.
+  virtual void forget() {}
   // A version that find() gave, here or in another process. Asks nobody.
   virtual std::unique_ptr<Remote> remote(const RemoteVersion& version) = 0;
   // The name with what can be pinned: the commit in place of a branch. Asks at most once.

@@ -153,6 +153,7 @@ class S3Store : public Store {
 
   Found find(const std::string& name, const RemoteVersion* known, Patience patience) override;
   std::optional<std::vector<std::string>> list(const std::string& name) override;
+  std::vector<std::string> entries(const std::string& name) override;
   std::unique_ptr<Remote> remote(const RemoteVersion& version) override {
     return std::make_unique<S3Remote>(*this, version);
   }
@@ -173,7 +174,7 @@ class S3Store : public Store {
   S3Answer ask(const Target& target, std::size_t most, Patience patience = {});
   RemoteVersion version_of(const std::string& name, const HttpHead& head, std::uint64_t size);
   std::string token_of(const RemoteVersion& version);
-  // The names directly under a prefix; nullopt when nothing is there.
+  // The names directly under a prefix, as entries() has them; nullopt when nothing is there.
   std::optional<std::vector<std::string>> list_prefix(const std::string& name,
                                                       const S3Name& prefix);
   pugi::xml_document parse_page(const std::string& name, const S3Answer& answer);
@@ -410,9 +411,12 @@ std::optional<std::vector<std::string>> S3Store::list_prefix(const std::string& 
       if (++seen > kMostListedNames) {
         throw Error(ErrorCode::kUnreadable, name, "a directory of more than 100000 names");
       }
-      if (kind != "Contents") continue;
-      if (auto file = listed_name(entry.child_value("Key"), prefix.key, is_encoded)) {
-        names.push_back(std::move(*file));
+      const bool is_file = kind == "Contents";
+      std::string key = is_file ? entry.child_value("Key") : entry.child_value("Prefix");
+      if (key.ends_with('/') && !is_file) key.pop_back();
+      if (key.ends_with("%2F") && !is_file && is_encoded) key.resize(key.size() - 3);
+      if (auto listed = listed_name(std::move(key), prefix.key, is_encoded)) {
+        names.push_back(*std::move(listed) + (is_file ? "" : "/"));
       }
     }
     const std::string next = listing.child_value("NextContinuationToken");
@@ -456,7 +460,16 @@ std::optional<std::vector<std::string>> S3Store::list(const std::string& name) {
   auto names = list_prefix(name, prefix);
   if (!names && !asked.key.empty()) throw Error(ErrorCode::kAbsent, name, "no such object");
   if (!names) names.emplace();  // an empty bucket
+  std::erase_if(*names, [](const std::string& entry) { return entry.ends_with('/'); });
   return names;
+}
+
+std::vector<std::string> S3Store::entries(const std::string& name) {
+  S3Name prefix = parse_s3_name(name);
+  if (!prefix.key.empty() && !prefix.key.ends_with('/')) prefix.key += '/';
+  auto names = list_prefix(name, prefix);
+  if (!names) throw Error(ErrorCode::kAbsent, name, "no objects below it");
+  return *std::move(names);
 }
 
 HttpRequest S3Remote::request(ByteRange range) {

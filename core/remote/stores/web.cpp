@@ -75,6 +75,11 @@ class WebStore final : public Store {
 
   Found find(const std::string& name, const RemoteVersion* known, Patience patience) override;
   std::optional<std::vector<std::string>> list(const std::string&) override { return std::nullopt; }
+  std::vector<std::string> entries(const std::string& name) override {
+    throw Error(ErrorCode::kUsage, public_name(name),
+                "a web server does not list its directories: name a directory of this machine, of S3 "
+                "or of the Hub");
+  }
   std::unique_ptr<Remote> remote(const RemoteVersion& version) override {
     return std::make_unique<WebRemote>(version);
   }
@@ -112,7 +117,8 @@ RemoteVersion web_version(const std::string& name, const WebUrl& url, const Http
 }
 
 // Throws for an answer without the object.
-[[noreturn]] void refuse_web_status(const std::string& name, int status) {
+[[noreturn]] void refuse_web_status(const std::string& name, const HttpHead& head) {
+  const int status = head.status;
   if (status == 404 || status == 410) {
     throw Error(ErrorCode::kAbsent, public_name(name), "No such object");
   }
@@ -120,6 +126,11 @@ RemoteVersion web_version(const std::string& name, const WebUrl& url, const Http
     // Stores behind a web server answer 403 for an object that is not there.
     throw Error(status == 403 ? ErrorCode::kHidden : ErrorCode::kUnreadable, public_name(name),
                 "Permission denied: name a user and a password for its host in ~/.netrc");
+  }
+  if (status == 200 && head.header("content-type").starts_with("text/html")) {
+    refuse_object(name,
+                  "its server answers with a web page, as for a directory: name the file or the "
+                  "index");
   }
   if (status == 200) refuse_object(name, "its server does not answer ranges: download it first");
   refuse_object(name, "its server answers with status " + std::to_string(status));
@@ -152,7 +163,7 @@ Found WebStore::find(const std::string& name, const RemoteVersion* known, Patien
   const bool is_empty = (head.status == 416 && content && content->size == 0) ||
                         (head.status == 200 && head.header("content-length") == "0");
   if (is_empty) return {.version = web_version(name, *url, head, 0)};
-  if (head.status != 206) refuse_web_status(name, head.status);
+  if (head.status != 206) refuse_web_status(name, head);
   if (const std::string text = encoding_refusal(head); !text.empty()) refuse_object(name, text);
   if (!content || content->size > std::uint64_t{std::numeric_limits<std::int64_t>::max()}) {
     refuse_object(name, "its server does not say which bytes it sends");

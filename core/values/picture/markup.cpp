@@ -62,9 +62,11 @@ std::string fitted(std::string_view text, std::size_t most) {
   }
 }
 
-std::string json_text(std::string_view text) {
+std::string json_text(std::string_view text) { return json_of(printable(text)); }
+
+std::string json_of(std::string_view text) {
   std::string out;
-  for (const char c : json_string(printable(text))) {
+  for (const char c : json_string(text)) {
     if (c == '<') {
       out += "\\u003c";
     } else {

@@ -30,7 +30,10 @@ std::string name_of(std::string_view name);
 // A printable text, shortened so that html_of() of it has at most about `most` bytes too.
 std::string fitted(std::string_view text, std::size_t most);
 
-// printable(text) as a JSON string without `<`, which would begin a tag or a comment.
+// A JSON string without `<`, which would begin a tag or a comment: for a text that is safe already.
+std::string json_of(std::string_view text);
+
+// json_of(printable(text)).
 std::string json_text(std::string_view text);
 
 std::string grouped(std::uint64_t count);                         // 1234567 -> "1,234,567"

@@ -218,22 +218,23 @@ std::uint8_t picture_color(float value, double limit) {
   return static_cast<std::uint8_t>(kZero + static_cast<int>(std::nearbyint(strength * kZero)));
 }
 
-std::vector<std::uint8_t> Pixels::colors(const ValueStats& stats) const {
-  const double limit = 3 * stats.std.value_or(0);
+std::uint8_t picture_color_of_none() { return kNone; }
+
+std::vector<std::uint8_t> Pixels::colors(double middle, double limit) const {
   std::vector<std::uint8_t> colors;
   colors.reserve(keys_.size());
   for (std::size_t y = 0; y < shape_.height(); ++y) {
     for (std::size_t x = 0; x < shape_.width(); ++x) {
       const std::uint64_t first = y * shape_.block_rows * shape_.columns + x * shape_.block_columns;
-      colors.push_back(
-          first < shape_.elements ? picture_color(value_of(keys_[colors.size()]), limit) : kNone);
+      const float value = value_of(keys_[colors.size()]) - static_cast<float>(middle);
+      colors.push_back(first < shape_.elements ? picture_color(value, limit) : kNone);
     }
   }
   return colors;
 }
 
 std::string Pixels::png(const ValueStats& stats) const {
-  const std::vector<std::uint8_t> pixels = colors(stats);
+  const std::vector<std::uint8_t> pixels = colors(0, 3 * stats.std.value_or(0));
   const std::size_t width = shape_.width();
   const std::size_t height = shape_.height();
   std::string out;

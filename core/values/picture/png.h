@@ -58,7 +58,8 @@ class Pixels : public ValueSink {
   std::string png(const ValueStats& stats) const;
   // The pixels without a file around them, row by row: a byte of picture_color() each, or the byte
   // of no element.
-  std::vector<std::uint8_t> colors(const ValueStats& stats) const;
+  // White is `middle`; the colours end `limit` away from it.
+  std::vector<std::uint8_t> colors(double middle, double limit) const;
 
  private:
   PictureShape shape_;
@@ -67,5 +68,6 @@ class Pixels : public ValueSink {
 
 // The byte of a pixel with this value; `limit` is three standard deviations.
 std::uint8_t picture_color(float value, double limit);
+std::uint8_t picture_color_of_none();  // of no element
 
 }  // namespace stfs

@@ -239,7 +239,7 @@ def by_fastsafetensors(torch: Any, device: str, path: str) -> Any:
 def by_stfs(torch: Any, device: str, path: str) -> Any:
     with stfs_gpu.connect(start_holder=False) as connection:
         acquired = acquire_all(connection, device, Path(path), load=True)
-    return [torch.from_dlpack(tensor) for tensor in acquired] if torch else acquired
+    return [torch.from_dlpack(tensor) for tensor in acquired.values()] if torch else acquired.values()
 
 
 LOADERS: dict[str, tuple[str, Callable[[Any, str, str], Any]]] = {

@@ -29,7 +29,7 @@ def say(**values: Any) -> None:
 
 
 def compare_all(memory: Any, path: Path, tensors: list[Tensor], acquired: Any) -> int:
-    for tensor, found in zip(tensors, acquired):
+    for tensor, found in zip(tensors, acquired.values()):
         if (found.name, found.dtype, list(found.shape), found.nbytes) != (
                 tensor.name, tensor.dtype, tensor.shape, tensor.size):
             raise Wrong(f"{found!r} instead of {tensor}")

@@ -254,18 +254,16 @@ Message Client::ask(const Json& body, const LoadRequest* request) {
 
 Loaded Client::load(const DeviceInfo& device, std::span<const Item> items,
                     const LoadRequest& request) {
-  Json list = Json::array();
-  for (const Item& item : items) list.push_back(to_json(item));
   Json body{{"request", "load"},
             {"uuid", device.uuid},
             {"device", device.id},
-            {"items", std::move(list)},
             {"pin", request.pin},
             {"lease", request.lease},
             {"only_resident", request.only_resident}};
   CopyOptions options = request;
   options.sources = resolved(request.sources);
   body.update(to_json(options));
+  put_items(body, items);
   Message answer = ask(body, &request);
   Loaded loaded;
   loaded.tensors = residents_of(answer.body());

@@ -212,7 +212,7 @@ ResidentFilter filter_of(const GpuArguments& arguments, std::optional<Client>& c
   const auto may_be_label = [&](const std::string& tensor) {
     // A URL is asked for only where no label is equal.
     return !has_options && (tensor.ends_with(']') || tensor.find(" as ") != std::string::npos ||
-                            tensor.find(" dequantized to ") != std::string::npos || is_url(tensor));
+                            tensor.find(" computed as ") != std::string::npos || is_url(tensor));
   };
   std::set<std::string> labels;
   if (client && std::ranges::any_of(arguments.tensors, may_be_label)) {
@@ -362,6 +362,54 @@ int load(const GpuArguments& arguments) {
   return 0;
 }
 
+// A line for each source of a device: what its tensors are together.
+void print_sources(const Terminal& terminal, std::span<const Resident> tensors,
+                   const std::map<std::string, std::string>& names) {
+  struct Group {
+    std::uint64_t count = 0, bytes = 0, pinned = 0;
+    std::set<std::int64_t> users;
+    std::uint64_t idle_seconds = ~std::uint64_t{0};  // of the one that was used last
+  };
+  std::vector<std::pair<std::pair<std::string, std::string>, Group>> groups;  // by device, source
+  for (const Resident& tensor : tensors) {
+    const std::pair key{tensor.device_uuid, tensor.label.substr(0, tensor.label.find("::"))};
+    auto group = std::ranges::find(groups, key, [](const auto& row) { return row.first; });
+    if (group == groups.end()) group = groups.insert(groups.end(), {key, Group{}});
+    Group& sum = group->second;
+    ++sum.count;
+    sum.bytes = sum_or_most(sum.bytes, tensor.bytes);
+    sum.pinned += tensor.pinned ? 1 : 0;
+    sum.users.insert(tensor.users.begin(), tensor.users.end());
+    sum.idle_seconds = std::min<std::uint64_t>(sum.idle_seconds, tensor.idle_seconds);
+  }
+  const bool is_whole = !is_narrow(terminal);
+  std::vector<TextTable::Column> columns{{.heading = "DEVICE", .least = 6},
+                                         {.heading = "TENSORS", .is_right_aligned = true},
+                                         {.heading = "BYTES", .is_right_aligned = true}};
+  if (is_whole) {
+    columns.insert(columns.end(), {{.heading = "USERS", .is_right_aligned = true},
+                                   {.heading = "PINNED", .is_right_aligned = true},
+                                   {.heading = "IDLE", .is_right_aligned = true}});
+  }
+  columns.push_back({.heading = "SOURCE", .least = 8, .is_name = true});
+  TextTable table(terminal, std::move(columns));
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [key, group] : groups) {
+    const auto name = names.find(key.first);
+    std::vector<std::string> row{name == names.end() ? printable(key.first) : name->second,
+                                 std::to_string(group.count), human_bytes(group.bytes)};
+    if (is_whole) {
+      row.insert(row.end(), {std::to_string(group.users.size()), std::to_string(group.pinned),
+                             std::to_string(group.idle_seconds) + " s"});
+    }
+    row.push_back(printable(key.second));
+    table.measure(row);
+    rows.push_back(std::move(row));
+  }
+  print(table.heading());
+  for (const std::vector<std::string>& row : rows) print(table.line(row));
+}
+
 int list_resident(const GpuArguments& arguments) {
   const std::string uuid = arguments.device.empty() ? "" : find_device(arguments.device).uuid;
   std::vector<Resident> tensors;
@@ -380,6 +428,12 @@ int list_resident(const GpuArguments& arguments) {
   }
   if (tensors.empty()) return 0;
   const Terminal terminal;
+  const std::map<std::string, std::string> names = device_names(tensors);
+  if (!arguments.all) {
+    print_sources(terminal, tensors, names);
+    if (terminal.is_terminal) print_totals(terminal, tensors, names);
+    return 0;
+  }
   const bool is_whole = !is_narrow(terminal);
   std::vector<TextTable::Column> columns{{.heading = "DEVICE", .least = 6},
                                          {.heading = "BYTES", .is_right_aligned = true}};
@@ -390,7 +444,6 @@ int list_resident(const GpuArguments& arguments) {
                                    {.heading = "IDLE", .is_right_aligned = true}});
   }
   columns.push_back({.heading = "TENSOR", .least = 8, .is_name = true});
-  const std::map<std::string, std::string> names = device_names(tensors);
   std::vector<std::vector<std::string>> rows;
   for (const Resident& tensor : tensors) {
     const auto name = names.find(tensor.device_uuid);

@@ -188,46 +188,36 @@ bool has_layer(const MountedPath& mounted, const Layer& layer) {
   return std::ranges::find(mounted.origin.layers, layer) != mounted.origin.layers.end();
 }
 
-// The request for a whole tensor in its own type.
-ItemRequest request_for(const Tensor& tensor, const std::string& place) {
-  ItemRequest request;
-  request.tensor = tensor.name;
-  request.dtype = tensor.dtype;
-  request.shape.assign(tensor.shape.begin(), tensor.shape.end());
-  const auto set_source = [&](const Extent& at) {
-    request.path = at.source->path();
-    request.version = at.source->token();
-    request.source_size = at.source->size();
-    request.offset = at.offset;
-  };
-  if (tensor.locator) {
-    set_source(*tensor.locator);
-    return request;
+// Whether a mount shows the tensor as it is stored in the file that it names: of the same name and
+// place.
+bool is_stored_so(const Checkpoint& checkpoint, const std::string& path, const std::string& name) {
+  const auto found = checkpoint.find(name);
+  const auto offset = extended_attribute(path, "user.stfs.offset");
+  const auto shape = extended_attribute(path, "user.stfs.shape");
+  if (!found) return false;
+  const Tensor tensor = checkpoint.tensor(*found);
+  return tensor.locator && offset == std::to_string(tensor.locator->offset) &&
+         (checkpoint.part_of(*found).is_split || shape == shape_json(tensor.shape));
+}
+
+std::string description_of(const Checkpoint& checkpoint) {
+  return mount_json(checkpoint, false, checkpoint.layers());
+}
+
+// Whether some tensors are computed: by layers, or as a file of PyTorch or NumPy describes them.
+bool computes(const TensorList& list) {
+  if (list.is_layered()) return true;
+  for (std::uint32_t i = 0; i < list.size(); ++i) {
+    if (list.row(i).computed != nullptr) return true;
   }
-  const std::optional<QuantizedRecipe> recipe = tensor.computed->recipe();
-  if (!recipe) {
-    refuse(place, "tensor " + in_quotes(tensor.name) +
-                      ": its values are computed, and this command cannot tell how");
-  }
-  auto computed = std::make_shared<Computation>();
-  computed->scheme = tensor.computed->scheme();
-  computed->layout = *recipe->layout;
-  std::vector<const Source*> sources;
-  for (std::size_t role = 0; role < kRoles; ++role) {
-    const Extent& input = recipe->inputs[role];
-    if (input.source == nullptr) continue;
-    if (sources.empty()) set_source(input);
-    const auto known = std::ranges::find(sources, input.source);
-    const auto number = static_cast<std::size_t>(known - sources.begin());
-    if (known == sources.end()) sources.push_back(input.source);
-    if (number > computed->others.size()) {
-      computed->others.push_back(
-          {input.source->path(), input.source->token(), input.source->size()});
-    }
-    computed->inputs.push_back({static_cast<Role>(role), number, input.offset, input.length});
-  }
-  request.computed = std::move(computed);
-  return request;
+  return false;
+}
+
+void set_source(ItemRequest& request, const Extent& at) {
+  request.path = at.source->path();
+  request.version = at.source->token();
+  request.source_size = at.source->size();
+  request.offset = at.offset;
 }
 
 }  // namespace
@@ -359,21 +349,23 @@ std::size_t Selection::split(const std::string& argument) {
 
 void Selection::add_named(const std::string& source, const std::string& name,
                           SelectionOptions options, std::vector<Item>& items) {
-  const Checkpoint& checkpoint = open(source, false, options.layers);
+  const Opened& opened = open(source, false, options.layers);
+  const Checkpoint& checkpoint = *opened.checkpoint;
   const std::vector<std::uint32_t> numbers = select(checkpoint, name);
   if (numbers.empty()) refuse(source, no_such_tensor(checkpoint, name));
   if (!checkpoint.find(name)) options.is_one_of_many = true;
   for (const std::uint32_t number : numbers) {
-    add(checkpoint.tensor(number), "", options, source, items);
+    add(opened, checkpoint.tensor(number), "", options, source, items);
   }
 }
 
 void Selection::add_checkpoint(const std::string& source, SelectionOptions options,
                                std::vector<Item>& items) {
   options.is_one_of_many = true;
-  const Checkpoint& checkpoint = open(source, false, options.layers);
+  const Opened& opened = open(source, false, options.layers);
+  const Checkpoint& checkpoint = *opened.checkpoint;
   for (std::uint32_t number = 0; number < checkpoint.tensor_count(); ++number) {
-    add(checkpoint.tensor(number), "", options, source, items);
+    add(opened, checkpoint.tensor(number), "", options, source, items);
   }
 }
 
@@ -386,7 +378,7 @@ void Selection::add_path(const std::string& path, SelectionOptions options,
       return add_checkpoint(path, options, items);
     } catch (const Error& error) {
       // The broken rule alone says too little about a file without the name of a checkpoint.
-      if (exit_status(error.code()) != 1 || is_checkpoint_name(path)) throw;
+      if (exit_status(error.code()) != 1 || is_source_name(path)) throw;
       throw Error(error.code(), path, error.message() + ": " + std::string(kForms));
     }
   }
@@ -436,13 +428,16 @@ bool Selection::add_file(const std::string& path, const SelectionOptions& option
   if (!source || !options.layers.empty()) return add_values(path, *name, options, items);
   auto version = attribute("user.stfs.version");
   if (!version) return false;
+  const Opened* opened = &open(*source, true);
+  if (!is_stored_so(*opened->checkpoint, path, *name)) {
+    return add_values(path, *name, options, items);
+  }
   const auto find = [&](const Checkpoint& checkpoint) {
     const auto found = checkpoint.find(*name);
     const bool is_mounted = found && checkpoint.part_of(*found).source->token() == *version;
     return is_mounted ? found : std::nullopt;
   };
-  const Checkpoint* opened = &open(*source, true);
-  auto found = find(*opened);
+  auto found = find(*opened->checkpoint);
   // Since the mount was asked, a link to the source may have given it another token: ask again.
   for (unsigned looks = 1; !found; ++looks) {
     const auto now = attribute("user.stfs.version");
@@ -453,9 +448,9 @@ bool Selection::add_file(const std::string& path, const SelectionOptions& option
     }
     version = now;
     opened = &open(*source, true);
-    found = find(*opened);
+    found = find(*opened->checkpoint);
   }
-  const Checkpoint& checkpoint = *opened;
+  const Checkpoint& checkpoint = *opened->checkpoint;
   Tensor tensor = checkpoint.tensor(*found);
   std::vector<std::uint64_t> shape;
   if (checkpoint.part_of(*found).is_split) {
@@ -463,7 +458,7 @@ bool Selection::add_file(const std::string& path, const SelectionOptions& option
     shape = shape_of(attribute("user.stfs.shape").value_or(""), tensor.elements());
     if (!shape.empty()) tensor.shape = shape;
   }
-  add(tensor, attribute("user.stfs.slice").value_or(""), as_shown(path, options), path, items);
+  add(*opened, tensor, attribute("user.stfs.slice").value_or(""), as_shown(path, options), path, items);
   return true;
 }
 
@@ -474,26 +469,54 @@ bool Selection::add_values(const std::string& path, const std::string& name,
   std::optional<MountedPath> mounted = find_mounted(root ? *root : absolute);
   if (!mounted) return false;
   root = mounted->mountpoint;
-  const Checkpoint& checkpoint = open(*root, false, options.layers);
+  const Opened& opened = open(*root, false, options.layers);
+  const Checkpoint& checkpoint = *opened.checkpoint;
   const auto found = checkpoint.find(name);
   if (!found) {
     if (options.is_one_of_many) return true;
-    refuse(path, "no tensor of the dequantised checkpoint: others are computed from it");
+    refuse(path, "no tensor of the checkpoint with its layers: others are computed from it");
   }
   const std::optional<std::string> slice = extended_attribute(path, "user.stfs.slice");
   const Tensor tensor = checkpoint.tensor(*found);
-  if (slice && tensor.computed != nullptr && mounted->origin.layers.empty()) {
-    refuse(path,
-           "a part of the stored tensor, whose shape may be another: mount it with -o "
-           "dequantize, or name the tensor");
+  // A part of the tensor that the mount shows is one of this tensor too where both are the same.
+  if (slice) {
+    const bool is_another = tensor.computed != nullptr || extended_attribute(path, "user.stfs.shape") !=
+                                                              shape_json(tensor.shape);
+    const auto is_of_mount = [&](const Layer& layer) { return has_layer(*mounted, layer); };
+    if (is_another && !std::ranges::all_of(options.layers, is_of_mount)) {
+      refuse(path,
+             "a part of the stored tensor, whose shape may be another: mount it with these layers, "
+             "or name the tensor");
+    }
   }
-  add(tensor, slice.value_or(""), as_shown(path, options), path, items);
+  add(opened, tensor, slice.value_or(""), as_shown(path, options), path, items);
   return true;
 }
 
-void Selection::add(const Tensor& tensor, const std::string& slice, const SelectionOptions& options,
-                    const std::string& place, std::vector<Item>& items) {
-  ItemRequest request = request_for(tensor, place);
+// The request for a whole tensor in its own type.
+ItemRequest Selection::request_for(const Opened& opened, const Tensor& tensor,
+                                   const std::string& place) {
+  ItemRequest request;
+  request.tensor = tensor.name;
+  request.dtype = tensor.dtype;
+  request.shape.assign(tensor.shape.begin(), tensor.shape.end());
+  if (tensor.locator) {
+    set_source(request, *tensor.locator);
+    return request;
+  }
+  const std::vector<Tensor> inputs = tensor.computed->inputs();
+  request.path = place;
+  if (!inputs.empty()) set_source(request, *inputs.front().locator);
+  request.computed = {.checkpoint = opened.description,
+                      .identity = opened.identities->of(tensor),
+                      .scheme = std::string(tensor.computed->scheme())};
+  return request;
+}
+
+void Selection::add(const Opened& opened, const Tensor& tensor, const std::string& slice,
+                    const SelectionOptions& options, const std::string& place,
+                    std::vector<Item>& items) {
+  ItemRequest request = request_for(opened, tensor, place);
   request.slice = options.shard ? shard_of(options, slice, tensor, place) : slice;
   const bool can_convert =
       options.as && (tensor.dtype == *options.as || converts(tensor.dtype, *options.as));
@@ -509,18 +532,24 @@ void Selection::add(const Tensor& tensor, const std::string& slice, const Select
 bool Selection::has_moved(const Error& error, std::span<const Item> items) const {
   if (error.code() != ErrorCode::kUnreadable) return false;
   std::set<std::pair<std::string, std::string>> named;  // path, token
+  std::set<const std::string*> described;
   for (const Item& item : items) {
-    for (const ItemSource& source : item.sources()) named.emplace(source.path, source.version);
+    const ItemRequest& request = item.request();
+    named.emplace(request.path, request.version);
+    if (request.computed) described.insert(request.computed->checkpoint.get());
   }
   bool moved = false;
   for (const auto& [name, opened] : open_) {
     if (!opened.checkpoint) continue;
+    const bool is_described = described.contains(opened.description.get());
     for (const Part& part : opened.checkpoint->parts()) {
       const auto of_path = named.lower_bound({part.source->path(), ""});
-      if (of_path == named.end() || of_path->first != part.source->path()) continue;
+      const bool is_named = of_path != named.end() && of_path->first == part.source->path();
+      if (!is_named && !is_described) continue;
       if (part.source->verify() != 0) return false;
-      moved = moved || !named.contains({part.source->path(), part.source->token()});
+      moved = moved || (is_named && !named.contains({part.source->path(), part.source->token()}));
     }
+    moved = moved || (is_described && *opened.description != description_of(*opened.checkpoint));
   }
   return moved;
 }
@@ -537,7 +566,7 @@ void Selection::load_resolved(std::vector<Item>& items, std::span<const std::str
   }
 }
 
-void Selection::forget_dequantized() {
+void Selection::forget_layered() {
   std::erase_if(open_, [](const auto& entry) {
     return !std::get<2>(entry.first).empty() ||
            (entry.second.checkpoint && entry.second.checkpoint->list().is_layered());
@@ -553,7 +582,7 @@ void Selection::forget_remote() {
   });
 }
 
-const Checkpoint& Selection::open(const std::string& source, bool is_exact, Layers layers) {
+const Selection::Opened& Selection::open(const std::string& source, bool is_exact, Layers layers) {
   const bool is_remote = is_url(source);
   const std::optional<MountedPath> mounted = is_remote ? std::nullopt : find_mounted(source);
   const std::string absolute = is_remote ? source : absolute_path(source);
@@ -570,13 +599,15 @@ const Checkpoint& Selection::open(const std::string& source, bool is_exact, Laye
   const auto is_current = [](const Part& part) { return part.source->is_current(); };
   if (known.checkpoint && known.version == version &&
       std::ranges::all_of(known.checkpoint->parts(), is_current)) {
-    return *known.checkpoint;
+    return known;
   }
   known = {version, std::make_unique<const Checkpoint>(
                         std::span(&source, 1), LoadOptions{.alone = is_exact,
                                                            .layers = layers,
-                                                           .warn = layers.empty() ? nullptr : warn_,
-                                                           .sources = &sources_})};
+                                                           .warn = warn_,
+                                                           .warns_of_refused_alone = layers.empty(),
+                                                           .sources = &sources_}),
+           nullptr, std::nullopt};
   for (const Part& part : known.checkpoint->parts()) {
     if (is_url(part.source->path())) continue;
     // Its inode and times are the same in the next mount at this path, with other bytes.
@@ -587,7 +618,11 @@ const Checkpoint& Selection::open(const std::string& source, bool is_exact, Laye
                        printable(*root) + ", or a copy of the file");
     }
   }
-  return *known.checkpoint;
+  if (computes(known.checkpoint->list())) {
+    known.description = std::make_shared<const std::string>(description_of(*known.checkpoint));
+    known.identities.emplace(known.checkpoint->list());
+  }
+  return known;
 }
 
 }  // namespace stfs::gpu

@@ -10,11 +10,12 @@
 //
 // The extended attributes of a file in a mount name the source, the tensor, its part and the type
 // that it is shown as. The source must still be the version that was mounted. A file of a computed
-// tensor names no source: its tensor is that of the mount's sources, dequantised as they are there.
+// tensor names no source: its tensor is that of the mount's sources with the mount's layers.
 #pragma once
 
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/mounted.h"
 #include "core/remote/sources.h"
 #include "tools/gpu/protocol/item.h"
 
@@ -42,9 +43,7 @@ Shard parse_shard(const std::string& text);  // throws Error kUsage
 struct SelectionOptions {
   std::optional<DType> as;
   std::optional<Shard> shard;
-  // Quantised weights as their values in this type: those of the whole checkpoint or mount that is
-  // named (core/layer/quantised/quantised_layer.h).
-  Layers layers;
+  Layers layers;  // upon the whole checkpoint or mount that is named
   // Load a tensor without the shard's dimension whole, and one without a conversion to `as` in its
   // own type. When false, both are errors.
   bool is_one_of_many = false;
@@ -86,9 +85,9 @@ class Selection {
                      const SelectionOptions& options, const std::function<void()>& load);
   static constexpr unsigned kMostLoads = 10;
 
-  // Files beside a checkpoint decide how its weights are dequantised: the next call reads them
-  // anew.
-  void forget_dequantized();
+  // Files beside a checkpoint, and those that layers read, decide what layers show: the next call
+  // reads them anew.
+  void forget_layered();
 
   // A URL is resolved once. After this, the next call resolves it anew: after a load that failed,
   // the object may be another one.
@@ -103,19 +102,25 @@ class Selection {
                       std::vector<Item>& items);
   // Returns false for a file that is not in a mount.
   bool add_file(const std::string& path, const SelectionOptions& options, std::vector<Item>& items);
-  // Adds the item of a file that shows the tensor `name` of a dequantised checkpoint. Returns false
-  // for a file that is not in a mount.
+  // Adds the item of a file that shows the tensor `name` of the checkpoint that a mount or the
+  // options make with layers. Returns false for a file that is not in a mount.
   bool add_values(const std::string& path, const std::string& name, const SelectionOptions& options,
                   std::vector<Item>& items);
-  static void add(const Tensor& tensor, const std::string& slice, const SelectionOptions& options,
-                  const std::string& place, std::vector<Item>& items);
   struct Opened {
     std::string version;  // of the mount, the directory or the file that was named
     std::unique_ptr<const Checkpoint> checkpoint;
+    // Of a checkpoint with layers: see Computation.
+    std::shared_ptr<const std::string> description;
+    std::optional<Identities> identities;
   };
+  static ItemRequest request_for(const Opened& opened, const Tensor& tensor,
+                                 const std::string& place);
+  static void add(const Opened& opened, const Tensor& tensor, const std::string& slice,
+                  const SelectionOptions& options, const std::string& place,
+                  std::vector<Item>& items);
   // The checkpoint as it is now: opened again when anything of it has changed.
   // `is_exact`: the file that a mount names; of a split file that part alone.
-  const Checkpoint& open(const std::string& source, bool is_exact = false, Layers layers = {});
+  const Opened& open(const std::string& source, bool is_exact = false, Layers layers = {});
 
   using Name = std::tuple<std::string, bool, Layers>;
 

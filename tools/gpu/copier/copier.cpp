@@ -137,12 +137,10 @@ class Copier {
       DeviceInfo info = find_device(device_name_);
       if (info.id != "cpu") info.id = info.uuid;  // clients number devices in their own ways
       if (!device_) device_ = open_device(info);
-      std::vector<Item> items;
+      const std::vector<Item> items = items_of(order);
       std::vector<std::uint64_t> sizes;
-      for (const Json& item : list_of(order, "items")) {
-        items.push_back(item_from_json(item));
-        sizes.push_back(items.back().bytes());
-      }
+      sizes.reserve(items.size());
+      for (const Item& item : items) sizes.push_back(item.bytes());
       TransferOptions options;
       const CopyOptions asked = copy_options_from_json(order);
       options.verify = asked.verify;
@@ -153,6 +151,7 @@ class Copier {
       if (asked.tile_bytes != 0) options.tile_bytes = static_cast<std::size_t>(asked.tile_bytes);
       options.stop = &stop;
       options.sources = &sources_for(to_json(asked.sources));
+      options.checkpoints = &checkpoints_;
       options.lanes = &lanes_;
       options.progress = [&](std::uint64_t bytes) { copied += bytes; };
       total_ = work_of(items, options);
@@ -181,6 +180,7 @@ class Copier {
   // environment, which is the holder's.
   Sources& sources_for(const Json& given) {
     if (!sources_ || given != source_options_) {
+      checkpoints_.clear();
       sources_.reset();
       sources_ = std::make_unique<Sources>(source_options_from_json(given));
       source_options_ = given;
@@ -205,6 +205,7 @@ class Copier {
   pollfd polled_[2] = {};
   Json source_options_;  // of sources_
   std::unique_ptr<Sources> sources_;
+  OpenCheckpoints checkpoints_;  // opened by sources_
   std::unique_ptr<Device> device_;
   Lanes lanes_;                       // of device_
   std::uint64_t holder_version_ = 1;  // version 1 sends no hello

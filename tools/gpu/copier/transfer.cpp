@@ -40,79 +40,6 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// The sources of the items, each opened once and checked against the items' version.
-class OpenSources {
- public:
-  OpenSources(std::span<const Item> items, Sources* given)
-      : own_(given == nullptr ? std::make_unique<Sources>() : nullptr) {
-    std::vector<std::string> paths;
-    for (const Item& item : items) {
-      for (const ItemSource& source : item.sources()) {
-        if (sources_.try_emplace(source.path).second) paths.push_back(source.path);
-      }
-    }
-    Sources& opener = given == nullptr ? *own_ : *given;
-    std::vector<Sources::Opened> opened = opener.open_all(paths);
-    for (std::size_t i = 0; i < paths.size(); ++i) {
-      // It was there when it was named: that it has gone is no user's mistake.
-      if (opened[i].error && opened[i].error->code() == ErrorCode::kAbsent) {
-        throw Error(ErrorCode::kUnreadable, paths[i], opened[i].error->message());
-      }
-      if (opened[i].error) throw Error(*opened[i].error);
-      sources_[paths[i]] = std::move(opened[i].source);
-    }
-    for (const Item& item : items) {
-      for (const ItemSource& source : item.sources()) {
-        if (sources_.at(source.path)->token() == source.version) continue;
-        throw Error(ErrorCode::kUnreadable, source.path,
-                    "has changed since it was named: load it again");
-      }
-    }
-  }
-
-  std::vector<const Source*> of(const Item& item) const {
-    std::vector<const Source*> sources;
-    for (const ItemSource& source : item.sources()) {
-      sources.push_back(sources_.at(source.path).get());
-    }
-    return sources;
-  }
-
-  bool are_complete() const {
-    return std::ranges::all_of(sources_,
-                               [](const auto& entry) { return entry.second->is_complete(); });
-  }
-
-  void verify() const {
-    for (const auto& [path, source] : sources_) {
-      if (const int error = source->verify()) fail(path, error);
-    }
-  }
-
-  // Throws for a failed read at `path`. ESTALE names the source that changed, if one did.
-  [[noreturn]] void fail(const std::string& path, int error) const {
-    if (error != ESTALE) {
-      // A tile may have bytes of several sources.
-      const auto has_failed = [](const auto& entry) { return !entry.second->failures().empty(); };
-      auto failed = sources_.find(path);
-      if (!has_failed(*failed)) failed = std::ranges::find_if(sources_, has_failed);
-      if (failed == sources_.end()) failed = sources_.find(path);
-      const std::string reason = failed->second->failure_text();
-      throw Error(ErrorCode::kUnreadable, failed->first,
-                  errno_text(error) + (reason.empty() ? "" : ": " + reason));
-    }
-    const auto changed = std::ranges::find_if(sources_, [](const auto& entry) {
-      return entry.second->verify() == ESTALE || entry.second->has_changed();
-    });
-    throw Error(ErrorCode::kUnreadable, changed == sources_.end() ? path : changed->first,
-                "changed while it was copied: load it again when no program writes to it");
-  }
-
- private:
-  std::unique_ptr<Sources> own_;  // outlives sources_
-  std::map<std::string, std::unique_ptr<const Source>> sources_;
-};
-
 // Adjacent bytes of a segment that are copied in one way: as they are, or converted.
 struct Run {
   std::uint64_t begin = 0;     // offset in the segment
@@ -147,7 +74,7 @@ class Transfer {
         options_(options),
         stop_(options.stop == nullptr ? own_stop_ : *options.stop),
         lanes_(options.lanes == nullptr ? own_lanes_ : *options.lanes),
-        sources_(items, options.sources) {
+        sources_(items, options.sources, options.checkpoints) {
     plan();
     fetches_ahead_ = !sources_.are_complete();
   }
@@ -204,7 +131,7 @@ class Transfer {
       const auto [segment, offset] = layout_.placements[i];
       if (segment == Placement::kNone) continue;
       const Item& item = items_[i];
-      const OpenItem open{.sources = sources_.of(item), .tiles = &tiles_of_values_, .number = i};
+      const OpenItem open = sources_.of(item);
       std::vector<Run>& runs = runs_[segment];
       const bool converts = item.converts() && is_for_device(item);
       const bool joins = !converts && !runs.empty() && !runs.back().converts;
@@ -437,7 +364,6 @@ class Transfer {
   Lanes own_lanes_;
   Lanes& lanes_;
   OpenSources sources_;
-  TileCache tiles_of_values_;  // of computed tensors
   bool fetches_ahead_ = false;
   std::mutex ahead_mutex_;
   std::size_t asked_ = 0;  // the tiles before this were asked for

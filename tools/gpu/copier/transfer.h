@@ -11,8 +11,8 @@
 // Thread safety: functions without shared state. `device` may be used by other threads.
 #pragma once
 
-#include "core/checkpoint/checkpoint.h"
 #include "core/remote/sources.h"
+#include "tools/gpu/copier/open_sources.h"
 #include "tools/gpu/device/device.h"
 #include "tools/gpu/device/lanes.h"
 #include "tools/gpu/device/narrowing.h"
@@ -67,6 +67,8 @@ struct TransferOptions {
   // transfer() throws once this is true, and sets it itself when a worker fails.
   std::atomic<bool>* stop = nullptr;
   Sources* sources = nullptr;  // opens the source files; null: its own
+  // Those of the last transfer with the same `sources`; null: its own.
+  OpenCheckpoints* checkpoints = nullptr;
   // Called after each tile with the bytes of items copied or compared. Must be thread-safe.
   std::function<void(std::uint64_t bytes)> progress = {};
 };

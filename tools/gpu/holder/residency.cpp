@@ -112,7 +112,7 @@ void Residency::load(ClientId client, const Json& body) {
   load.lease = flag_of(body, "lease");
   load.only_resident = flag_of(body, "only_resident");
   load.options = copy_options_from_json(body);
-  for (const Json& item : list_of(body, "items")) load.items.push_back(item_from_json(item));
+  load.items = items_of(body);
 
   const bool all_resident = std::ranges::all_of(
       load.items, [&](const Item& item) { return find(load.uuid, item.key()).has_value(); });
@@ -201,9 +201,10 @@ void Residency::order(Load& load) {
   load.id = next_id_++;
   load.begun = false;
   ++load.attempts;
-  Json items = Json::array();
-  for (const std::size_t i : load.copied) items.push_back(to_json(load.items[i]));
-  Json body{{"load", load.id}, {"items", std::move(items)}, {"wait_for_room", load.waits_for_room}};
+  std::vector<Item> items;
+  for (const std::size_t i : load.copied) items.push_back(load.items[i]);
+  Json body{{"load", load.id}, {"wait_for_room", load.waits_for_room}};
+  put_items(body, items);
   body.update(to_json(load.options));
   outlet_.order(load.uuid, load.device, body);
 }

@@ -138,6 +138,16 @@ int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* const* names, 
       }
       stfs::choose(request.selection.layers, stfs::kDequantizeOption, given.dequantize);
     }
+    for (const char* const* at = given.layers; at != nullptr && *at != nullptr; ++at) {
+      const std::string layer = *at;
+      const std::size_t equals = std::min(layer.find('='), layer.size());
+      const stfs::LayerRow* const row = stfs::find_layer(layer.substr(0, equals));
+      const std::string argument = layer.substr(std::min(equals + 1, layer.size()));
+      if (row == nullptr || !row->accepts(argument)) {
+        refuse("layer " + stfs::in_quotes(layer) + ": none of `stfs -o`, as delta=DIR");
+      }
+      stfs::choose(request.selection.layers, row->option, argument);
+    }
     request.load_if_missing = given.load_if_missing != 0;
     request.verify = given.verify != 0;
     request.pin = given.pin != 0;

@@ -149,7 +149,7 @@ std::vector<TensorLeases::Wanted> TensorLeases::resolve(const AcquireRequest& re
       }
     }
   };
-  selection_.forget_dequantized();
+  selection_.forget_layered();
   if (request.selection.as || request.selection.shard || !request.selection.layers.empty()) {
     add(selection_.resolve_all(request.names, request.selection));
     return wanted;

@@ -1,15 +1,12 @@
 #include "tools/gpu/protocol/item.h"
 
 #include "core/base/error.h"
-#include "core/base/sha256.h"
 #include "core/base/text.h"
-#include "core/layer/quantised/layout_text.h"
 #include "core/recipe/elements.h"
-#include "core/stored/tensor.h"
 #include "tools/gpu/device/narrowing.h"
+#include "tools/gpu/protocol/open_item.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <memory>
 #include <span>
@@ -58,7 +55,7 @@ Item::Item(ItemRequest request) : request_(std::move(request)) {
            shape_json(request_.shape) + ")");
   if (error != 0)
     refuse("slice " + in_quotes(expression) + ": not a slice of this tensor (its shape is " +
-           shape_json(request_.shape) + "; as in NumPy, without spaces)");
+           shape_json(request_.shape) + "; " + std::string(kSliceRule) + ")");
   request_.slice = canonical_expression(ranges, request_.shape);
 
   elements_ = cuts_blocks() ? slice_.size() : type.elements_in(slice_.size());
@@ -82,83 +79,50 @@ void Item::refuse(const std::string& rule) const {
               "tensor " + in_quotes(request_.tensor) + ": " + rule);
 }
 
-// Refuses bytes outside of the files.
+// Refuses bytes outside of the file.
 void Item::check_place() const {
-  const auto check = [&](std::uint64_t offset, std::uint64_t length, std::uint64_t size) {
-    std::uint64_t end = 0;
-    if (__builtin_add_overflow(offset, length, &end) || end > size) {
-      refuse("its bytes end behind the end of the file");
-    }
-  };
-  if (!request_.computed) return check(request_.offset, tensor_bytes_, request_.source_size);
-  if (!std::ranges::count(std::array{DType::kBF16, DType::kF16, DType::kF32}, request_.dtype)) {
-    refuse("computed, and not BF16, F16 or F32");
-  }
-  const Computation& computed = *request_.computed;
-  std::array<bool, kRoles> has{};
-  for (const Computation::Input& input : computed.inputs) {
-    const auto role = static_cast<std::size_t>(input.role);
-    if (role >= kRoles || has[role] || input.source > computed.others.size()) {
-      refuse("its inputs contradict each other");
-    }
-    has[role] = true;
-    check(input.offset, input.length,
-          input.source == 0 ? request_.source_size : computed.others[input.source - 1].size);
+  std::uint64_t end = 0;
+  if (request_.computed) return;  // of a file that need not hold all of its inputs
+  if (__builtin_add_overflow(request_.offset, tensor_bytes_, &end) || end > request_.source_size) {
+    refuse("its bytes end behind the end of the file");
   }
 }
 
 // The part of a key that identifies the bytes of the whole tensor.
 std::string Item::identity() const {
-  if (!request_.computed) return request_.version + "+" + std::to_string(request_.offset);
-  const Computation& computed = *request_.computed;
-  std::string text = computed.scheme + '\0' + layout_text(computed.layout);
-  for (const Computation::Input& input : computed.inputs) {
-    const std::string& version =
-        input.source == 0 ? request_.version : computed.others[input.source - 1].version;
-    text += '\0' + version + '+' + std::to_string(input.offset) + ':' +
-            std::to_string(input.length) + '/' + std::to_string(static_cast<unsigned>(input.role));
-  }
-  return "dequantized:" + sha256_hex(text);
+  if (request_.computed) return "computed:" + request_.computed->identity;
+  return request_.version + "+" + std::to_string(request_.offset);
 }
 
 std::string Item::label() const {
   std::string label = request_.path + "::" + request_.tensor;
   if (!request_.slice.empty()) label += "[" + request_.slice + "]";
   if (request_.computed) {
-    label += " dequantized to " + std::string(dtype_name(request_.dtype)) + " (" +
+    label += " computed as " + std::string(dtype_name(request_.dtype)) + " (" +
              request_.computed->scheme + ")";
   }
   if (request_.as) label += " as " + std::string(dtype_name(*request_.as));
   return label;
 }
 
-std::vector<ItemSource> Item::sources() const {
-  std::vector<ItemSource> sources{{request_.path, request_.version, request_.source_size}};
-  if (request_.computed) {
-    const std::vector<ItemSource>& others = request_.computed->others;
-    sources.insert(sources.end(), others.begin(), others.end());
-  }
-  return sources;
-}
-
 Content Item::whole(const OpenItem& open) const {
-  Content content;
   if (!request_.computed) {
-    content.extent(*open.sources.front(), request_.offset, tensor_bytes_);
+    Content content;
+    content.extent(*open.source, request_.offset, tensor_bytes_);
     return content;
   }
-  const Computation& computed = *request_.computed;
-  QuantizedInputs inputs;
-  for (const Computation::Input& input : computed.inputs) {
-    inputs[static_cast<std::size_t>(input.role)] = {open.sources.at(input.source), input.offset,
-                                                    input.length};
+  const auto number = open.list->find(request_.tensor);
+  if (number) {
+    const Tensor tensor = open.list->tensor(*number);
+    if (tensor.computed != nullptr && tensor.dtype == request_.dtype &&
+        std::ranges::equal(tensor.shape, request_.shape) &&
+        open.identities->of(tensor) == request_.computed->identity) {
+      return tensor.content();
+    }
   }
-  if (!is_computable(computed.layout, inputs)) refuse("its inputs do not fit how it is computed");
-  std::unique_ptr<const Producer> values =
-      dequantized(computed.layout, inputs, request_.dtype, *open.tiles, open.number);
-  if (values->size() != tensor_bytes_) refuse("its shape does not fit how it is computed");
-  content.production(std::move(values));
-  return content;
+  throw Error(ErrorCode::kUnreadable, request_.path,
+              "tensor " + in_quotes(request_.tensor) +
+                  ": is another one in the checkpoint that the request describes: load it again");
 }
 
 Content Item::raw(const OpenItem& open) const {

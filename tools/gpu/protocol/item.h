@@ -1,13 +1,12 @@
 // One thing to have on a device: a tensor of a source file, or a part of it, in its own type or
-// another. The tensor may be computed: the values of a quantised weight. An item says where the
-// bytes are and of which version; it owns no file.
+// another. A tensor that layers compute is named by the description of its checkpoint. An item says
+// where the bytes are and of which version; it owns no file.
 //
 // Two items are the same bytes exactly when their keys are equal. Immutable once it is made, and
 // then safe to share between threads.
 #pragma once
 
 #include "core/format/types.h"
-#include "core/layer/quantised/dequantize.h"
 #include "core/recipe/content.h"
 #include "core/recipe/slice.h"
 #include "core/source/source.h"
@@ -22,25 +21,13 @@ namespace stfs::gpu {
 
 class ConversionTally;
 
-// One version of the file that holds bytes of an item.
-struct ItemSource {
-  std::string path;        // absolute, or its URL without secrets
-  std::string version;     // the token of the source's version (core/source/source.h)
-  std::uint64_t size = 0;  // bytes
-};
-
-// How the values of a quantised weight are computed (core/layer/quantised/dequantize.h).
+// A tensor that layers compute, in a checkpoint that the copier loads.
 struct Computation {
-  struct Input {
-    Role role = Role::kWeight;
-    std::size_t source = 0;    // 0: the file that the request names; else others[source - 1]
-    std::uint64_t offset = 0;  // in that file, bytes
-    std::uint64_t length = 0;  // bytes
-  };
-  std::string scheme;  // for people: "FP8 with scales"
-  QuantizedLayout layout = {};
-  std::vector<ItemSource> others = {};
-  std::vector<Input> inputs = {};  // one a role, by role
+  // mount_json() of the checkpoint (core/checkpoint/mounted.h): its sources, layers and version.
+  // All items of one checkpoint share it.
+  std::shared_ptr<const std::string> checkpoint;
+  std::string identity;  // the tensor's (Identities)
+  std::string scheme;    // for people: "FP8 with scales"
 };
 
 // A request for an item: a tensor as its header describes it, with an optional slice and type.
@@ -50,22 +37,14 @@ struct ItemRequest {
   std::string version;            // the token of the source's version (core/source/source.h)
   std::uint64_t source_size = 0;  // bytes
   std::uint64_t offset = 0;       // of the tensor's first byte in the file; of its first input
-  DType dtype = DType::kU8;       // BF16, F16 or F32 of a computed one
+  DType dtype = DType::kU8;
   std::vector<std::uint64_t> shape;
   std::string slice = {};        // EXPR as core/recipe/slice.h says; empty: all of it
   std::optional<DType> as = {};  // F32, F16 or BF16; empty: its own type
-  // Null: the tensor is stored. Shared, since its recipes borrow it and an item may be moved.
-  std::shared_ptr<const Computation> computed = {};
+  std::optional<Computation> computed = {};  // nullopt: the tensor is stored
 };
 
-// The sources and tiles from which the recipes of an item read.
-struct OpenItem {
-  std::vector<const Source*> sources;  // of Item::sources(), in their order; outlive the recipes
-  // For a computed tensor: the tiles that the items of a transfer share, and the item's number in
-  // them.
-  TileCache* tiles = nullptr;
-  std::uint64_t number = 0;
-};
+struct OpenItem;  // open_item.h
 
 class Item {
  public:
@@ -88,21 +67,17 @@ class Item {
   bool cuts_blocks() const { return !ranges_.empty(); }
 
   // The bytes' identity, on whichever device: the source's version, offset, type and shape, the
-  // canonical form of the slice, and the type they are converted to. Of a computed tensor, the
-  // versions and extents of all inputs, and how they are computed.
+  // canonical form of the slice, and the type they are converted to. Of a computed tensor, its
+  // identity in place of version and offset.
   const std::string& key() const { return key_; }
 
   // The name for people: "/w/model.safetensors::w[0:2,:] as F16", or, of a computed tensor,
-  // "/w/model.safetensors::w dequantized to BF16 (FP8 with scales)". It stays the same when the
-  // source changes.
+  // "/w/model.safetensors::w computed as BF16 (FP8 with scales)". It stays the same when the source
+  // changes.
   std::string label() const;
 
-  // The files that hold its bytes, the one of the request first.
-  std::vector<ItemSource> sources() const;
-
-  // The recipe of the bytes before a conversion. The sources are open, and of the versions
-  // that the request names. Throws Error kUsage for a computation that does not fit its inputs. The
-  // recipe borrows the computation.
+  // The recipe of the bytes before a conversion. What is open is of the version that the request
+  // names. Throws Error kUnreadable for a checkpoint that has another tensor of the name, or none.
   Content raw(const OpenItem& open) const;
 
   // The recipe of the bytes that stand on the device, converted on the host where they are

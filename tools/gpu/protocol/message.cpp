@@ -1,7 +1,7 @@
 #include "tools/gpu/protocol/message.h"
 
 #include "core/base/error.h"
-#include "core/layer/quantised/layout_text.h"
+#include "core/base/sha256.h"
 
 #include <fcntl.h>
 #include <nlohmann/json.hpp>
@@ -102,61 +102,26 @@ std::string version_of(const Json& object) {
   return version;
 }
 
-// A computation is mostly text, since each JSON value takes far more memory: 100,000 tensors go
-// into one message. Its inputs are "ROLE SOURCE OFFSET LENGTH" one behind the other.
-Json to_json(const Computation& computed) {
-  std::string inputs;
-  for (const Computation::Input& input : computed.inputs) {
-    for (const std::uint64_t number : {static_cast<std::uint64_t>(input.role),
-                                       std::uint64_t{input.source}, input.offset, input.length}) {
-      inputs += (inputs.empty() ? "" : " ") + std::to_string(number);
-    }
+// The number of a description in a list of them, where the last is the likeliest.
+std::size_t place_of(const std::shared_ptr<const std::string>& description,
+                      Descriptions& descriptions) {
+  const auto is_it = [&](const auto& known) { return known == description || *known == *description; };
+  const auto known = std::find_if(descriptions.rbegin(), descriptions.rend(), is_it);
+  if (known != descriptions.rend()) {
+    return static_cast<std::size_t>(descriptions.rend() - known) - 1;
   }
-  Json json{{"scheme", to_json_text(computed.scheme)},
-            {"layout", layout_text(computed.layout)},
-            {"inputs", std::move(inputs)}};
-  for (const ItemSource& other : computed.others) {
-    json["others"].push_back(
-        {{"path", to_json_text(other.path)}, {"version", other.version}, {"size", other.size}});
-  }
-  return json;
+  descriptions.push_back(description);
+  return descriptions.size() - 1;
 }
 
-// The numbers of a text, with a space between two.
-std::vector<std::uint64_t> numbers_in(std::string_view text) {
-  std::vector<std::uint64_t> numbers;
-  const char* at = text.data();
-  const char* const last = at + text.size();
-  while (at != last) {
-    if (!numbers.empty() && *at++ != ' ') malformed("numbers");
-    const auto [end, error] = std::from_chars(at, last, numbers.emplace_back());
-    if (error != std::errc()) malformed("numbers");
-    at = end;
-  }
-  return numbers;
-}
-
-Computation computation_from_json(const Json& json) {
+Computation computation_from_json(const Json& json, const Descriptions& descriptions) {
   if (!json.is_object()) malformed("computed");
-  const std::optional<QuantizedLayout> layout = parse_layout(text_of(json, "layout"));
-  if (!layout) malformed("layout");
-  Computation computed{.scheme = text_of(json, "scheme"), .layout = *layout};
-  const std::vector<std::uint64_t> numbers = numbers_in(text_of(json, "inputs"));
-  if (numbers.size() % 4 != 0) malformed("inputs");
-  for (std::size_t i = 0; i < numbers.size(); i += 4) {
-    if (numbers[i] >= kRoles) malformed("inputs");
-    computed.inputs.push_back({.role = static_cast<Role>(numbers[i]),
-                               .source = static_cast<std::size_t>(numbers[i + 1]),
-                               .offset = numbers[i + 2],
-                               .length = numbers[i + 3]});
-  }
-  if (!json.contains("others")) return computed;
-  for (const Json& other : list_of(json, "others")) {
-    if (!other.is_object()) malformed("others");
-    computed.others.push_back({.path = text_of(other, "path"),
-                               .version = version_of(other),
-                               .size = number_of(other, "size")});
-  }
+  const std::uint64_t number = number_of(json, "checkpoint");
+  if (number >= descriptions.size()) malformed("checkpoint");
+  Computation computed{.checkpoint = descriptions[static_cast<std::size_t>(number)],
+                       .identity = text_of(json, "identity"),
+                       .scheme = text_of(json, "scheme")};
+  if (!is_digest(computed.identity, kSha256Digits)) malformed("identity");
   return computed;
 }
 
@@ -229,7 +194,7 @@ const Json& list_of(const Json& object, const char* name) {
   return *member;
 }
 
-Json to_json(const Item& item) {
+Json to_json(const Item& item, Descriptions& descriptions) {
   const ItemRequest& request = item.request();
   Json json{{"path", to_json_text(request.path)},
             {"tensor", to_json_text(request.tensor)},
@@ -240,11 +205,15 @@ Json to_json(const Item& item) {
             {"shape", request.shape},
             {"slice", request.slice},
             {"as", request.as ? dtype_name(*request.as) : ""}};
-  if (request.computed) json["computed"] = to_json(*request.computed);
+  if (const auto& computed = request.computed) {
+    json["computed"] = {{"checkpoint", place_of(computed->checkpoint, descriptions)},
+                        {"identity", computed->identity},
+                        {"scheme", to_json_text(computed->scheme)}};
+  }
   return json;
 }
 
-Item item_from_json(const Json& json) {
+Item item_from_json(const Json& json, const Descriptions& descriptions) {
   if (!json.is_object()) malformed("item");
   ItemRequest request;
   request.path = text_of(json, "path");
@@ -260,10 +229,33 @@ Item item_from_json(const Json& json) {
   request.slice = text_of(json, "slice");
   request.as = dtype_member(json, "as");
   if (json.contains("computed")) {
-    request.computed =
-        std::make_shared<const Computation>(computation_from_json(json.at("computed")));
+    request.computed = computation_from_json(json.at("computed"), descriptions);
   }
   return Item(std::move(request));
+}
+
+void put_items(Json& body, std::span<const Item> items) {
+  Json list = Json::array();
+  Descriptions descriptions;
+  for (const Item& item : items) list.push_back(to_json(item, descriptions));
+  body["items"] = std::move(list);
+  for (const auto& description : descriptions) {
+    body["checkpoints"].push_back(to_json_text(*description));
+  }
+}
+
+std::vector<Item> items_of(const Json& body) {
+  Descriptions descriptions;
+  if (body.contains("checkpoints")) {
+    for (const Json& text : list_of(body, "checkpoints")) {
+      descriptions.push_back(std::make_shared<const std::string>(from_json_text(text)));
+    }
+  }
+  std::vector<Item> items;
+  for (const Json& item : list_of(body, "items")) {
+    items.push_back(item_from_json(item, descriptions));
+  }
+  return items;
 }
 
 Json to_json(const SourceOptions& options) {

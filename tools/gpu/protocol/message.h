@@ -43,7 +43,7 @@ namespace stfs::gpu {
 using Json = nlohmann::json;
 
 // Increase it with every change that an older version would misread.
-inline constexpr std::uint64_t kProtocolVersion = 7;
+inline constexpr std::uint64_t kProtocolVersion = 8;
 
 // The most segments whose descriptors one answer to a client has. A client asks for the rest in
 // batches and closes each after it has mapped it: many tensors are more segments than a process may
@@ -72,8 +72,15 @@ class Message {
 std::string to_json_text(std::string_view bytes);
 std::string from_json_text(const Json& text);
 
-Json to_json(const Item& item);
-Item item_from_json(const Json& json);  // throws Error kUsage
+// Items in a message: "items", and "checkpoints", the descriptions that its computed tensors share
+// (Computation::checkpoint).
+void put_items(Json& body, std::span<const Item> items);
+std::vector<Item> items_of(const Json& body);  // throws Error kUsage
+
+// One of them; its description stands in, or is added to, `descriptions`.
+using Descriptions = std::vector<std::shared_ptr<const std::string>>;
+Json to_json(const Item& item, Descriptions& descriptions);
+Item item_from_json(const Json& json, const Descriptions& descriptions);  // throws Error kUsage
 
 // The options of sources elsewhere, none of them a secret. An absent member has its default.
 Json to_json(const SourceOptions& options);

@@ -59,7 +59,7 @@ STFS_API const char* stfs_last_error(void);
  * ECANCELED (cancelled or interrupted), ENOMEM; 0 when there is none. */
 STFS_API int stfs_last_errno(void);
 
-/* The version of the library, "0.1.0". Never freed. */
+/* The version of the library, "0.2.0". Never freed. */
 STFS_API const char* stfs_version(void);
 
 /* Asked about ten times a second, on the calling thread, while a call waits for a network. Nonzero
@@ -77,9 +77,9 @@ typedef struct stfs_open_extra {
  *
  * An option is "key=value", or "key" for a switch: the words of `stfs -o` about the content, which
  * are allow_missing and the layers (dequantize=bf16|f16|f32, lora=[SCALE@]ADAPTER, edit=FILE; the
- * last two may be given several times, as may edits=LINES, lines in place of a file), about remote sources (cache_dir,
- * cache_size, connections, timeout, offline, insecure_http), and
- *   version=HEX   fail with ESTALE unless stfs_version_of() is this
+ * last two may be given several times, as may edits=LINES, lines in place of a file), about remote
+ * sources (cache_dir, cache_size, connections, timeout, offline, insecure_http), and version=HEX
+ * fail with ESTALE unless stfs_version_of() is this
  *
  * `extra` may be NULL. The caller frees the checkpoint with stfs_close. */
 STFS_API int stfs_open(const char* const* sources, size_t count, const char* const* options,
@@ -104,6 +104,10 @@ STFS_API const char* stfs_version_of(const stfs_checkpoint* checkpoint);
  * revision of the Hub is a commit. NULL after the last. Valid until stfs_close. */
 STFS_API const char* stfs_source(const stfs_checkpoint* checkpoint, size_t index);
 
+/* The options that open the same version from any directory: paths are absolute, and an edit file
+ * is its text. NULL after the last. Valid until stfs_close. */
+STFS_API const char* stfs_option(const stfs_checkpoint* checkpoint, size_t index);
+
 /* What seems wrong and is no error, one line each, safe for a terminal. NULL after the last. Valid
  * until stfs_close. */
 STFS_API const char* stfs_warning(const stfs_checkpoint* checkpoint, size_t index);
@@ -115,9 +119,10 @@ typedef struct stfs_tensor {
   size_t rank;           /* 0: a scalar */
   const uint64_t* shape; /* `rank` of them */
   uint64_t elements;
-  uint64_t bytes;     /* row-major, little-endian, without gaps */
-  const char* source; /* the path or the URL, without secrets, of its bytes; NULL: computed */
-  uint64_t offset;    /* of its first byte in the source */
+  uint64_t bytes;        /* row-major, little-endian, without gaps */
+  const char* source;    /* the path or the URL, without secrets, of its bytes; NULL: computed */
+  uint64_t offset;       /* of its first byte in the source */
+  uint64_t source_bytes; /* of the whole source */
 } stfs_tensor;
 
 typedef struct stfs_table {
@@ -200,6 +205,13 @@ typedef struct stfs_mapping stfs_mapping;
 STFS_API int stfs_map_private(stfs_checkpoint* checkpoint, const stfs_part* part, void** address,
                               stfs_mapping** mapping);
 
+/* As stfs_map_private, the whole file that holds a tensor's bytes as they are stored: for programs
+ * that take all of a checkpoint, one mapping in place of many. A tensor begins at its `offset`.
+ * NULL, and no failure, for a tensor without such a file on this machine, or where mmap(2) fails.
+ */
+STFS_API int stfs_map_private_file(stfs_checkpoint* checkpoint, size_t tensor, void** address,
+                                   stfs_mapping** mapping);
+
 /* Frees the memory; NULL is allowed. May be called after stfs_close. */
 STFS_API void stfs_unmap(stfs_mapping* mapping);
 
@@ -240,6 +252,30 @@ typedef struct stfs_save_options {
  * `options`. */
 STFS_API int stfs_save(stfs_checkpoint* checkpoint, const char* path,
                        const stfs_save_options* options, uint64_t* shared);
+
+/* A directory whose versions are named as they appear: what a trainer publishes. */
+typedef struct stfs_follower stfs_follower;
+
+/* Begins to follow a directory: of this machine, s3://bucket/prefix or hf://org/name/path. Looks at
+ * nothing yet. Options are `latest` (the newest complete version alone), marker=NAME (a version is
+ * complete once this file is in it too), and those about remote sources (cache_dir, cache_size,
+ * connections, timeout, insecure_http). The caller frees the follower with stfs_unfollow. A child of
+ * fork(2) makes its own. */
+STFS_API int stfs_follow(const char* directory, const char* const* options, size_t option_count,
+                         stfs_follower** follower);
+
+/* Waits for the next complete version, the oldest first, and sets `version` to its path or URL, valid
+ * until the next call; to NULL after the newest with `latest`, and after stfs_follow_cancel.
+ * STFS_UNREADABLE when the directory, or its server, cannot be read: once, and the next call waits
+ * until it can be read again; with `latest` also when there is no complete version. One thread at a
+ * time. */
+STFS_API int stfs_next_version(stfs_follower* follower, const char** version);
+
+/* Ends stfs_next_version, now and later, in any thread. A request to a server goes on. */
+STFS_API void stfs_follow_cancel(stfs_follower* follower);
+
+/* Frees the follower; NULL is allowed. Not during a call with it. */
+STFS_API void stfs_unfollow(stfs_follower* follower);
 
 #ifdef __cplusplus
 }

@@ -56,7 +56,7 @@ typedef struct stfs_gpu_tensors stfs_gpu_tensors;
  * Empty before the first failure. Valid until the next failed call in this thread. */
 STFS_GPU_API const char* stfs_gpu_last_error(void);
 
-/* The version of the library, "0.1.0". Never freed. */
+/* The version of the library, "0.2.0". Never freed. */
 STFS_GPU_API const char* stfs_gpu_version(void);
 
 /* Flags of stfs_gpu_connect. */
@@ -82,10 +82,11 @@ typedef struct stfs_gpu_acquire_options {
   int32_t pin;              /* nonzero: never evict them to make room */
   const char* dequantize;   /* "bf16", "f16", "f32": quantised weights as their values; NULL: not */
   const size_t* name_bytes; /* of each name, which may then have NULs; NULL: names end at a NUL */
+  const char* const* layers; /* "delta=DIR", "lora=[SCALE@]DIR", "edit=FILE", ...; ends with NULL */
 } stfs_gpu_acquire_options;
 
 #define STFS_GPU_ACQUIRE_OPTIONS_INIT \
-  { sizeof(stfs_gpu_acquire_options), NULL, NULL, NULL, 0, 0, 0, NULL, NULL }
+  { sizeof(stfs_gpu_acquire_options), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL }
 
 /* Acquires tensors, all or none. Each of `count` names has a form of stfs-gpu: a path in a mount (a
  * tensor, a slice, a view; a directory means every tensor below it), SOURCE::NAME, SOURCE::GLOB, or
@@ -93,8 +94,8 @@ typedef struct stfs_gpu_acquire_options {
  * be UTF-8.
  * If the names mean many tensors, a tensor without the dimension of `shard` is acquired whole, and
  * one without a conversion to `as` in its own type; for a tensor named alone both are errors.
- * With `dequantize`, names are those of the dequantised checkpoint, and `as` and `shard` apply to
- * its tensors; those of a mount with -o dequantize need no option.
+ * With `dequantize` and `layers`, names are those of the checkpoint that a mount with these options
+ * shows, and `as` and `shard` apply to its tensors; those of such a mount need no option.
  * `count` 0 with STFS_GPU_TENSORS in the environment means every inherited tensor. All must be on
  * one device: otherwise the call fails with STFS_GPU_USAGE, and the message names the devices.
  * options NULL: all defaults. The caller frees `tensors` with stfs_gpu_release. */

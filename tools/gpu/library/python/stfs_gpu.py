@@ -71,6 +71,7 @@ class _Options(ctypes.Structure):  # stfs_gpu_acquire_options
         ("shard", ctypes.c_char_p), ("load_if_missing", ctypes.c_int32),
         ("verify", ctypes.c_int32), ("pin", ctypes.c_int32), ("dequantize", ctypes.c_char_p),
         ("name_bytes", ctypes.POINTER(ctypes.c_size_t)),
+        ("layers", ctypes.POINTER(ctypes.c_char_p)),
     ]
 
 
@@ -414,8 +415,9 @@ class Tensor:
         return _capsule_new(exported, managed.capsule, _destructors[managed])
 
 
-class Tensors(collections.abc.Sequence):
-    """The tensors of one acquire(), in request order; tensors["w"] finds one by its name or label.
+class Tensors(collections.abc.Mapping):
+    """The tensors of one acquire(), in request order: a mapping from their names, or from labels where
+    several have one name. tensors["w"] takes a name or a label, and tensors[0] a position.
 
     release(), or the end of a `with` block, releases them; arrays made from them stay valid.
     """
@@ -428,14 +430,33 @@ class Tensors(collections.abc.Sequence):
     def __len__(self):
         return len(self._all)
 
+    def __iter__(self):
+        return iter([t.name if t.name in self else t.label for t in self._all])
+
     def __getitem__(self, which):
         if not isinstance(which, str):
             return self._all[which]
-        found = [t for t in self._all if t.label == which] or [
-            t for t in self._all if t.name == which]
-        if len(found) != 1:
-            raise KeyError(which if not found else f"{which}: several have this name, use a label")
-        return found[0]
+        found = self._found(which)
+        if found is None:
+            several = any(t.name == which for t in self._all)
+            raise KeyError(f"{which}: several have this name, use a label" if several else which)
+        return found
+
+    def __contains__(self, which):
+        return isinstance(which, str) and self._found(which) is not None
+
+    def _found(self, which):
+        """None: there is none, or several have this name. One that was asked for twice is one."""
+        by_label = {t.label: t for t in self._all if which in (t.label, t.name)}
+        if which in by_label:
+            return by_label[which]
+        return next(iter(by_label.values())) if len(by_label) == 1 else None
+
+    def values(self):
+        return list(self._all)
+
+    def items(self):
+        return list(zip(self, self._all))
 
     def names(self):
         return [tensor.name for tensor in self._all]
@@ -457,7 +478,7 @@ class Connection:
         self._handle = _Handle(handle, _library.stfs_gpu_disconnect)
 
     def acquire(self, *names, device=None, as_=None, shard=None, load_if_missing=False,
-                verify=False, pin=False, dequantize=None):
+                verify=False, pin=False, dequantize=None, layers=()):
         """Acquires the tensors of these names (as for stfs-gpu), all or none, as Tensors.
 
         A name is a path in a mount, SOURCE::NAME, SOURCE::GLOB, or SOURCE: a checkpoint, which
@@ -471,6 +492,7 @@ class Connection:
         load_if_missing   load tensors that are not resident to `device`
         verify, pin       as the options of `stfs-gpu load`
         dequantize        "bf16", "f16", "f32": quantised weights as their values
+        layers            "delta=DIR", "lora=[SCALE@]DIR", "edit=FILE": the words of `stfs -o`
 
         Without names: everything that `stfs-gpu run` gave this process.
         """
@@ -481,6 +503,8 @@ class Connection:
             dequantize=_encode(dequantize))
         if any(b"\0" in name for name in encoded):  # an earlier library refuses what it lacks
             options.name_bytes = (ctypes.c_size_t * len(names))(*map(len, encoded))
+        if layers:
+            options.layers = (ctypes.c_char_p * (len(layers) + 1))(*map(_encode, layers), None)
         array = (ctypes.c_char_p * len(names))(*encoded)
         tensors = ctypes.c_void_p()
         with self._handle as connection:

@@ -21,6 +21,7 @@ Importing the module starts no thread, reads no credentials and needs neither Nu
 from ._errors import (Cancelled, Error, InvalidCheckpoint, NoSuchTensor, NotFound, NotPermitted,
                       SafetensorError, Unreadable, UsageError)
 from ._checkpoint import Checkpoint, open
+from ._follow import follow
 from ._library import version
 from ._tensor import Tensor
 from ._stand_in import safe_open
@@ -39,5 +40,6 @@ def __getattr__(name: str) -> object:
 __version__ = version()
 __all__ = [
     "Cancelled", "Checkpoint", "Error", "InvalidCheckpoint", "NoSuchTensor", "NotFound", "NotPermitted",
-    "SafetensorError", "Tensor", "Unreadable", "UsageError", "open", "safe_open", "version",
+    "SafetensorError", "Tensor", "Unreadable", "UsageError", "follow", "open", "safe_open",
+    "version",
 ]

@@ -1,6 +1,5 @@
 """A checkpoint: a mapping from names to tensors."""
 
-import collections.abc
 import ctypes
 import os
 import threading
@@ -30,27 +29,27 @@ def open(source: Union[Source, Sequence[Source]], *more: Source, **options: Any)
     'pt'
     """
     first = [source] if isinstance(source, (str, os.PathLike)) else list(source)
-    return Checkpoint([os.fspath(each) for each in (*first, *more)], options)
+    return Checkpoint([os.fspath(each) for each in (*first, *more)], _words(options))
 
 
-def _words(options: Mapping[str, Any]) -> List[bytes]:
+def _words(options: Mapping[str, Any]) -> List[str]:
     words = []
     for key, value in options.items():
         if value is None or value is False:
             continue
         for each in value if isinstance(value, (list, tuple)) else [value]:
-            text = key if each is True else f"{key}={os.fspath(each) if isinstance(each, os.PathLike) else each}"
-            words.append(os.fsencode(text))
+            words.append(key if each is True else f"{key}={os.fspath(each) if isinstance(each, os.PathLike) else each}")
     return words
 
 
-def _array(words: Sequence[bytes]) -> Any:
+def _array(texts: Sequence[Source]) -> Any:
+    words = [os.fsencode(text) for text in texts]
     if any(b"\0" in word for word in words):
         raise UsageError("a source or an option has a NUL in it", 2)
     return (ctypes.c_char_p * len(words))(*words)
 
 
-class Checkpoint(collections.abc.Mapping):
+class Checkpoint(Mapping[str, Tensor]):
     """The tensors of one or several sources, by name, in the order of their bytes.
 
     Each is one version of its file: if a file changes, reading raises stfs.Unreadable with errno ESTALE, and
@@ -58,10 +57,10 @@ class Checkpoint(collections.abc.Mapping):
     other processes it pickles as its sources, their versions and its options.
     """
 
-    def __init__(self, sources: Sequence[str], options: Mapping[str, Any]):
+    def __init__(self, sources: Sequence[str], options: Sequence[str]):
+        """Use stfs.open(); `options` are those of the library, "key=value"."""
         self._handle: Optional[int] = None
-        self._options = dict(options)
-        words, keys = _array([os.fsencode(source) for source in sources]), _array(_words(options))
+        words, keys = _array(sources), _array(options)
         handle = ctypes.c_void_p()
         lock = threading.Lock()
         is_left = is_open = False
@@ -91,14 +90,20 @@ class Checkpoint(collections.abc.Mapping):
         self._numbers: Optional[Dict[str, int]] = None
         self._table = _library.Table(ctypes.sizeof(_library.Table))
         check(library.stfs_tensors(self._handle, ctypes.byref(self._table)))
+        self._stride: int = self._table.stride
+        self._rows = (ctypes.c_char * (self._table.count * self._stride)).from_address(self._table.first or 0)
+        self._files: Dict[int, memoryview] = {}  # the files that are mapped, by their addresses
         for line in self._texts(library.stfs_warning):
             warnings.warn(line, stacklevel=3)
 
     def _call(self, function: Any, *arguments: Any) -> None:
         """A call that may wait for a network."""
         if not self._is_elsewhere:
-            return check(function(self._handle, *arguments))
-        return interruptibly(lambda: check(function(self._handle, *arguments)), self.cancel)
+            status = function(self._handle, *arguments)
+            if status:
+                check(status)
+        else:
+            interruptibly(lambda: check(function(self._handle, *arguments)), self.cancel)
 
     def _texts(self, function: Any) -> List[str]:
         texts: List[str] = []
@@ -113,7 +118,7 @@ class Checkpoint(collections.abc.Mapping):
             return text_of(text.value, length.value)
 
         waits = self._is_elsewhere and which == _library.TEXT_METADATA
-        return interruptibly(read, self.cancel) if waits else read()
+        return str(interruptibly(read, self.cancel)) if waits else read()
 
     @property
     def sources(self) -> List[str]:
@@ -123,7 +128,7 @@ class Checkpoint(collections.abc.Mapping):
     @property
     def version(self) -> str:
         """64 hexadecimal digits: equal for equal versions of the same sources with the same options."""
-        return library.stfs_version_of(self._handle).decode()
+        return str(library.stfs_version_of(self._handle), "ascii")
 
     @property
     def metadata(self) -> Dict[str, str]:
@@ -140,7 +145,8 @@ class Checkpoint(collections.abc.Mapping):
         """Sources, counts, bytes and parameters by dtype, metadata, what is missing: .stfs/info.json."""
         import json
 
-        return json.loads(self._text(_library.TEXT_INFO))
+        info: Dict[str, Any] = json.loads(self._text(_library.TEXT_INFO))
+        return info
 
     # --- the mapping
 
@@ -153,18 +159,22 @@ class Checkpoint(collections.abc.Mapping):
             self._numbers = {name: number for number, name in enumerate(found)}
         return self._numbers
 
-    def _row(self, number: int) -> Any:
-        return _library.TensorRow.from_address(self._table.first + number * self._table.stride)
-
     def _name(self, number: int) -> str:
-        row = self._row(number)
+        row = _library.Row._make(_library.ROW.unpack_from(self._rows, number * self._stride))
         return text_of(row.name, row.name_bytes)
 
     def __getitem__(self, name: str) -> Tensor:
-        number = self._by_name().get(name) if isinstance(name, str) else None
-        if number is None:
+        try:
+            number = (self._numbers or self._by_name())[name]
+        except (KeyError, TypeError):
             return self._no_such_tensor(name)
-        return Tensor(self, number, name, self._row(number))
+        return Tensor(self, number, name, _library.ROW.unpack_from(self._rows, number * self._stride))
+
+    def _file(self, address: int, length: int) -> memoryview:
+        """The mapping of a whole file, read-only, for all arrays of it."""
+        array = _library.buffer(address, length, self._owner)
+        memory = self._files[address] = memoryview(array).toreadonly().cast("B")
+        return memory
 
     def _no_such_tensor(self, name: Any) -> Tensor:
         if not isinstance(name, str):
@@ -185,10 +195,10 @@ class Checkpoint(collections.abc.Mapping):
         return iter(self._by_name())
 
     def __len__(self) -> int:
-        return self._table.count
+        return int(self._table.count)
 
     def __repr__(self) -> str:
-        return f"<stfs.Checkpoint {', '.join(self.sources)}: {len(self)} tensors>"
+        return f"<stfs.Checkpoint {', '.join(self.sources)}: {len(self)} tensor{'' if len(self) == 1 else 's'}>"
 
     # --- the rest
 
@@ -208,6 +218,8 @@ class Checkpoint(collections.abc.Mapping):
 
     def prefetch(self, names: Optional[Iterable[str]] = None) -> None:
         """Begins to fetch tensors of remote sources, all by default, and returns at once."""
+        if isinstance(names, str):
+            raise UsageError(f"{names!r}: a list of names is expected", 2)
         numbers = range(len(self)) if names is None else [self[name]._number for name in names]
         check(library.stfs_prefetch(self._handle, (ctypes.c_size_t * len(numbers))(*numbers), len(numbers)))
 
@@ -220,11 +232,14 @@ class Checkpoint(collections.abc.Mapping):
         >>> m.save(directory + "/renamed.safetensors") >= 0
         True
         """
+        if shard_size < 0:
+            raise UsageError(f"shard_size {shard_size}: a number of bytes is expected", 2)
         options = _library.SaveOptions(ctypes.sizeof(_library.SaveOptions), shard_size, replace)
         shared = ctypes.c_uint64()
-        (given,) = _array([os.fsencode(path)])
-        self._call(library.stfs_save, given, ctypes.byref(options), ctypes.byref(shared))
-        return shared.value
+        (given,) = _array([path])
+        interruptibly(lambda: check(library.stfs_save(self._handle, given, ctypes.byref(options), ctypes.byref(shared))),
+                      self.cancel)
+        return int(shared.value)
 
     def cancel(self) -> None:
         """Ends the calls that wait for a network, in all threads, with stfs.Cancelled."""
@@ -236,5 +251,5 @@ class Checkpoint(collections.abc.Mapping):
     def __exit__(self, *exception: Any) -> None:
         """Does nothing: the checkpoint closes when neither it nor an array of it is used any more."""
 
-    def __reduce__(self) -> Tuple[Any, Tuple[List[str], Dict[str, Any]]]:
-        return Checkpoint, (self.sources, {**self._options, "version": self.version})
+    def __reduce__(self) -> Tuple[Any, Tuple[List[str], List[str]]]:
+        return Checkpoint, (self.sources, [*self._texts(library.stfs_option), f"version={self.version}"])

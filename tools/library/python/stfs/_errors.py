@@ -1,7 +1,7 @@
 """What fails: one class for each kind, and each is also the built-in class that fits."""
 
 import errno
-from typing import Any
+from typing import Any, Tuple
 
 
 class Error(Exception):
@@ -25,7 +25,7 @@ class Error(Exception):
     def __str__(self) -> str:
         return self.message
 
-    def __reduce__(self):
+    def __reduce__(self) -> Tuple[Any, ...]:
         return type(self), (self.message, self.status, self._error)
 
 

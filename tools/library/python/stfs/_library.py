@@ -3,8 +3,9 @@
 import ctypes
 import glob
 import os
+import struct
 import threading
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ._errors import error_of
 
@@ -16,11 +17,22 @@ class Table(ctypes.Structure):
                 ("first", ctypes.c_void_p), ("names", ctypes.c_void_p), ("names_bytes", ctypes.c_size_t)]
 
 
-class TensorRow(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_void_p), ("name_bytes", ctypes.c_size_t), ("dtype", ctypes.c_char_p),
-                ("rank", ctypes.c_size_t), ("shape", ctypes.POINTER(ctypes.c_uint64)),
-                ("elements", ctypes.c_uint64), ("bytes", ctypes.c_uint64), ("source", ctypes.c_char_p),
-                ("offset", ctypes.c_uint64)]
+class Row(NamedTuple):
+    """A stfs_tensor: pointers are addresses, 0 for NULL."""
+
+    name: int
+    name_bytes: int
+    dtype: int
+    rank: int
+    shape: int
+    elements: int
+    bytes: int
+    source: int
+    offset: int
+    source_bytes: int
+
+
+ROW = struct.Struct("@PNPNPQQPQQ")  # ctypes takes three times as long for the fields
 
 
 class SaveOptions(ctypes.Structure):
@@ -65,18 +77,22 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("last_error", text), ("last_errno", ctypes.c_int), ("version", text),
         ("open", ctypes.c_int, texts, size, texts, size, ctypes.c_void_p, out),
         ("close", None, Handle), ("cancel", None, Handle), ("is_elsewhere", ctypes.c_int, Handle),
-        ("version_of", text, Handle), ("source", text, Handle, size), ("warning", text, Handle, size),
+        ("version_of", text, Handle), ("source", text, Handle, size),
+        ("option", text, Handle, size), ("warning", text, Handle, size),
         ("tensors", ctypes.c_int, Handle, ctypes.POINTER(Table)),
         ("find", ctypes.c_int, Handle, text, size, sizes),
         ("match", ctypes.c_int, Handle, text, size, ctypes.c_void_p, size, sizes),
         ("text", ctypes.c_int, Handle, ctypes.c_int, size, out, sizes),
         ("read", ctypes.c_int, Handle, part, ctypes.c_uint64, ctypes.c_void_p, size),
         ("map", ctypes.c_int, Handle, size, ctypes.c_uint64, ctypes.c_uint64, out),
-        ("map_private", ctypes.c_int, Handle, part, out, out), ("unmap", None, Handle),
+        ("map_private", ctypes.c_int, Handle, part, out, out),
+        ("map_private_file", ctypes.c_int, Handle, size, out, out), ("unmap", None, Handle),
         ("export", ctypes.c_int, Handle, part, ctypes.c_uint, out),
         ("export_unversioned", ctypes.c_int, Handle, part, ctypes.c_uint, out),
         ("save", ctypes.c_int, Handle, text, ctypes.POINTER(SaveOptions), ctypes.POINTER(ctypes.c_uint64)),
-        ("prefetch", ctypes.c_int, Handle, sizes, size), ("python_destroy", None, ctypes.c_void_p)]
+        ("prefetch", ctypes.c_int, Handle, sizes, size), ("python_destroy", None, ctypes.c_void_p),
+        ("follow", ctypes.c_int, text, texts, size, out), ("next_version", ctypes.c_int, Handle, ctypes.POINTER(text)),
+        ("follow_cancel", None, Handle)]
     for name, result, *arguments in functions:
         function = getattr(library, "stfs_" + name)
         function.restype, function.argtypes = result, arguments
@@ -87,8 +103,8 @@ library = _load()
 
 
 def version() -> str:
-    """The version of the library, "0.1.0"."""
-    return library.stfs_version().decode()
+    """The version of the library, "0.2.0"."""
+    return str(library.stfs_version(), "ascii")
 
 
 def check(status: int) -> None:
@@ -151,6 +167,29 @@ def owner(address: Optional[int], name: bytes) -> Any:
     Not a finalizer: in a cycle of garbage, objects may still be used by __del__ after finalizers have run.
     """
     return _new_capsule(address, name, _destroy)
+
+
+_dtypes: Dict[int, str] = {}  # equal names are equal pointers
+_shapes = [ctypes.c_uint64 * rank for rank in range(9)]  # of the usual ranks; ctypes is slow to make a type
+
+
+def dtype_of(address: int) -> str:
+    name = _dtypes.get(address)
+    if name is None:
+        name = _dtypes[address] = ctypes.string_at(address).decode()
+    return name
+
+
+def shape_of(address: int, rank: int) -> Tuple[int, ...]:
+    kind = _shapes[rank] if rank < len(_shapes) else ctypes.c_uint64 * rank
+    return tuple(kind.from_address(address)[:]) if rank else ()
+
+
+def buffer(address: Optional[int], length: int, owner: Any) -> Any:
+    """Memory as an object that keeps its owner alive."""
+    array = (ctypes.c_ubyte * length).from_address(address or 0)
+    array._owner = owner  # type: ignore[attr-defined]
+    return array
 
 
 def text_of(address: Optional[int], length: int) -> str:

@@ -21,6 +21,10 @@ class Entry(NamedTuple):
 
 def parts_of(entries: Iterable[Entry], metadata: Optional[Mapping[str, str]]) -> Iterator[Any]:
     """The parts of the file, one behind the other."""
+    entries = list(entries)
+    for entry in entries:
+        if not isinstance(entry.name, str):
+            raise TypeError(f"{entry.name!r}: names of tensors are str")
     ordered = sorted(entries, key=lambda entry: (-_ORDER.index(entry.dtype), entry.name))
     header: Dict[str, Any] = {}
     if metadata is not None:
@@ -48,14 +52,21 @@ def parts_of(entries: Iterable[Entry], metadata: Optional[Mapping[str, str]]) ->
 
 def write(entries: Iterable[Entry], filename: Union[str, "os.PathLike[str]"],
           metadata: Optional[Mapping[str, str]]) -> None:
-    """Writes beside the file and renames: it appears whole, or not at all."""
+    """Writes beside the file and renames: it appears whole, or not at all. A device or a pipe is written to."""
     target = os.path.realpath(os.fspath(filename))
+    parts = parts_of(entries, metadata)
+    if os.path.exists(target) and not os.path.isfile(target):
+        with open(target, "wb") as device:
+            device.writelines(parts)
+        return
     beside = f"{target}.{os.urandom(8).hex()}.tmp"
-    file = open(beside, "xb")
+    try:
+        file = open(beside, "xb")
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, os.fspath(filename)) from None
     try:
         with file:
-            for part in parts_of(entries, metadata):
-                file.write(part)
+            file.writelines(parts)
         os.replace(beside, target)
     except BaseException:
         try:

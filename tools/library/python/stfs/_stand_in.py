@@ -7,6 +7,7 @@ from ._checkpoint import Checkpoint, open as _open
 from ._errors import NotFound, NotPermitted, SafetensorError, Unreadable
 from ._errors import Error
 from ._tensor import Tensor
+from ._types import PACKED, type_of
 
 _FRAMEWORKS = {"pt": "torch", "torch": "torch", "pytorch": "torch", "np": "numpy", "numpy": "numpy",
                "tf": "tensorflow", "tensorflow": "tensorflow", "flax": "jax", "jax": "jax", "mlx": "mlx",
@@ -33,10 +34,12 @@ def opened(filename: Any) -> Checkpoint:
 
 
 def as_framework(tensor: Tensor, framework: str, device: Any = "cpu") -> Any:
-    """The values as an array of a framework: on the CPU of torch writable and private, elsewhere copies."""
+    """The values as an array of a framework: on the CPU of torch writable and private, elsewhere copies. Types whose
+    elements share bytes, as those of GGUF, become float32."""
+    as_ = "f32" if type_of(tensor.dtype) is PACKED else None
     if framework == "torch":
-        return tensor.torch(device=device)
-    array = tensor.numpy(copy=True)
+        return tensor.torch(as_, device)
+    array = tensor.numpy(as_, copy=True)
     if framework == "numpy":
         return array
     if framework == "jax":
@@ -54,6 +57,15 @@ def as_framework(tensor: Tensor, framework: str, device: Any = "cpu") -> Any:
     import paddle
 
     return paddle.to_tensor(array)
+
+
+def all_of(checkpoint: Checkpoint, framework: str, device: Any = "cpu") -> Dict[str, Any]:
+    """All tensors as arrays of a framework, in the order of their bytes."""
+    if framework == "torch":
+        files: Dict[int, Any] = {}
+        return {name: as_framework(tensor, framework, device) if type_of(tensor.dtype) is PACKED
+                else tensor._torch(device, files) for name, tensor in checkpoint.items()}
+    return {name: as_framework(tensor, framework) for name, tensor in checkpoint.items()}
 
 
 class _Slice:
@@ -167,7 +179,7 @@ class safe_open:
         return as_framework(self._tensor(name), self._framework, self._device)
 
     def get_tensors(self) -> Dict[str, Any]:
-        return {name: self.get_tensor(name) for name in self.offset_keys()}
+        return all_of(self._open(), self._framework, self._device)
 
     def get_slice(self, name: str) -> _Slice:
         return _Slice(self._tensor(name), self._framework, self._device)

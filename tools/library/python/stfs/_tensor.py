@@ -3,7 +3,7 @@
 import ctypes
 import math
 import sys
-from typing import TYPE_CHECKING, Any, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
 from . import _dlpack, _index, _library
 from ._errors import UsageError
@@ -15,18 +15,6 @@ if TYPE_CHECKING:
 
 
 _LEAST_MAPPED = 256 << 10  # bytes: less is copied by the library
-
-
-class _View:
-    """Memory of the library for an array: keeps alive what the memory belongs to."""
-
-    __slots__ = ("__array_interface__", "_owner")
-
-    def __init__(self, address: int, typestr: str, shape: Tuple[int, ...], strides: Optional[Tuple[int, ...]],
-                 owner: Any, readonly: bool):
-        self._owner = owner
-        self.__array_interface__ = {"version": 3, "data": (address, readonly), "typestr": typestr,
-                                    "shape": shape, "strides": strides}
 
 
 class Tensor:
@@ -41,16 +29,15 @@ class Tensor:
     its bytes are read.
     """
 
-    __slots__ = ("_checkpoint", "_number", "name", "dtype", "_whole_shape", "_whole_bytes", "_axes", "shape",
-                 "__weakref__")
+    __slots__ = ("_checkpoint", "_number", "name", "dtype", "_whole_shape", "_whole_bytes", "_source", "_begin",
+                 "_source_bytes", "_axes", "shape", "__weakref__")
 
-    def __init__(self, checkpoint: "Checkpoint", number: int, name: str, row: Any):
+    def __init__(self, checkpoint: "Checkpoint", number: int, name: str, row: Tuple[int, ...]):
         self._checkpoint, self._number, self.name = checkpoint, number, name
-        self.dtype: str = row.dtype.decode()
-        self._whole_shape: Tuple[int, ...] = tuple(row.shape[:row.rank])
-        self._whole_bytes: int = row.bytes
+        _, _, dtype, rank, shape, _, self._whole_bytes, self._source, self._begin, self._source_bytes = row
+        self.dtype = _library.dtype_of(dtype)
+        self.shape = self._whole_shape = _library.shape_of(shape, rank)
         self._axes: Optional[Tuple[_index.Axis, ...]] = None  # None: all of it
-        self.shape = self._whole_shape
 
     # --- what it is
 
@@ -77,19 +64,18 @@ class Tensor:
     @property
     def source(self) -> Optional[str]:
         """The path or the URL, without secrets, of the file that holds it; None if it is computed."""
-        source = self._checkpoint._row(self._number).source
-        return None if source is None else source.decode(errors="surrogateescape")
+        return ctypes.string_at(self._source).decode(errors="surrogateescape") if self._source else None
 
     @property
     def offset(self) -> Optional[int]:
         """Where its bytes begin in `source`; None if it is computed, or a slice with gaps or of shared bytes."""
-        if self.source is None:
+        if not self._source:
             return None
         first = 0 if self._axes is None else _index.run(self._axes, self._whole_shape)
         if first is None:
             return None
         try:
-            return self._checkpoint._row(self._number).offset + self._bytes_of(first)
+            return self._begin + self._bytes_of(first)
         except UsageError:
             return None
 
@@ -98,7 +84,8 @@ class Tensor:
         """The names of the tensors that it is computed from; [] for one that is stored."""
         import json
 
-        return json.loads(self._checkpoint._text(_library.TEXT_FROM, self._number))
+        names: List[str] = json.loads(self._checkpoint._text(_library.TEXT_FROM, self._number))
+        return names
 
     def __repr__(self) -> str:
         return f"<stfs.Tensor {self.name!r} {self.dtype} {str(list(self.shape)).replace(' ', '')}>"
@@ -108,9 +95,14 @@ class Tensor:
             raise TypeError("a tensor without dimensions has no len()")
         return self.shape[0]
 
+    def __iter__(self) -> Iterator["Tensor"]:
+        return (self[i] for i in range(len(self)))
+
+    __contains__ = None  # would read all of it, an element at a time: use numpy()
+
     def __getitem__(self, key: Any) -> "Tensor":
         part = Tensor.__new__(Tensor)
-        for slot in ("_checkpoint", "_number", "name", "dtype", "_whole_shape", "_whole_bytes"):
+        for slot in Tensor.__slots__[:-3]:
             setattr(part, slot, getattr(self, slot))
         part._axes = _index.select(_index.whole(self._whole_shape) if self._axes is None else self._axes, key)
         part.shape = _index.shape_of(part._axes)
@@ -128,9 +120,9 @@ class Tensor:
     def _read(self, address: int, length: int, as_: Optional[bytes] = None) -> None:
         self._checkpoint._call(library.stfs_read, self._part(as_), 0, address, length)
 
-    def _mapped(self) -> Optional[Tuple[int, Optional[Tuple[int, ...]]]]:
-        """The address of its first byte in memory, and strides in bytes; None where it has to be read."""
-        itemsize = type_of(self.dtype).itemsize
+    def _mapped(self, itemsize: int) -> Optional[Tuple["memoryview", int, Optional[Tuple[int, ...]]]]:
+        """The memory that its file is mapped to, where its first byte is there, and strides in bytes; None where
+        it has to be read."""
         first, length, strides = 0, self._whole_bytes, None
         if self._axes is not None:
             start = _index.run(self._axes, self._whole_shape)
@@ -144,12 +136,17 @@ class Tensor:
         if length == 0:
             return None
         address = ctypes.c_void_p()
-        at, size = (0, self._whole_bytes) if strides else (first, length)
-        self._checkpoint._call(library.stfs_map, self._number, at, size, ctypes.byref(address))
-        return None if address.value is None else (address.value + (first if strides else 0), strides)
+        at = 0 if strides else first
+        self._checkpoint._call(library.stfs_map, self._number, at, length, ctypes.byref(address))
+        begin = address.value
+        if begin is None:
+            return None
+        file = begin - at - self._begin
+        memory = self._checkpoint._files.get(file) or self._checkpoint._file(file, self._source_bytes)
+        return memory, self._begin + first, strides
 
     def _is_elsewhere(self) -> bool:
-        return b"://" in (self._checkpoint._row(self._number).source or b"://")
+        return not self._source or b"://" in ctypes.string_at(self._source)
 
     def readinto(self, buffer: Any) -> int:
         """Reads its bytes, row-major and little-endian, into a writable buffer of `nbytes` bytes or more.
@@ -179,12 +176,11 @@ class Tensor:
         As with any mapping, a file that somebody truncates under it kills the process, and one that is
         rewritten in place shows other bytes. bytes(tensor) reads and verifies instead.
         """
-        mapped = self._mapped()
-        if mapped is None or mapped[1] is not None:
+        mapped = self._mapped(type_of(self.dtype).itemsize)
+        if mapped is None or mapped[2] is not None:
             return memoryview(bytes(self))
-        array = (ctypes.c_ubyte * self.nbytes).from_address(mapped[0])
-        array._owner = self._checkpoint._owner  # type: ignore[attr-defined]
-        return memoryview(array).toreadonly().cast("B")
+        memory, first, _ = mapped
+        return memory[first:first + self.nbytes]
 
     # --- arrays
 
@@ -208,20 +204,28 @@ class Tensor:
         known = type_of(self.dtype)
         if known.typestr is None:
             raise TypeError(f'{self.dtype} has elements that share bytes: use numpy(as_="f32"), or bytes()')
-        mapped = None if copy else self._mapped()
-        if mapped is not None and mapped[0] % known.itemsize == 0:
-            view = _View(mapped[0], known.typestr, self.shape, mapped[1], self._checkpoint._owner, True)
-            return in_ml_dtypes(numpy.asarray(view), known.ml_dtypes)
+        mapped = None if copy else self._mapped(known.itemsize)
+        if mapped is not None and mapped[1] % known.itemsize == 0:
+            memory, first, strides = mapped
+            view: Any = numpy.ndarray(self.shape, known.typestr, memory, first, strides)
+            return view if known.ml_dtypes is None else in_ml_dtypes(view, known.ml_dtypes)
         array = numpy.empty(self.shape, known.typestr)
         if array.nbytes:
             self._read(array.ctypes.data, array.nbytes)
         return in_ml_dtypes(array, known.ml_dtypes)
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
-        array = self.numpy(copy=bool(copy))
+        import numpy
+
+        # NumPy cannot convert the types that it lacks.
+        as_ = "f32" if dtype is not None and self._is_foreign() and numpy.dtype(dtype).kind in "fc" else None
+        array = self.numpy(as_, copy=bool(copy))
         if copy is False and (array.flags.owndata or dtype not in (None, array.dtype)):
             raise ValueError(f"{self!r} cannot be an array without a copy")
         return array if dtype is None else array.astype(dtype, copy=False)
+
+    def _is_foreign(self) -> bool:
+        return type_of(self.dtype).ml_dtypes is not None or type_of(self.dtype).typestr is None
 
     def torch(self, as_: Optional[str] = None, device: Any = "cpu") -> Any:
         """A torch tensor: on "cpu" writable and private, and not read before it is used (copy-on-write)."""
@@ -230,18 +234,43 @@ class Tensor:
         if as_ is not None:
             _as(as_)
             return torch.from_numpy(self.numpy(as_)).to(device)
+        return self._torch(device, None)
+
+    def _torch(self, device: Any, files: Optional[Dict[int, Any]]) -> Any:
+        """`files` has one private mapping of each file, by its source, and takes more."""
+        import torch
+
         name = type_of(self.dtype).torch
         dtype = getattr(torch, name, None) if name else None
         if dtype is None:
             raise TypeError(f'torch {torch.__version__} has no type for {self.dtype}: use torch(as_="f32")')
-        if self.nbytes == 0:
+        if 0 in self.shape:
             return torch.empty(self.shape, dtype=dtype, device=device)
+        memory, first = self._private_file(files) if files is not None else None, self._begin
+        if memory is None:
+            memory, first = self._private(), 0
+        flat = torch.frombuffer(memory, dtype=dtype, count=self.elements, offset=first)
+        whole = flat.reshape(self.shape)
+        return whole if device == "cpu" else whole.to(device)
+
+    def _private(self) -> Any:
+        """A buffer with its bytes, private and writable."""
         address, mapping = ctypes.c_void_p(), ctypes.c_void_p()
         self._checkpoint._call(library.stfs_map_private, self._part(), ctypes.byref(address), ctypes.byref(mapping))
-        memory = (ctypes.c_ubyte * self.nbytes).from_address(address.value or 0)
-        memory._owner = owner(mapping.value, b"stfs_mapping")  # type: ignore[attr-defined]
-        flat = torch.frombuffer(memory, dtype=torch.uint8)
-        return flat.view(dtype).reshape(self.shape).to(device)
+        return _library.buffer(address.value, self.nbytes, owner(mapping.value, b"stfs_mapping"))
+
+    def _private_file(self, files: Dict[int, Any]) -> Any:
+        """Such a buffer with the whole file of a stored tensor; None where there is none, or the tensor would be
+        unaligned."""
+        if self._axes is not None or not self._source or self._begin % type_of(self.dtype).itemsize:
+            return None
+        if self._source not in files:
+            address, mapping = ctypes.c_void_p(), ctypes.c_void_p()
+            self._checkpoint._call(library.stfs_map_private_file, self._number, ctypes.byref(address),
+                                   ctypes.byref(mapping))
+            files[self._source] = address.value and _library.buffer(address.value, self._source_bytes,
+                                                                    owner(mapping.value, b"stfs_mapping"))
+        return files[self._source]
 
     def jax(self, as_: Optional[str] = None) -> Any:
         """A JAX array on its default device."""

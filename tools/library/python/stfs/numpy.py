@@ -10,7 +10,7 @@ from typing import Any, Dict, Mapping, Optional, Union
 
 from ._errors import SafetensorError
 from ._save import Entry, parts_of, write
-from ._stand_in import as_framework, opened, safe_open
+from ._stand_in import all_of, check_backend, opened, safe_open
 from ._types import TYPES
 
 __all__ = ["load", "load_file", "safe_open", "save", "save_file"]
@@ -19,9 +19,10 @@ _NAMES = {known.typestr: name for name, known in TYPES.items() if known.ml_dtype
 _ML_NAMES = {known.ml_dtypes: name for name, known in TYPES.items() if known.ml_dtypes is not None}
 
 
-def load_file(filename: Union[str, "os.PathLike[str]"]) -> Dict[str, Any]:
+def load_file(filename: Union[str, "os.PathLike[str]"], *, backend: str = "mmap") -> Dict[str, Any]:
     """All tensors as NumPy arrays, which are writable copies."""
-    return {name: as_framework(tensor, "numpy") for name, tensor in opened(filename).items()}
+    check_backend(backend)
+    return all_of(opened(filename), "numpy")
 
 
 def load(data: bytes) -> Dict[str, Any]:
@@ -73,6 +74,8 @@ def _entry(name: str, array: Any) -> Entry:
 
     if not isinstance(array, numpy.ndarray):
         raise SafetensorError(f"{name!r}: a NumPy array is expected, not {type(array)}", 2)
+    if isinstance(array, numpy.ma.MaskedArray):
+        raise SafetensorError(f"{name!r}: safetensors has no masks: save array.filled(...), or array.data", 2)
     dtype = _ML_NAMES.get(array.dtype.name) or _NAMES.get(array.dtype.newbyteorder("<").str)
     if dtype is None:
         raise SafetensorError(f"{name!r}: safetensors has no type for {array.dtype}", 2)

@@ -1,15 +1,18 @@
-"""load, load_file, save, save_file: stands in for safetensors.torch, over any source of stfs.open()."""
+"""load, load_file, load_model, save, save_file, save_model: stands in for safetensors.torch, over any source of
+stfs.open()."""
 
 import ctypes
 import os
-from typing import Any, Dict, Mapping, Optional, Union
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 from ._save import Entry, parts_of, write
-from ._stand_in import as_framework, check_backend, device_of, opened, safe_open
+from ._shared import names_left_out, nbytes, overlapping, storage_ptr, storage_size
+from ._stand_in import all_of, check_backend, device_of, opened, safe_open
 from ._types import TYPES
 from .numpy import in_memory
 
-__all__ = ["load", "load_file", "safe_open", "save", "save_file"]
+__all__ = ["load", "load_file", "load_model", "safe_open", "save", "save_file", "save_model", "storage_ptr",
+           "storage_size"]
 
 _NAMES = {known.torch: name for name, known in TYPES.items()}
 
@@ -18,8 +21,7 @@ def load_file(filename: Union[str, "os.PathLike[str]"], device: Any = "cpu", *,
               backend: str = "mmap") -> Dict[str, Any]:
     """All tensors. On "cpu" they are private, writable, and not read before they are used."""
     check_backend(backend)
-    device = device_of(device)
-    return {name: as_framework(tensor, "torch", device) for name, tensor in opened(filename).items()}
+    return all_of(opened(filename), "torch", device_of(device))
 
 
 def load(data: bytes) -> Dict[str, Any]:
@@ -39,6 +41,44 @@ def save(tensors: Mapping[str, Any], metadata: Optional[Mapping[str, str]] = Non
     return b"".join(parts_of(_entries(tensors), metadata))
 
 
+def save_model(model: Any, filename: Union[str, "os.PathLike[str]"], metadata: Optional[Mapping[str, str]] = None,
+               force_contiguous: bool = True) -> None:
+    """Writes the state_dict() of a torch.nn.Module. Of tensors that share memory the file has one; the metadata
+    has the names of the others, as keys."""
+    tensors = model.state_dict()
+    left_out = names_left_out(tensors)
+    texts = {**left_out, **(metadata or {})}
+    tensors = {name: tensor.contiguous() if force_contiguous else tensor
+               for name, tensor in tensors.items() if name not in left_out}
+    try:
+        save_file(tensors, filename, None if metadata is None and not texts else texts)
+    except ValueError as error:
+        raise ValueError(f"{error}; or use save_model(..., force_contiguous=True)") from None
+
+
+def load_model(model: Any, filename: Union[str, "os.PathLike[str]"], strict: bool = True, device: Any = "cpu", *,
+               backend: str = "mmap") -> Tuple[List[str], List[str]]:
+    """Copies the tensors of a source into a torch.nn.Module, also those of which the source has one name alone
+    because they share memory.
+
+    Returns the names that the source lacks, and those that the module lacks; if `strict`, RuntimeError tells them.
+    """
+    tensors = load_file(filename, device, backend=backend)
+    left_out = names_left_out(model.state_dict(), preferred=tensors)
+    found = model.load_state_dict(tensors, strict=False)
+    missing = sorted(set(found.missing_keys) - left_out.keys())
+    # Of two names of the same memory the source has both: one has been lost.
+    unexpected = sorted({*found.unexpected_keys, *(name for name in left_out if name in tensors)})
+    if strict and (missing or unexpected):
+        lines = [f"Error(s) in loading state_dict for {type(model).__name__}:"]
+        for what, names in (("Missing", missing), ("Unexpected", unexpected)):
+            if names:
+                quoted = ", ".join(f'"{name}"' for name in names)
+                lines.append(f"    {what} key(s) in state_dict: {quoted}")
+        raise RuntimeError("\n".join(lines))
+    return missing, unexpected
+
+
 def _entries(tensors: Mapping[str, Any]) -> Any:
     import torch
 
@@ -52,11 +92,8 @@ def _entries(tensors: Mapping[str, Any]) -> Any:
         raise ValueError(f"You are trying to save a sparse tensors: `{sparse}` which this library does not support. "
                          "You can make it a dense tensor before saving with `.to_dense()` but be aware this might make "
                          "a much larger file than needed.")
-    places = sorted((str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + _length(tensor), name)
-                    for name, tensor in tensors.items() if tensor.nelement() and tensor.device.type != "meta")
-    for (device, _, end, name), (other_device, begin, _, other) in zip(places, places[1:]):
-        if device == other_device and begin < end:
-            raise RuntimeError(f"{name!r} and {other!r} share memory: clone() one of them, or save one of the two")
+    for names in overlapping(tensors):
+        raise RuntimeError(f"{sorted(names)} share memory: clone() them, save one of them, or use save_model()")
     entries = []
     for name, tensor in tensors.items():
         if tensor.device.type == "meta":
@@ -71,9 +108,5 @@ def _entries(tensors: Mapping[str, Any]) -> Any:
     return entries
 
 
-def _length(tensor: Any) -> int:
-    return tensor.nelement() * tensor.element_size()
-
-
 def _bytes_of(tensor: Any) -> bytes:
-    return ctypes.string_at(tensor.data_ptr(), _length(tensor)) if tensor.nelement() else b""
+    return ctypes.string_at(tensor.data_ptr(), nbytes(tensor)) if tensor.nelement() else b""

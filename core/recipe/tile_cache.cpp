@@ -1,4 +1,4 @@
-#include "core/layer/quantised/tile_cache.h"
+#include "core/recipe/tile_cache.h"
 
 #include <algorithm>
 #include <new>

@@ -1,0 +1,521 @@
+#include "core/format/pickle.h"
+
+#include "core/base/error.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+static_assert(std::endian::native == std::endian::little);
+
+// A value may be one byte long, and a container two; of many they are more, on the average.
+constexpr std::uint64_t kFewValues = 1 << 20;
+constexpr std::uint64_t kDecoded = std::uint64_t{1} << 63;  // in PickleValue::at
+
+}  // namespace
+
+// The machine: a stack, a memo, and a function for each opcode.
+class Pickle::Reader {
+ public:
+  Reader(Pickle& out, const std::string& place) : out_(out), text_(out.text_), place_(place) {
+    most_values_ = text_.size() / 2 + kFewValues;
+    most_nodes_ = text_.size() / 4 + kFewValues;
+  }
+
+  void read();
+
+ private:
+  using Step = void (Reader::*)();
+  using Kind = PickleKind;
+
+  [[noreturn]] void refuse(const std::string& rule) const {
+    throw Error(ErrorCode::kPickle, place_,
+                "byte " + std::to_string(begin_) + " of the pickle: " + rule);
+  }
+
+  // --- the pickle's bytes
+
+  std::string_view bytes(std::uint64_t count) {
+    if (count > text_.size() - at_) refuse("it ends in a value: truncated?");
+    const std::string_view taken = text_.substr(at_, static_cast<std::size_t>(count));
+    at_ += static_cast<std::size_t>(count);
+    return taken;
+  }
+  template <class T>
+  T number() {
+    T value{};
+    std::memcpy(&value, bytes(sizeof value).data(), sizeof value);
+    return value;
+  }
+  std::string_view line() {
+    const std::size_t end = text_.find('\n', at_);
+    if (end == std::string_view::npos) refuse("it ends in a line: truncated?");
+    const std::string_view taken = text_.substr(at_, end - at_);
+    at_ = end + 1;
+    return taken;
+  }
+  PickleValue text_value(Kind kind, std::string_view text) const {
+    return {kind, static_cast<std::uint32_t>(text.size()),
+            static_cast<std::uint64_t>(text.data() - text_.data())};
+  }
+  PickleValue decoded_value(Kind kind, std::string_view text) {
+    const std::uint64_t at = out_.decoded_.size();
+    out_.decoded_ += text;
+    return {kind, static_cast<std::uint32_t>(text.size()), kDecoded | at};
+  }
+
+  // --- the stack
+
+  void push(PickleValue value) {
+    if (stack_.size() >= most_values_) refuse("more values than its length allows");
+    stack_.push_back(value);
+  }
+  PickleValue pop() {
+    if (stack_.empty() || stack_.back().kind == Kind::kMark) refuse("nothing is on the stack");
+    const PickleValue value = stack_.back();
+    stack_.pop_back();
+    return value;
+  }
+  PickleValue& top() {
+    if (stack_.empty() || stack_.back().kind == Kind::kMark) refuse("nothing is on the stack");
+    return stack_.back();
+  }
+  // The values above the last mark: from the number returned on. The mark is the one before.
+  std::size_t marked() {
+    if (marks_.empty()) refuse("no mark is on the stack");
+    const std::size_t mark = marks_.back();
+    marks_.pop_back();
+    return mark + 1;
+  }
+  void drop_from(std::size_t mark_and_one) { stack_.resize(mark_and_one - 1); }
+
+  PickleValue new_node(Kind kind, Node node) {
+    if (out_.nodes_.size() >= most_nodes_) refuse("more containers than its length allows");
+    out_.nodes_.push_back(std::move(node));
+    return {kind, 0, out_.nodes_.size() - 1};
+  }
+  PickleValue new_tuple(std::span<const PickleValue> items) {
+    const std::uint64_t at = out_.items_.size();
+    out_.items_.insert(out_.items_.end(), items.begin(), items.end());
+    return {Kind::kTuple, static_cast<std::uint32_t>(items.size()), at};
+  }
+  PickleValue new_object(PickleValue callable, PickleValue arguments) {
+    return new_node(Kind::kObject, {.callable = callable, .arguments = arguments, .items = {}});
+  }
+  Node& node_below(std::size_t first) {
+    if (first < 2 || !stack_[first - 2].is_node()) refuse("items for what cannot have them");
+    return out_.nodes_[stack_[first - 2].at];
+  }
+
+  // Adds values to the list or object below the mark.
+  void append_from(std::size_t first) {
+    Node& node = node_below(first);
+    const bool is_list = stack_[first - 2].kind == Kind::kList;
+    if (stack_[first - 2].kind == Kind::kDict) refuse("items without keys for a dictionary");
+    for (std::size_t i = first; i < stack_.size(); ++i) {
+      if (!is_list) node.items.push_back({Kind::kInt, 0, node.items.size() / 2});
+      node.items.push_back(stack_[i]);
+    }
+    drop_from(first);
+  }
+  void set_from(std::size_t first) {
+    Node& node = node_below(first);
+    if (stack_[first - 2].kind == Kind::kList) refuse("keys for a list");
+    if ((stack_.size() - first) % 2 != 0) refuse("a key without a value");
+    node.items.insert(node.items.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first),
+                      stack_.end());
+    drop_from(first);
+  }
+
+  // --- opcodes, by the names that pickletools.py gives them
+
+  void proto() {
+    if (number<std::uint8_t>() > 5) refuse("a protocol that stfs does not know");
+  }
+  void frame() { bytes(8); }
+  void stop() {
+    out_.result_ = pop();
+    has_ended_ = true;
+  }
+  void mark() {
+    marks_.push_back(stack_.size());
+    push({Kind::kMark, 0, 0});
+  }
+  void pop_one() {
+    if (!stack_.empty() && stack_.back().kind == Kind::kMark) {
+      drop_from(marked());
+    } else {
+      pop();
+    }
+  }
+  void pop_mark() { drop_from(marked()); }
+  void dup() { push(PickleValue(top())); }
+
+  void none() { push({}); }
+  void new_true() { push({Kind::kBool, 0, 1}); }
+  void new_false() { push({Kind::kBool, 0, 0}); }
+  void push_int(std::int64_t value) { push({Kind::kInt, 0, static_cast<std::uint64_t>(value)}); }
+  void binint() { push_int(number<std::int32_t>()); }
+  void binint1() { push_int(number<std::uint8_t>()); }
+  void binint2() { push_int(number<std::uint16_t>()); }
+  void push_long(std::string_view little) {
+    if (little.size() > 8) return push({Kind::kOther, 0, 0});
+    const bool is_negative = !little.empty() && (static_cast<unsigned char>(little.back()) & 0x80U);
+    std::uint64_t value = is_negative ? ~std::uint64_t{0} : 0;
+    std::memcpy(&value, little.data(), little.size());
+    push_int(static_cast<std::int64_t>(value));
+  }
+  void long1() { push_long(bytes(number<std::uint8_t>())); }
+  void long4() { push_long(bytes(number<std::uint32_t>())); }
+  void push_decimal(std::string_view digits) {
+    if (digits.ends_with('L')) digits.remove_suffix(1);
+    std::int64_t value = 0;
+    const auto result = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    if (result.ec == std::errc::result_out_of_range) return push({Kind::kOther, 0, 0});
+    if (result.ec != std::errc() || result.ptr != digits.data() + digits.size()) {
+      refuse("a number that is none");
+    }
+    push_int(value);
+  }
+  void int_line() {
+    const std::string_view digits = line();
+    if (digits == "00" || digits == "01") return push({Kind::kBool, 0, digits[1] == '1' ? 1U : 0U});
+    push_decimal(digits);
+  }
+  void long_line() { push_decimal(line()); }
+  void float_line() {
+    line();
+    push({Kind::kOther, 0, 0});
+  }
+  void binfloat() {
+    bytes(8);
+    push({Kind::kOther, 0, 0});
+  }
+
+  template <class Length>
+  void text() {
+    push(text_value(Kind::kText, bytes(checked(number<Length>()))));
+  }
+  template <class Length>
+  void data() {
+    push(text_value(Kind::kBytes, bytes(checked(number<Length>()))));
+  }
+  std::uint64_t checked(std::uint64_t length) const {
+    if (length > text_.size() - at_) refuse("it ends in a value: truncated?");
+    return length;
+  }
+  // `'...'` with Python's escapes; stfs needs the plain ones.
+  void string_line() {
+    std::string_view quoted = line();
+    const bool is_quoted = quoted.size() >= 2 && quoted.front() == quoted.back() &&
+                           (quoted.front() == '\'' || quoted.front() == '"');
+    if (!is_quoted) refuse("a text without quotes");
+    quoted = quoted.substr(1, quoted.size() - 2);
+    if (quoted.find('\\') != std::string_view::npos) return push({Kind::kOther, 0, 0});
+    push(text_value(Kind::kText, quoted));
+  }
+  // UTF-16 escapes stand for what is not Latin-1, and Latin-1 for itself.
+  void unicode_line() {
+    const std::string_view raw = line();
+    const bool is_plain = std::ranges::all_of(
+        raw, [](char c) { return c != '\\' && static_cast<unsigned char>(c) < 0x80; });
+    if (is_plain) return push(text_value(Kind::kText, raw));
+    std::string utf8;
+    for (std::size_t i = 0; i < raw.size(); ++i) {
+      std::uint32_t code = static_cast<unsigned char>(raw[i]);
+      const std::size_t digits = raw[i] != '\\' || i + 1 == raw.size() ? 0
+                                 : raw[i + 1] == 'u'                   ? 4
+                                 : raw[i + 1] == 'U'                   ? 8
+                                                                       : 0;
+      if (digits != 0) {
+        const std::string_view hexadecimal = raw.substr(i + 2, digits);
+        const char* const end = hexadecimal.data() + hexadecimal.size();
+        const auto result = std::from_chars(hexadecimal.data(), end, code, 16);
+        if (hexadecimal.size() != digits || result.ptr != end || code > 0x10FFFF) {
+          refuse("a text with a broken escape");
+        }
+        i += 1 + digits;
+      }
+      append_utf8(code, utf8);
+    }
+    push(decoded_value(Kind::kText, utf8));
+  }
+  static void append_utf8(std::uint32_t code, std::string& out) {
+    const auto rest = [&](unsigned shift) {
+      out += static_cast<char>(0x80U | ((code >> shift) & 0x3FU));
+    };
+    if (code < 0x80) {
+      out += static_cast<char>(code);
+    } else if (code < 0x800) {
+      out += static_cast<char>(0xC0U | (code >> 6));
+      rest(0);
+    } else if (code < 0x10000) {
+      out += static_cast<char>(0xE0U | (code >> 12));
+      rest(6);
+      rest(0);
+    } else {
+      out += static_cast<char>(0xF0U | (code >> 18));
+      rest(12);
+      rest(6);
+      rest(0);
+    }
+  }
+
+  void empty_tuple() { push(new_tuple({})); }
+  void tuple() {
+    const std::size_t first = marked();
+    const PickleValue made = new_tuple(std::span(stack_).subspan(first));
+    drop_from(first);
+    push(made);
+  }
+  template <std::size_t count>
+  void tuple_of() {
+    std::array<PickleValue, count> items;
+    for (std::size_t i = count; i-- > 0;) items[i] = pop();
+    push(new_tuple(items));
+  }
+  void empty_list() { push(new_node(Kind::kList, {})); }
+  void empty_dict() { push(new_node(Kind::kDict, {})); }
+  void list() {
+    const std::size_t first = marked();
+    Node node;
+    node.items.assign(stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end());
+    drop_from(first);
+    push(new_node(Kind::kList, std::move(node)));
+  }
+  void dict() {
+    const std::size_t first = marked();
+    Node node;
+    node.items.assign(stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end());
+    if (node.items.size() % 2 != 0) refuse("a key without a value");
+    drop_from(first);
+    push(new_node(Kind::kDict, std::move(node)));
+  }
+  void append() {
+    const PickleValue item = pop();
+    mark();
+    push(item);
+    append_from(marked());
+  }
+  void appends() { append_from(marked()); }
+  void setitem() {
+    const PickleValue value = pop();
+    const PickleValue key = pop();
+    mark();
+    push(key);
+    push(value);
+    set_from(marked());
+  }
+  void setitems() { set_from(marked()); }
+
+  void push_global(PickleValue module, PickleValue name) {
+    out_.globals_.push_back({module, name});
+    push({Kind::kGlobal, 0, out_.globals_.size() - 1});
+  }
+  void global() {
+    const PickleValue module = text_value(Kind::kText, line());
+    push_global(module, text_value(Kind::kText, line()));
+  }
+  void stack_global() {
+    const PickleValue name = pop();
+    const PickleValue module = pop();
+    if (module.kind != Kind::kText || name.kind != Kind::kText) refuse("a global without a name");
+    push_global(module, name);
+  }
+  void reduce() {
+    const PickleValue arguments = pop();
+    const PickleValue callable = pop();
+    if (arguments.kind != Kind::kTuple) refuse("arguments that are no tuple");
+    push(new_object(object_of(callable), arguments));
+  }
+  // None stands for a persistent id alone.
+  PickleValue object_of(PickleValue callable) const {
+    if (callable.kind == Kind::kNone) refuse("a call of None");
+    return callable;
+  }
+  void newobj() { reduce(); }
+  void newobj_ex() {
+    const PickleValue keywords = pop();
+    reduce();
+    if (keywords.is_node()) {
+      out_.nodes_[top().at].items.insert(out_.nodes_[top().at].items.end(),
+                                         {{Kind::kState, 0, 0}, keywords});
+    }
+  }
+  void inst() {
+    global();
+    const PickleValue callable = pop();
+    const std::size_t first = marked();
+    const PickleValue arguments = new_tuple(std::span(stack_).subspan(first));
+    drop_from(first);
+    push(new_object(callable, arguments));
+  }
+  void obj() {
+    const std::size_t first = marked();
+    if (first == stack_.size()) refuse("an object without a class");
+    const PickleValue callable = object_of(stack_[first]);
+    const PickleValue arguments = new_tuple(std::span(stack_).subspan(first + 1));
+    drop_from(first);
+    push(new_object(callable, arguments));
+  }
+  void build() {
+    const PickleValue state = pop();
+    const PickleValue object = top();
+    if (object.kind != Kind::kObject) return;  // a state of what has none, such as a class
+    std::vector<PickleValue>& items = out_.nodes_[object.at].items;
+    items.insert(items.end(), {{Kind::kState, 0, 0}, state});
+  }
+  void binpersid() { push(new_object({}, pop())); }
+  void persid() { push(new_object({}, text_value(Kind::kText, line()))); }
+
+  void put(std::uint64_t index) {
+    // Writers number from 0: one that is far away would take memory.
+    if (index > 4 * puts_ + 1024) refuse("a number of the memo that is too large");
+    ++puts_;
+    if (index >= memo_.size()) memo_.resize(static_cast<std::size_t>(index + 1), {Kind::kMark});
+    memo_[static_cast<std::size_t>(index)] = top();
+  }
+  void get(std::uint64_t index) {
+    if (index >= memo_.size() || memo_[static_cast<std::size_t>(index)].kind == Kind::kMark) {
+      refuse("a number of the memo that has no value");
+    }
+    push(memo_[static_cast<std::size_t>(index)]);
+  }
+  std::uint64_t index_line() {
+    const std::string_view digits = line();
+    std::uint64_t index = 0;
+    const auto result = std::from_chars(digits.data(), digits.data() + digits.size(), index);
+    if (result.ec != std::errc() || result.ptr != digits.data() + digits.size()) {
+      refuse("a number of the memo that is none");
+    }
+    return index;
+  }
+  void put_line() { put(index_line()); }
+  void get_line() { get(index_line()); }
+  void binput() { put(number<std::uint8_t>()); }
+  void long_binput() { put(number<std::uint32_t>()); }
+  void binget() { get(number<std::uint8_t>()); }
+  void long_binget() { get(number<std::uint32_t>()); }
+  void memoize() { put(puts_); }
+
+  static constexpr std::array<Step, 256> steps() {
+    std::array<Step, 256> table{};
+    const auto row = [&](unsigned char opcode, Step step) { table[opcode] = step; };
+    row(0x80, &Reader::proto);
+    row(0x95, &Reader::frame);
+    row('.', &Reader::stop);
+    row('(', &Reader::mark);
+    row('0', &Reader::pop_one);
+    row('1', &Reader::pop_mark);
+    row('2', &Reader::dup);
+    row('N', &Reader::none);
+    row(0x88, &Reader::new_true);
+    row(0x89, &Reader::new_false);
+    row('J', &Reader::binint);
+    row('K', &Reader::binint1);
+    row('M', &Reader::binint2);
+    row(0x8A, &Reader::long1);
+    row(0x8B, &Reader::long4);
+    row('I', &Reader::int_line);
+    row('L', &Reader::long_line);
+    row('F', &Reader::float_line);
+    row('G', &Reader::binfloat);
+    row('X', &Reader::text<std::uint32_t>);
+    row(0x8C, &Reader::text<std::uint8_t>);
+    row(0x8D, &Reader::text<std::uint64_t>);
+    row('T', &Reader::text<std::uint32_t>);  // a text of Python 2
+    row('U', &Reader::text<std::uint8_t>);
+    row('S', &Reader::string_line);
+    row('V', &Reader::unicode_line);
+    row('B', &Reader::data<std::uint32_t>);
+    row('C', &Reader::data<std::uint8_t>);
+    row(0x8E, &Reader::data<std::uint64_t>);
+    row(0x96, &Reader::data<std::uint64_t>);
+    row(')', &Reader::empty_tuple);
+    row('t', &Reader::tuple);
+    row(0x85, &Reader::tuple_of<1>);
+    row(0x86, &Reader::tuple_of<2>);
+    row(0x87, &Reader::tuple_of<3>);
+    row(']', &Reader::empty_list);
+    row('}', &Reader::empty_dict);
+    row(0x8F, &Reader::empty_list);  // a set
+    row('l', &Reader::list);
+    row('d', &Reader::dict);
+    row(0x91, &Reader::list);  // a frozen set
+    row('a', &Reader::append);
+    row('e', &Reader::appends);
+    row(0x90, &Reader::appends);
+    row('s', &Reader::setitem);
+    row('u', &Reader::setitems);
+    row('c', &Reader::global);
+    row(0x93, &Reader::stack_global);
+    row('R', &Reader::reduce);
+    row(0x81, &Reader::newobj);
+    row(0x92, &Reader::newobj_ex);
+    row('i', &Reader::inst);
+    row('o', &Reader::obj);
+    row('b', &Reader::build);
+    row('Q', &Reader::binpersid);
+    row('P', &Reader::persid);
+    row('p', &Reader::put_line);
+    row('g', &Reader::get_line);
+    row('q', &Reader::binput);
+    row('r', &Reader::long_binput);
+    row('h', &Reader::binget);
+    row('j', &Reader::long_binget);
+    row(0x94, &Reader::memoize);
+    return table;
+  }
+  Pickle& out_;
+  std::string_view text_;
+  const std::string& place_;
+  std::size_t at_ = 0;
+  std::size_t begin_ = 0;  // of the opcode
+  bool has_ended_ = false;
+  std::uint64_t most_values_ = 0;
+  std::uint64_t most_nodes_ = 0;
+  std::vector<PickleValue> stack_;
+  std::vector<std::size_t> marks_;
+  std::vector<PickleValue> memo_;
+  std::uint64_t puts_ = 0;
+};
+
+void Pickle::Reader::read() {
+  static constexpr std::array<Step, 256> kSteps = steps();
+  while (!has_ended_) {
+    begin_ = at_;
+    const auto opcode = number<std::uint8_t>();
+    const Step step = kSteps[opcode];
+    if (step == nullptr) refuse("an opcode that stfs does not know");
+    (this->*step)();
+  }
+}
+
+Pickle::Pickle(std::string text, const std::string& place)
+    : length_(text.size()), text_(std::move(text)) {
+  Reader(*this, place).read();
+}
+
+std::string_view Pickle::text_of(PickleValue text) const {
+  const bool is_decoded = (text.at & kDecoded) != 0;
+  return std::string_view(is_decoded ? decoded_ : text_)
+      .substr(static_cast<std::size_t>(text.at & ~kDecoded), text.count);
+}
+
+std::span<const PickleValue> Pickle::items_of(PickleValue tuple) const {
+  return std::span(items_).subspan(static_cast<std::size_t>(tuple.at), tuple.count);
+}
+
+Pickle::Global Pickle::global_of(PickleValue global) const {
+  const GlobalTexts& texts = globals_[global.at];
+  return {text_of(texts.module), text_of(texts.name)};
+}
+
+}  // namespace stfs

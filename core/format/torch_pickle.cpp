@@ -1,0 +1,429 @@
+#include "core/format/torch_pickle.h"
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <span>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+struct TypeRow {
+  std::string_view storage;  // the class of a storage, of older files
+  std::string_view name;     // of the type: torch.NAME
+  std::optional<DType> dtype;
+};
+constexpr TypeRow kTorchTypes[] = {
+    {"FloatStorage", "float32", DType::kF32},
+    {"BFloat16Storage", "bfloat16", DType::kBF16},
+    {"HalfStorage", "float16", DType::kF16},
+    {"DoubleStorage", "float64", DType::kF64},
+    {"LongStorage", "int64", DType::kI64},
+    {"IntStorage", "int32", DType::kI32},
+    {"ShortStorage", "int16", DType::kI16},
+    {"CharStorage", "int8", DType::kI8},
+    {"ByteStorage", "uint8", DType::kU8},
+    {"BoolStorage", "bool", DType::kBool},
+    {"ComplexFloatStorage", "complex64", DType::kC64},
+    {"ComplexDoubleStorage", "complex128", std::nullopt},
+    {"", "complex32", std::nullopt},
+    {"", "uint16", DType::kU16},
+    {"", "uint32", DType::kU32},
+    {"", "uint64", DType::kU64},
+    {"", "float8_e4m3fn", DType::kF8E4M3},
+    {"", "float8_e5m2", DType::kF8E5M2},
+    {"", "float8_e4m3fnuz", DType::kF8E4M3Fnuz},
+    {"", "float8_e5m2fnuz", DType::kF8E5M2Fnuz},
+    {"", "float8_e8m0fnu", DType::kF8E8M0},
+    {"", "float4_e2m1fn_x2", DType::kF4},
+    {"QInt8Storage", "qint8", std::nullopt},
+    {"QUInt8Storage", "quint8", std::nullopt},
+    {"QInt32Storage", "qint32", std::nullopt},
+};
+
+// A function that makes a tensor of its arguments.
+enum class Maker : std::uint8_t {
+  kPlain,    // (storage, offset, size, stride, ...)
+  kUntyped,  // the same of a storage of bytes, and with the type
+  kFirst,    // of its first argument, a tensor
+  kCalled,   // (callable, type, arguments, ...)
+  kRefused,
+};
+struct MakerRow {
+  std::string_view module, name;
+  Maker maker;
+  std::string_view refusal = {};
+};
+constexpr MakerRow kTensorMakers[] = {
+    {"torch._utils", "_rebuild_tensor_v2", Maker::kPlain},
+    {"torch._utils", "_rebuild_tensor", Maker::kPlain},
+    {"torch._utils", "_rebuild_tensor_v3", Maker::kUntyped},
+    {"torch._utils", "_rebuild_parameter", Maker::kFirst},
+    {"torch._utils", "_rebuild_parameter_with_state", Maker::kFirst},
+    {"torch._tensor", "_rebuild_from_type_v2", Maker::kCalled},
+    {"torch._tensor", "_rebuild_from_type", Maker::kCalled},
+    {"torch.tensor", "_rebuild_from_type", Maker::kCalled},
+    {"torch._utils", "_rebuild_qtensor", Maker::kRefused, "is quantised: save what dequantize() gives"},
+    {"torch._utils", "_rebuild_sparse_tensor", Maker::kRefused, "is sparse: save what to_dense() gives"},
+    {"torch._utils", "_rebuild_sparse_csr_tensor", Maker::kRefused,
+     "is sparse: save what to_dense() gives"},
+    {"torch._utils", "_rebuild_meta_tensor_no_storage", Maker::kRefused,
+     "has no bytes: it was on the device meta"},
+    {"torch._utils", "_rebuild_wrapper_subclass", Maker::kRefused,
+     "is computed by a class of its own"},
+    {"torch._utils", "_rebuild_device_tensor_from_numpy", Maker::kRefused,
+     "has its bytes inside of the pickle: save what cpu() gives"},
+    {"torch.storage", "_load_from_bytes", Maker::kRefused,
+     "has its bytes inside of the pickle: save it with torch.save"},
+};
+constexpr std::string_view kMakersModule = "torch._utils";
+constexpr std::string_view kMakersBegin = "_rebuild_";
+
+// Reads what an object says about a tensor.
+class TensorReader {
+ public:
+  explicit TensorReader(const Pickle& pickle) : pickle_(pickle) {}
+
+  // nullopt: the object is no tensor.
+  std::optional<TorchTensor> read(PickleValue value) {
+    constexpr int kMostWraps = 16;  // a parameter of a subclass has two
+    if (value.kind != PickleKind::kObject) return std::nullopt;
+    const Pickle::Node& first = pickle_.node(value);
+    PickleValue callable = first.callable;
+    PickleValue arguments = first.arguments;
+    if (Pickle::is_persistent(first)) return refused("is a storage, without a type and a shape");
+    for (int wraps = 0; wraps < kMostWraps; ++wraps) {
+      if (callable.kind != PickleKind::kGlobal || arguments.kind != PickleKind::kTuple) return std::nullopt;
+      const Pickle::Global called = pickle_.global_of(callable);
+      const auto* const row = std::ranges::find_if(kTensorMakers, [&](const MakerRow& maker) {
+        return maker.name == called.name && maker.module == called.module;
+      });
+      if (row == std::end(kTensorMakers)) {
+        if (called.module != kMakersModule || !called.name.starts_with(kMakersBegin)) {
+          return std::nullopt;
+        }
+        return refused("is made by " + printable(called.module) + "." + printable(called.name) +
+                       ", which stfs does not know");
+      }
+      const std::span items = pickle_.items_of(arguments);
+      if (row->maker == Maker::kRefused) return refused(std::string(row->refusal));
+      if (row->maker == Maker::kPlain || row->maker == Maker::kUntyped) {
+        return plain(items, row->maker == Maker::kUntyped);
+      }
+      if (row->maker == Maker::kFirst) {
+        if (items.empty() || items[0].kind != PickleKind::kObject) return std::nullopt;
+        callable = pickle_.node(items[0]).callable;
+        arguments = pickle_.node(items[0]).arguments;
+      } else {
+        if (items.size() < 3) return std::nullopt;
+        callable = items[0];
+        arguments = items[2];
+      }
+    }
+    return refused("is wrapped too often");
+  }
+
+ private:
+  static TorchTensor refused(std::string why) {
+    TorchTensor tensor;
+    tensor.refusal = std::move(why);
+    return tensor;
+  }
+  static TorchTensor broken() { return refused("its description is broken"); }
+
+  static const TypeRow* type_of(std::string_view TypeRow::*member, std::string_view name) {
+    const auto* const row = std::ranges::find(kTorchTypes, name, member);
+    return row == std::end(kTorchTypes) ? nullptr : row;
+  }
+
+  bool dims_of(PickleValue tuple, std::vector<std::uint64_t>& out) const {
+    if (tuple.kind == PickleKind::kObject) {  // torch.Size
+      const PickleValue arguments = pickle_.node(tuple).arguments;
+      if (arguments.kind != PickleKind::kTuple || arguments.count != 1) return false;
+      tuple = pickle_.items_of(arguments)[0];
+    }
+    if (tuple.kind != PickleKind::kTuple || tuple.count > kMostDims) return false;
+    for (const PickleValue dim : pickle_.items_of(tuple)) {
+      if (dim.kind != PickleKind::kInt || dim.number() < 0) return false;
+      out.push_back(dim.at);
+    }
+    return true;
+  }
+
+  // The flag of a dictionary that says that the bytes are not the values; "" for none.
+  std::string_view changing_flag(PickleValue metadata) const {
+    if (metadata.kind != PickleKind::kDict) return {};
+    const std::vector<PickleValue>& items = pickle_.node(metadata).items;
+    for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
+      const bool is_set = items[i + 1].kind == PickleKind::kBool && items[i + 1].at != 0;
+      if (is_set && items[i].kind == PickleKind::kText) return pickle_.text_of(items[i]);
+    }
+    return {};
+  }
+
+  TorchTensor plain(std::span<const PickleValue> arguments, bool is_untyped) const {
+    TorchTensor tensor;
+    const std::size_t least = is_untyped ? 7 : 4;
+    if (arguments.size() < least || arguments[0].kind != PickleKind::kObject ||
+        arguments[1].kind != PickleKind::kInt || arguments[1].number() < 0) {
+      return broken();
+    }
+    const Pickle::Node& object = pickle_.node(arguments[0]);
+    if (!Pickle::is_persistent(object)) return broken();
+    if (object.arguments.kind != PickleKind::kTuple) return broken();
+    const std::span storage = pickle_.items_of(object.arguments);
+    const bool is_storage = storage.size() >= 5 && storage[0].kind == PickleKind::kText &&
+                            pickle_.text_of(storage[0]) == "storage" &&
+                            storage[1].kind == PickleKind::kGlobal && storage[2].kind == PickleKind::kText &&
+                            storage[4].kind == PickleKind::kInt && storage[4].number() >= 0;
+    if (!is_storage) return broken();
+    tensor.storage = pickle_.text_of(storage[2]);
+    const std::string_view class_name = pickle_.global_of(storage[1]).name;
+    const PickleValue type = is_untyped ? arguments[6] : storage[1];
+    if (type.kind != PickleKind::kGlobal) return broken();
+    const std::string_view type_name = pickle_.global_of(type).name;
+    const TypeRow* const row = is_untyped ? type_of(&TypeRow::name, type_name)
+                                          : type_of(&TypeRow::storage, type_name);
+    if (row == nullptr || !row->dtype) {
+      return refused("the type " + in_quotes(row == nullptr ? type_name : row->name) +
+                     " is none of safetensors'");
+    }
+    tensor.dtype = *row->dtype;
+    if (!dims_of(arguments[2], tensor.shape) || !dims_of(arguments[3], tensor.strides) ||
+        tensor.strides.size() != tensor.shape.size()) {
+      return refused("its shape or its strides are none, or over 64 dimensions");
+    }
+    const std::size_t flags = is_untyped ? 7 : 6;
+    const std::string_view flag =
+        arguments.size() > flags ? changing_flag(arguments[flags]) : std::string_view();
+    if (!flag.empty()) {
+      return refused("its bytes are not its values (" + printable(flag) +
+                     "): save what resolve_conj() or resolve_neg() gives");
+    }
+    const std::uint64_t width = type_info(tensor.dtype).block_bytes;
+    const bool counts_bytes = is_untyped || class_name == "UntypedStorage";
+    if (__builtin_mul_overflow(storage[4].at, counts_bytes ? 1 : width, &tensor.storage_bytes)) {
+      return broken();
+    }
+    return placed(std::move(tensor), arguments[1].at, width);
+  }
+
+  // Checks a tensor against its storage, and makes bytes of elements.
+  static TorchTensor placed(TorchTensor tensor, std::uint64_t offset, std::uint64_t width) {
+    std::uint64_t elements = 1, last = offset;
+    const bool is_empty = std::ranges::find(tensor.shape, 0U) != tensor.shape.end();
+    bool overflows = __builtin_mul_overflow(offset, width, &tensor.begin);
+    bool is_dense = true;
+    for (std::size_t i = tensor.shape.size(); i-- > 0 && !is_empty;) {
+      std::uint64_t reach = 0;
+      is_dense = is_dense && (tensor.shape[i] == 1 || tensor.strides[i] == elements);
+      overflows = overflows || __builtin_mul_overflow(elements, tensor.shape[i], &elements) ||
+                  __builtin_mul_overflow(tensor.shape[i] - 1, tensor.strides[i], &reach) ||
+                  __builtin_add_overflow(last, reach, &last);
+    }
+    if (is_empty) {
+      std::uint64_t product = tensor.dtype == DType::kF4 ? 2 : 1;  // as safetensors multiplies them
+      for (const std::uint64_t dim : tensor.shape) {
+        if (__builtin_mul_overflow(product, dim, &product)) return refused("its shape is too large");
+      }
+      if (tensor.dtype == DType::kF4 && __builtin_mul_overflow(tensor.shape.back(), 2, &tensor.shape.back())) {
+        return refused("its shape is too large");
+      }
+      tensor.begin = std::min(tensor.begin, tensor.storage_bytes);
+      tensor.strides.clear();
+      return tensor;
+    }
+    overflows = overflows || __builtin_mul_overflow(elements, width, &tensor.bytes);
+    if (overflows || last >= tensor.storage_bytes / width) {
+      return refused("reaches beyond its storage");
+    }
+    if (tensor.dtype == DType::kF4) {  // an element of torch is a byte with two
+      if (!is_dense || tensor.shape.empty()) return refused("its bytes hold two elements each");
+      tensor.shape.back() *= 2;
+    }
+    for (std::uint64_t& stride : tensor.strides) stride *= width;
+    if (is_dense) tensor.strides.clear();
+    return tensor;
+  }
+
+  static constexpr std::uint32_t kMostDims = 64;  // PyTorch's limit
+
+  const Pickle& pickle_;
+};
+
+class TensorWalk {
+ public:
+  using Found = std::function<void(std::string_view, const TorchTensor&)>;
+
+  TensorWalk(const Pickle& pickle, const std::string& place, const Found& found)
+      : pickle_(pickle),
+        reader_(pickle),
+        place_(place),
+        found_(found),
+        states_(pickle.node_count()),
+        is_barren_tuple_(pickle.item_count()),
+        most_visits_(8 * pickle.length() + 1024),
+        most_tensors_(pickle.length() / 16 + 1024),
+        most_names_(64 * pickle.length() + 1024) {}
+
+  void walk() {
+    visit(pickle_.result(), {});
+    while (!frames_.empty()) {
+      const std::size_t here = frames_.size() - 1;
+      name_.resize(frames_[here].way.name);
+      PickleValue child;
+      Way way;
+      if (next_child(frames_[here], child, way)) {
+        visit(child, way);
+      } else {
+        leave();
+      }
+    }
+  }
+
+ private:
+  // How a value was reached.
+  struct Way {
+    std::size_t name = 0;       // bytes of name_ that lead to it
+    bool is_named = false;      // there are keys; one may be ""
+    bool is_state = false;      // it is what BUILD gave: its keys are those of the object
+  };
+  struct Frame {
+    PickleValue value;
+    Way way;
+    std::uint64_t found;   // tensors before it
+    std::uint64_t at = 0;  // the next child
+  };
+  // A node without tensors is passed over the next time; one that is open holds itself.
+  enum class State : std::uint8_t { kNew, kOpen, kBarren };
+
+  // Frames take memory, and a byte of the pickle may make one. Python's own recursion ends long before.
+  static constexpr std::size_t kMostDepth = 1'000'000;
+
+  static bool may_hold_tensors(PickleValue value) {
+    return value.kind == PickleKind::kTuple || value.is_node();
+  }
+
+  void visit(PickleValue value, Way way) {
+    if (++visits_ > most_visits_) refuse();
+    if (!may_hold_tensors(value)) return;
+    if (value.kind == PickleKind::kTuple && (value.count == 0 || is_barren_tuple_[value.at])) return;
+    if (value.is_node() && states_[value.at] != State::kNew) return;
+    way.name = name_.size();
+    if (const std::optional<TorchTensor> tensor = reader_.read(value)) return tell(*tensor, way);
+    if (value.is_node()) states_[value.at] = State::kOpen;
+    if (frames_.size() >= kMostDepth) {
+      throw Error(ErrorCode::kPickle, place_, "the pickle is nested too deeply");
+    }
+    frames_.push_back({.value = value, .way = way, .found = count_});
+  }
+
+  void tell(const TorchTensor& tensor, const Way& way) {
+    const std::string_view name = way.is_named ? std::string_view(name_) : "tensor";
+    if (++count_ > most_tensors_) refuse();
+    charge(name.size());
+    found_(name, tensor);
+  }
+
+  // A shared value may be written in two bytes, and named at length: all names have a bound.
+  void charge(std::uint64_t bytes) {
+    names_ += bytes;
+    if (names_ > most_names_) refuse();
+  }
+
+  [[noreturn]] void refuse() const {
+    throw Error(ErrorCode::kPickle, place_,
+                "the pickle shares so much that its paths are out of proportion to its length");
+  }
+
+  void leave() {
+    const Frame& frame = frames_.back();
+    if (frame.value.kind == PickleKind::kTuple) {
+      is_barren_tuple_[frame.value.at] = count_ == frame.found;
+    } else {
+      states_[frame.value.at] = count_ == frame.found ? State::kBarren : State::kNew;
+    }
+    frames_.pop_back();
+  }
+
+  // Takes the next child, and adds its key to the name.
+  bool next_child(Frame& frame, PickleValue& child, Way& way) {
+    if (frame.value.kind == PickleKind::kTuple) {
+      return next_item(frame, pickle_.items_of(frame.value), child, way);
+    }
+    const Pickle::Node& node = pickle_.node(frame.value);
+    if (frame.value.kind == PickleKind::kList) return next_item(frame, node.items, child, way);
+    // The arguments of an object come before its items.
+    const bool has_arguments =
+        frame.value.kind == PickleKind::kObject && node.arguments.kind == PickleKind::kTuple;
+    const std::span<const PickleValue> arguments =
+        has_arguments ? pickle_.items_of(node.arguments) : std::span<const PickleValue>();
+    if (frame.at < arguments.size()) return next_item(frame, arguments, child, way);
+    const std::uint64_t pair = frame.at - arguments.size();
+    if (2 * pair + 1 >= node.items.size()) return false;
+    ++frame.at;
+    child = node.items[2 * pair + 1];
+    const PickleValue key = node.items[2 * pair];
+    way.is_state = key.kind == PickleKind::kState;
+    way.is_named = frame.way.is_named || !way.is_state;
+    if (!way.is_state && may_hold_tensors(child)) add_key(frame, key, pair);
+    return true;
+  }
+
+  bool next_item(Frame& frame, std::span<const PickleValue> items, PickleValue& child, Way& way) {
+    if (frame.at >= items.size()) return false;
+    child = items[static_cast<std::size_t>(frame.at)];
+    // A state of two dictionaries: attributes, and slots.
+    const bool is_part_of_state = frame.way.is_state && frame.value.kind == PickleKind::kTuple;
+    way.is_named = frame.way.is_named || !is_part_of_state;
+    if (!is_part_of_state && may_hold_tensors(child)) add_part(frame, std::to_string(frame.at));
+    ++frame.at;
+    return true;
+  }
+
+  void add_key(const Frame& frame, PickleValue key, std::uint64_t position) {
+    switch (key.kind) {
+      case PickleKind::kText:
+      case PickleKind::kBytes:
+        return add_part(frame, pickle_.text_of(key));
+      case PickleKind::kInt:
+        return add_part(frame, std::to_string(key.number()));
+      case PickleKind::kBool:
+        return add_part(frame, key.at != 0 ? "True" : "False");
+      case PickleKind::kNone:
+        return add_part(frame, "None");
+      default:
+        return add_part(frame, std::to_string(position));
+    }
+  }
+
+  void add_part(const Frame& frame, std::string_view part) {
+    charge(part.size());
+    if (frame.way.is_named) name_ += '.';
+    name_ += part;
+  }
+
+  const Pickle& pickle_;
+  TensorReader reader_;
+  const std::string& place_;
+  const Found& found_;
+  std::vector<State> states_;  // by node
+  std::vector<bool> is_barren_tuple_;  // by the place of its first item
+  std::uint64_t most_visits_, most_tensors_, most_names_;
+  std::uint64_t visits_ = 0, names_ = 0, count_ = 0;
+  std::string name_;
+  std::vector<Frame> frames_;
+};
+
+}  // namespace
+
+void walk_tensors(const Pickle& pickle, const std::string& place,
+                  const std::function<void(std::string_view name, const TorchTensor&)>& found) {
+  TensorWalk(pickle, place, found).walk();
+}
+
+}  // namespace stfs

@@ -1,0 +1,119 @@
+#include "core/recipe/inflated.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+// A place is kept at least so many bytes behind the last, and so many times in a member.
+constexpr std::uint64_t kLeastKeptStep = 1 << 20;
+constexpr std::uint64_t kKeptSteps = 32;
+
+class Inflated : public Producer {
+ public:
+  Inflated(Extent stored, Description::Deflated member, std::uint64_t begin, std::uint64_t length,
+           InflatedPlaces& places, std::uint64_t number)
+      : stored_(stored),
+        member_(member),
+        begin_(begin),
+        length_(length),
+        places_(places),
+        number_(number) {}
+
+  std::uint64_t size() const override { return length_; }
+  int verify() const override { return stored_.source->verify(); }
+
+  void missing(std::uint64_t, std::uint64_t, std::vector<Extent>& missing) const override {
+    // Which of them a read needs stands in the stream alone.
+    if (!stored_.source->has({stored_.offset, stored_.length})) missing.push_back(stored_);
+  }
+
+  int produce(std::uint64_t offset, std::span<std::byte> out) const override {
+    const std::uint64_t begin = begin_ + offset;
+    const std::shared_ptr<const Inflater> last = places_.before(number_, begin);
+    Inflater inflater = last ? Inflater(*last) : Inflater({stored_.offset, stored_.length}, member_, reader());
+    int error = skip_to(begin, inflater);
+    if (error == 0) error = inflater.take(out);
+    if (error != 0) return failure(error);
+    // One that is kept for readers that begin anywhere stays.
+    const bool was_an_end = last && last->position() % step() != 0;
+    places_.keep(number_, std::make_shared<const Inflater>(inflater),
+                 was_an_end ? last.get() : nullptr);
+    return 0;
+  }
+
+ private:
+  std::uint64_t step() const { return std::max(kLeastKeptStep, member_.length / kKeptSteps); }
+
+  ReadBytes reader() const {
+    return [source = stored_.source](std::uint64_t offset, std::span<std::byte> out) {
+      return source->read_unverified(out, offset);
+    };
+  }
+
+  // Decompresses what nobody wants, and keeps places on the way.
+  int skip_to(std::uint64_t position, Inflater& inflater) const {
+    std::vector<std::byte> unwanted;
+    while (inflater.position() < position) {
+      const std::uint64_t to_step = step() - inflater.position() % step();
+      unwanted.resize(static_cast<std::size_t>(std::min(
+          {position - inflater.position(), to_step, std::uint64_t{256} << 10})));
+      if (const int error = inflater.take(unwanted)) return error;
+      if (inflater.position() % step() == 0) {
+        places_.keep(number_, std::make_shared<const Inflater>(inflater), nullptr);
+      }
+    }
+    return 0;
+  }
+
+  int failure(int error) const {
+    if (error != EBADMSG) return error;
+    stored_.source->note_failure(stored_.offset, stored_.offset + stored_.length, EIO);
+    return EIO;
+  }
+
+  Extent stored_;
+  Description::Deflated member_;
+  std::uint64_t begin_, length_;
+  InflatedPlaces& places_;
+  std::uint64_t number_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Inflater> InflatedPlaces::before(std::uint64_t member,
+                                                       std::uint64_t position) const {
+  const std::lock_guard lock(mutex_);
+  auto best = kept_.end();
+  for (auto at = kept_.begin(); at != kept_.end(); ++at) {
+    if (at->member != member || at->place->position() > position) continue;
+    if (best == kept_.end() || at->place->position() > best->place->position()) best = at;
+  }
+  if (best == kept_.end()) return nullptr;
+  kept_.splice(kept_.begin(), kept_, best);
+  return best->place;
+}
+
+void InflatedPlaces::keep(std::uint64_t member, std::shared_ptr<const Inflater> place,
+                          const Inflater* last) {
+  std::list<Kept> gone;  // destroyed without the lock
+  const std::lock_guard lock(mutex_);
+  const auto same = std::ranges::find_if(kept_, [&](const Kept& kept) {
+    return kept.place.get() == last ||
+           (kept.member == member && kept.place->position() == place->position());
+  });
+  if (same != kept_.end()) gone.splice(gone.begin(), kept_, same);
+  kept_.push_front({member, std::move(place)});
+  if (kept_.size() > kMost) gone.splice(gone.begin(), kept_, std::prev(kept_.end()));
+}
+
+std::unique_ptr<const Producer> inflated(Extent stored, Description::Deflated member,
+                                         std::uint64_t begin, std::uint64_t length,
+                                         InflatedPlaces& places, std::uint64_t number) {
+  return std::make_unique<Inflated>(stored, member, begin, length, places, number);
+}
+
+}  // namespace stfs

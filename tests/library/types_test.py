@@ -1,0 +1,18 @@
+"""mypy finds nothing in stfs. Skipped where it is not installed.
+
+Frameworks count as untyped: with torch's sources mypy takes minutes.
+"""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+if shutil.which("mypy") is None:
+    print("skipped: mypy is not installed")
+    sys.exit(77)
+module = pathlib.Path(__file__).resolve().parents[2] / "tools/library/python/stfs"
+with tempfile.TemporaryDirectory() as cache:
+    words = ["mypy", "--strict", "--no-site-packages", "--ignore-missing-imports", "--cache-dir", cache]
+    sys.exit(subprocess.run([*words, module], check=False).returncode)

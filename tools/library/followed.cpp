@@ -1,0 +1,56 @@
+#include "tools/library/followed.h"
+
+#include "core/base/error.h"
+#include "core/command/command.h"
+#include "core/command/source_rows.h"
+#include "tools/library/option_words.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+constexpr std::array kFollowRows = {
+    OptionRow{.flags = "latest",
+              .set =
+                  [](void* to, const std::string&) {
+                    static_cast<FollowOptions*>(to)->follow.latest = true;
+                  }},
+    OptionRow{.flags = "marker",
+              .argument = "NAME",
+              .set =
+                  [](void* to, const std::string& value) {
+                    static_cast<FollowOptions*>(to)->follow.marker = value;
+                  }},
+};
+constexpr auto kAllFollowRows = joined(kFollowRows, source_rows<&FollowOptions::sources>("", "", true));
+
+}  // namespace
+
+FollowOptions::FollowOptions(std::span<const std::string> options) {
+  std::string known;
+  for (const OptionRow& row : kAllFollowRows) (known += known.empty() ? "" : ", ") += row.flags;
+  for (const std::string& option : options) set_option(kAllFollowRows, option, known, this);
+}
+
+Followed::Followed(std::string directory, const FollowOptions& options)
+    : process_(::getpid()),
+      sources_(options.sources),
+      follower_(std::move(directory), sources_, options.follow) {}
+
+bool Followed::is_inherited() const { return process_ != ::getpid(); }
+
+const char* Followed::next() {
+  if (is_inherited()) {
+    throw Error(ErrorCode::kUsage, "", "the follower is that of another process: make one here");
+  }
+  const auto version = follower_.next();
+  if (!version) return nullptr;
+  version_ = *version;
+  return version_.c_str();
+}
+
+}  // namespace stfs

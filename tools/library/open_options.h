@@ -1,0 +1,25 @@
+// The options of stfs_open: words "key=value" into what loading needs.
+//
+// Thread safety and lifetime: plain values.
+#pragma once
+
+#include "core/checkpoint/checkpoint.h"
+#include "core/remote/sources.h"
+
+#include <span>
+#include <string>
+#include <vector>
+
+namespace stfs {
+
+// The options of stfs_open. Throws Error kUsage for what is none.
+struct OpenOptions {
+  explicit OpenOptions(std::span<const std::string> options);
+
+  LoadOptions load;
+  SourceOptions sources;
+  std::string version;              // "": any
+  std::vector<std::string> others;  // all but layers and the version, with absolute paths
+};
+
+}  // namespace stfs
