@@ -38,7 +38,7 @@ int inherit(UniqueFd fd) {
 // no context.
 Transferred copy(const DeviceInfo& info, std::span<const Item> items, const Layout& layout,
                  TransferOptions options) {
-  const std::unique_ptr<Device> device = open_device(info);
+  const std::unique_ptr<Device> device = open_with_room(info, options.wait_for_room);
   ProgressBar bar(work_of(items, options));
   options.progress = [&](std::uint64_t bytes) { bar.add(bytes); };
   return transfer(*device, items, layout, options);

@@ -136,7 +136,6 @@ class Copier {
       }
       DeviceInfo info = find_device(device_name_);
       if (info.id != "cpu") info.id = info.uuid;  // clients number devices in their own ways
-      if (!device_) device_ = open_device(info);
       const std::vector<Item> items = items_of(order);
       std::vector<std::uint64_t> sizes;
       sizes.reserve(items.size());
@@ -155,6 +154,7 @@ class Copier {
       options.lanes = &lanes_;
       options.progress = [&](std::uint64_t bytes) { copied += bytes; };
       total_ = work_of(items, options);
+      if (!device_) device_ = open_with_room(info, options.wait_for_room, &stop);
       Transferred result = transfer(*device_, items, lay_out(sizes), options);
       Json counts = Json::array();
       for (const ConversionCounts& count : result.counts) {

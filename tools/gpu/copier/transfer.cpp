@@ -40,6 +40,27 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+[[noreturn]] void was_stopped(const DeviceInfo& info) {
+  throw Error(ErrorCode::kDeviceFailed, info.id, "the copy was stopped");
+}
+
+// Calls `attempt` until it throws no OutOfDeviceMemory, for as long as `wait`.
+template <class Attempt>
+auto with_room(const DeviceInfo& info, std::chrono::milliseconds wait,
+               const std::atomic<bool>* stop, const Attempt& attempt) {
+  const auto deadline = std::chrono::steady_clock::now() + wait;
+  for (;;) {
+    try {
+      return attempt();
+    } catch (const OutOfDeviceMemory& error) {
+      const bool never_fits = error.needed() > info.total_bytes;
+      if (never_fits || std::chrono::steady_clock::now() >= deadline) throw;
+    }
+    if (stop != nullptr && *stop) was_stopped(info);
+    std::this_thread::sleep_for(kRoomPause);
+  }
+}
+
 // Adjacent bytes of a segment that are copied in one way: as they are, or converted.
 struct Run {
   std::uint64_t begin = 0;     // offset in the segment
@@ -96,18 +117,8 @@ class Transfer {
   using Step = void (Transfer::*)(Lane&, std::vector<ConversionCounts>& counts);
 
   void allocate() {
-    const auto deadline = std::chrono::steady_clock::now() + options_.wait_for_room;
-    const DeviceInfo info = device_.info();
     const std::uint64_t needed = sum_or_most(layout_.bytes(), options_.keep_free);
-    for (;;) {
-      try {
-        return allocate_now(needed);
-      } catch (const OutOfDeviceMemory&) {
-        if (needed > info.total_bytes || std::chrono::steady_clock::now() >= deadline) throw;
-      }
-      if (stop_) was_stopped();
-      std::this_thread::sleep_for(kRoomPause);
-    }
+    with_room(device_.info(), options_.wait_for_room, &stop_, [&] { allocate_now(needed); });
   }
 
   void allocate_now(std::uint64_t needed) {
@@ -235,7 +246,7 @@ class Transfer {
 
   // The tile that a worker does next; null when all are taken.
   const Tile* take() {
-    if (stop_) was_stopped();
+    if (stop_) was_stopped(device_.info());
     const std::size_t i = next_.fetch_add(1);
     if (i >= tiles_.size()) return nullptr;
     if (fetches_ahead_) fetch_ahead(i);
@@ -269,10 +280,6 @@ class Transfer {
       compare(lane, tile, std::span(expected).first(static_cast<std::size_t>(tile.length)));
       report(tile);
     }
-  }
-
-  [[noreturn]] void was_stopped() const {
-    throw Error(ErrorCode::kDeviceFailed, device_.info().id, "the copy was stopped");
   }
 
   // The bytes that copy() reads for a tile: stored ones, or those before the conversion.
@@ -347,7 +354,7 @@ class Transfer {
   void read(const Content& content, const Tile& tile, std::span<std::byte> out,
             std::uint64_t offset) const {
     int error = fetch_and_copy(content, offset, out, &stop_);
-    if (error == EINTR) was_stopped();
+    if (error == EINTR) was_stopped(device_.info());
     if (const int changed = content.verify(offset, out.size())) error = changed;
     if (error != 0) {
       sources_.fail(items_[item_at(tile.segment, tile.run->begin + tile.offset)].request().path,
@@ -416,6 +423,11 @@ std::uint64_t work_of(std::span<const Item> items, const TransferOptions& option
   std::uint64_t bytes = 0;
   for (const Item& item : items) bytes = sum_or_most(bytes, item.bytes());
   return options.verify ? sum_or_most(bytes, bytes) : bytes;
+}
+
+std::unique_ptr<Device> open_with_room(const DeviceInfo& info, std::chrono::milliseconds wait,
+                                       const std::atomic<bool>* stop) {
+  return with_room(info, wait, stop, [&] { return open_device(info); });
 }
 
 Transferred transfer(Device& device, std::span<const Item> items, const Layout& layout,

@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -84,6 +85,11 @@ std::uint64_t work_of(std::span<const Item> items, const TransferOptions& option
 
 // A good value of wait_for_room.
 inline constexpr std::chrono::seconds kRoomTime{2};
+
+// open_device(), tried again for so long while a context finds no room. Throws kDeviceFailed once
+// `stop` is true; null: nothing stops it.
+std::unique_ptr<Device> open_with_room(const DeviceInfo& info, std::chrono::milliseconds wait,
+                                       const std::atomic<bool>* stop = nullptr);
 
 // Copies the items as laid out. Opens the source files. Throws Error kUnreadable when a source does
 // not have the version that its items name, before or after the copy; kDeviceFailed;
