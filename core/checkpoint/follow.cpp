@@ -116,8 +116,7 @@ void Follower::wait() {
 
 void Follower::cancel() {
   is_cancelled_ = true;
-  const std::uint64_t one = 1;
-  static_cast<void>(::write(cancelled_.get(), &one, sizeof one));
+  ::eventfd_write(cancelled_.get(), 1);
 }
 
 std::optional<std::string> Follower::next() {

@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <limits>
 #include <map>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -107,12 +106,12 @@ std::string path_of(const Values& values, const Scale& scale) {
 }
 
 std::string chart(const Run& run, const std::string& title, const std::vector<Line>& lines,
-                  bool from_zero, std::optional<std::size_t> broken) {
+                  bool from_zero, std::size_t broken_at) {
   const Scale scale(lines, from_zero);
   std::string svg = "<svg viewBox=\"0 0 200 100\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"" +
                     title + ": " + scale.text() + "\">";
-  if (broken) {
-    svg += "<path class=\"broke\" d=\"M" + across(*broken, run.versions.size()) + " 0V100\"/>";
+  if (broken_at < run.versions.size()) {
+    svg += "<path class=\"broke\" d=\"M" + across(broken_at, run.versions.size()) + " 0V100\"/>";
   }
   for (const Line& line : lines) {
     const std::string path = path_of(line.values, scale);
@@ -143,7 +142,7 @@ Values of_cells(const RunTensor& tensor, float RunCell::*member) {
   return values;
 }
 
-std::string whole(const Run& run, std::optional<std::size_t> broken) {
+std::string whole(const Run& run, std::size_t broken_at) {
   const std::size_t versions = run.versions.size();
   Line rms{Values(versions, kNoValue), 1, "RMS", versions},
       largest{Values(versions, kNoValue), 1, "largest", versions};
@@ -169,10 +168,10 @@ std::string whole(const Run& run, std::optional<std::size_t> broken) {
     std::ranges::nth_element(distances, middle);
     distance.values[v] = *middle;
   }
-  return chart(run, "Median distance to the first", {distance}, true, broken) +
-         chart(run, "RMS", {rms}, false, broken) +
-         chart(run, "Largest |x|", {largest}, false, broken) +
-         chart(run, "NaN and infinite values", {not_finite}, true, broken);
+  return chart(run, "Median distance to the first", {distance}, true, broken_at) +
+         chart(run, "RMS", {rms}, false, broken_at) +
+         chart(run, "Largest |x|", {largest}, false, broken_at) +
+         chart(run, "NaN and infinite values", {not_finite}, true, broken_at);
 }
 
 struct Role {
@@ -218,7 +217,7 @@ std::vector<Line> lines_of(const Run& run, const Role& role, float RunCell::*mem
   return lines;
 }
 
-std::string roles(const Run& run, std::optional<std::size_t> broken) {
+std::string roles(const Run& run, std::size_t broken_at) {
   struct Metric {
     std::string_view id, name;
     float RunCell::*member;
@@ -240,7 +239,7 @@ std::string roles(const Run& run, std::optional<std::size_t> broken) {
     for (const Role& role : all) {
       std::string name = role.name;
       if (name.ends_with(".weight")) name.resize(name.size() - 7);
-      html += chart(run, name_of(name), lines_of(run, role, metric.member), metric.from_zero, broken);
+      html += chart(run, name_of(name), lines_of(run, role, metric.member), metric.from_zero, broken_at);
     }
     html += "</div>\n</section>\n";
   }
@@ -321,7 +320,7 @@ std::string figures(const Run& run) {
 
 void write_run(const Run& run, const Write& write) {
   const auto broken = run.first_break();
-  const auto version = broken ? std::optional(broken->version) : std::nullopt;
+  const std::size_t broken_at = broken ? broken->version : run.versions.size();
   std::string head;
   for (const std::string_view name : {"Tensor", "Broken in", "Distance"}) head += heading(name);
   for (const std::string_view name : {"at the end", "RMS, first", "last", "Largest, first", "last",
@@ -343,8 +342,8 @@ void write_run(const Run& run, const Write& write) {
        {"style", text_part(std::string(page_style()))},
        {"figures", text_part(figures(run))},
        {"health", text_part(health(run))},
-       {"whole", text_part(whole(run, version))},
-       {"roles", text_part(roles(run, version))},
+       {"whole", text_part(whole(run, broken_at))},
+       {"roles", text_part(roles(run, broken_at))},
        {"order", text_part("What broke comes first, then what is farthest from " +
                            name_of(run.versions.front()) +
                            (rows < run.tensors.size()
