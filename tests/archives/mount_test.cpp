@@ -173,5 +173,28 @@ TEST_F(ArchiveMount, AWebServerIsAskedForItsHeadersAlone) {
   EXPECT_FALSE(asked.contains(1) || asked.contains(2)) << "the middle of w";
 }
 
+TEST_F(ArchiveMount, AModelOfTheHubWithPytorchModelAloneAndAnArchiveInABucketAreMounted) {
+  if (!std::filesystem::exists("/usr/bin/python3")) GTEST_SKIP() << "no Python";
+  const std::filesystem::path model = dir_ / "models/org/name";
+  std::filesystem::create_directories(model);
+  write_file(model / "config.json", "{}");
+  write_file(model / "optimizer.pt", "x");
+  write_file(model / "pytorch_model.bin", torch_bytes());
+  const Process hub({"/usr/bin/python3", STFS_HUB_SERVER, dir_ / "models"});
+  ASSERT_TRUE(eventually([&] { return hub.out().find('\n') != std::string::npos; }));
+  put("/bucket/d.npz", {.bytes = npz_bytes(true)});
+  const RunOptions environment{
+      .environment = {"HF_ENDPOINT=" + nlohmann::json::parse(hub.out()).at("hub").get<std::string>(),
+                      "AWS_ENDPOINT_URL=" + server_.url(""), "AWS_REGION=us-east-1",
+                      "AWS_EC2_METADATA_DISABLED=true", "HF_HUB_CACHE=/none",
+                      "HOME=" + dir_.path().string()}};
+  for (const std::string source : {"hf://org/name", "s3://bucket/d.npz"}) {
+    const ForegroundMount mount({source}, options(), environment);
+    expect_all(mount / "");
+    EXPECT_EQ(xattr(mount / "t", "user.stfs.from"),
+              source.starts_with("hf") ? "[\"archive/data/1\"]" : "[\"t.npy\"]");
+  }
+}
+
 }  // namespace
 }  // namespace stfs::test
