@@ -532,6 +532,16 @@ TEST(Http, AServerWithoutTlsIsNoSecureServer) {
   EXPECT_EQ(outcome.end.text.find("secret"), std::string::npos) << outcome.end.text;
 }
 
+// As where a server is restarted: it is asked again, as where it refuses the connection.
+TEST(Http, AHandshakeThatBreaksOffIsABrokenConnection) {
+  const RawServer server("");
+  Http http({});
+  const HttpOutcome outcome = http_fetch(http, {.url = "https" + server.url().substr(4)});
+  EXPECT_EQ(outcome.end.error, EIO);
+  EXPECT_TRUE(outcome.end.text.ends_with(" broke in its handshake")) << outcome.end.text;
+  EXPECT_EQ(next_try(outcome.end, AnswerIs::kGood), NextTry::kLater);
+}
+
 TEST(Http, AStallEndsTheTransfer) {
   HttpServer server([](const WebRequest& request) {
     return WebAnswer{.headers = {{"Content-Length", "9"}},

@@ -1,5 +1,7 @@
 #include "core/layer/delta/encoder.h"
 
+#include "core/layer/delta/frame.h"
+
 #include <zstd.h>
 
 #include <algorithm>
@@ -62,8 +64,8 @@ void FrameEncoder::add(std::span<const std::byte> before, std::span<const std::b
         left -= some;
       }
     }
-    difference_.resize(before.size());
-    for (std::size_t i = 0; i < before.size(); ++i) difference_[i] = before[i] ^ after[i];
+    difference_.assign(after.begin(), after.end());
+    exclusive_or(before, difference_);
     compress(difference_, false);
   }
   has_changes_ = has_changes_ || !is_equal;

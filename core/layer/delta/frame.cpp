@@ -103,7 +103,7 @@ class XorFrame : public Frame {
     for (; !next.empty(); next = next.subspan(std::min(changes.size(), next.size()))) {
       const std::span some = std::span(changes).first(std::min(changes.size(), next.size()));
       if (const int error = stream_.read(some)) return error;
-      for (std::size_t i = 0; i < some.size(); ++i) next[i] ^= some[i];
+      exclusive_or(some, next.first(some.size()));
     }
     return 0;
   }
@@ -191,6 +191,18 @@ class OverwriteFrame : public Frame {
 };
 
 }  // namespace
+
+void exclusive_or(std::span<const std::byte> change, std::span<std::byte> bytes) {
+  std::array<std::uint64_t, 8> words, changes;
+  std::size_t i = 0;
+  for (; change.size() - i >= sizeof words; i += sizeof words) {
+    std::memcpy(words.data(), &bytes[i], sizeof words);
+    std::memcpy(changes.data(), &change[i], sizeof changes);
+    for (std::size_t word = 0; word < words.size(); ++word) words[word] ^= changes[word];
+    std::memcpy(&bytes[i], words.data(), sizeof words);
+  }
+  for (; i < change.size(); ++i) bytes[i] ^= change[i];
+}
 
 std::unique_ptr<Frame> Frame::open(DeltaEncoding encoding, const Extent& frame,
                                    std::uint64_t length) {

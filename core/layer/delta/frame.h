@@ -16,6 +16,9 @@
 
 namespace stfs {
 
+// bytes ^= change, of equal lengths.
+void exclusive_or(std::span<const std::byte> change, std::span<std::byte> bytes);
+
 class Frame {
  public:
   // `length` is the tensor's, in bytes. What is wrong with the frame is told by the functions.

@@ -154,10 +154,6 @@ class Patches::Collected {
   std::shared_ptr<Changes> changes_ = std::make_shared<Changes>();
 };
 
-void apply_xor(std::span<const std::byte> change, std::span<std::byte> bytes) {
-  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] ^= change[i];
-}
-
 // A tensor from its beginning, a piece at a time. Where all links are xor, their frames are decoded ahead.
 class Patches::Tensor::Pieces {
  public:
@@ -173,14 +169,14 @@ class Patches::Tensor::Pieces {
   int apply(std::span<std::byte> bytes, std::span<const std::byte>& difference) {
     if (ahead_) {
       if (const int error = ahead_->next(difference)) return error;
-      apply_xor(difference, bytes);
+      exclusive_or(difference, bytes);
       return 0;
     }
     before_.assign(bytes.begin(), bytes.end());
     for (const auto& frame : frames_) {
       if (const int error = frame->apply(bytes)) return error;
     }
-    apply_xor(bytes, before_);
+    exclusive_or(bytes, before_);
     difference = before_;
     return 0;
   }

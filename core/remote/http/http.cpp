@@ -380,6 +380,12 @@ void set_up(Transfer& transfer) {
   libcurl().easy_setopt(easy, CURLOPT_WRITEDATA, &transfer);
 }
 
+// Whether a handshake ended because the connection did, as when a server is restarted. libcurl has one code for all
+// that ends a handshake; its text has OpenSSL's error, or, where OpenSSL has none, what the system said.
+bool has_broken_off(std::string_view said) {
+  return said.find("SSL_connect: ") != std::string_view::npos || said.find("unexpected eof") != std::string_view::npos;
+}
+
 // libcurl's reason why a transfer broke, in our words where its own may say more than they should:
 // they may hold a URL.
 HttpEnd end_of(CURLcode code, Transfer& transfer) {
@@ -419,6 +425,7 @@ HttpEnd end_of(CURLcode code, Transfer& transfer) {
     case CURLE_SSL_CERTPROBLEM:
       return {EPROTO, "cannot trust " + host + ": " + said};
     case CURLE_SSL_CONNECT_ERROR:
+      if (has_broken_off(said)) return {EIO, "the connection to " + host + " broke in its handshake"};
       return {EPROTO, "no secure connection to " + host + ": " + said};
     case CURLE_READ_ERROR:  // nothing else is read: bodies are in memory
       return {EACCES, printable(transfer.environment->netrc) +
