@@ -380,8 +380,9 @@ void set_up(Transfer& transfer) {
   libcurl().easy_setopt(easy, CURLOPT_WRITEDATA, &transfer);
 }
 
-// Whether a handshake ended because the connection did, as when a server is restarted. libcurl has one code for all
-// that ends a handshake; its text has OpenSSL's error, or, where OpenSSL has none, what the system said.
+// Whether a handshake ended because the connection did, as when a server is restarted. libcurl has
+// one code for all that ends a handshake; its text has OpenSSL's error, or, where OpenSSL has none,
+// what the system said.
 bool has_broken_off(std::string_view said) {
   return said.find("SSL_connect: ") != std::string_view::npos || said.find("unexpected eof") != std::string_view::npos;
 }
