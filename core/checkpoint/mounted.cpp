@@ -185,7 +185,7 @@ bool parse_origin(const Json& json, unsigned depth, Origin& origin) {
 
 // Recognising a path
 
-[[noreturn]] void refuse(const std::string& place, const std::string& rule) {
+[[noreturn]] void refuse_mount(const std::string& place, const std::string& rule) {
   throw Error(ErrorCode::kUnreadable, place, rule);
 }
 
@@ -198,7 +198,7 @@ bool is_fuse(const std::string& path) {
 // other file systems; returns for any other failure, which loading reports.
 void explain(const std::string& source, int error) {
   if (error == ENOTCONN || error == ECONNABORTED) {  // the latter while it ends
-    refuse(source, errno_text(error) +
+    refuse_mount(source, errno_text(error) +
                        ": the process that served this mount has ended; unmount it (stfs -u, or "
                        "fusermount3 -u) and mount it again");
   }
@@ -210,7 +210,7 @@ void explain(const std::string& source, int error) {
   while (path.has_relative_path()) {
     struct stat status {};
     if (is_fuse(path) && ::stat(path.c_str(), &status) != 0 && errno == EACCES) {
-      refuse(source, errno_text(error) + ": the mount " + printable(path.string()) +
+      refuse_mount(source, errno_text(error) + ": the mount " + printable(path.string()) +
                          " lets only its own user in; with -o allow_other it lets others in too");
     }
     path = path.parent_path();
@@ -300,7 +300,7 @@ std::string advice(const std::string& mountpoint) {
 // 0.1.0 did not say what it mounts. The other file systems in user space have no such file.
 void refuse_older_mount(const std::string& root) {
   if (std::error_code error; fs::exists(root + "/.stfs/tensors.json", error)) {
-    refuse(root,
+    refuse_mount(root,
            "an older stfs serves this mount, and does not say what it shows: mount it again with "
            "this version");
   }
@@ -343,7 +343,7 @@ std::optional<std::string> description_of(const std::string& root) {
     std::string text = description_in(root + "/" + std::string(kDescriptionFile));
     if (long_description(text) == *value) return text;
     // A link to a source may have given it another token meanwhile.
-    if (looks == kMostLooks) refuse(root, "its description changes: mount it again");
+    if (looks == kMostLooks) refuse_mount(root, "its description changes: mount it again");
   }
 }
 
@@ -452,7 +452,7 @@ std::optional<MountedPath> find_mounted(const std::string& source) {
   // The working directory can lie in a mount that another one covers.
   if (struct stat at_path{};
       ::stat(path.c_str(), &at_path) != 0 || at_path.st_dev != status.st_dev) {
-    refuse(source, "another file system is mounted over it: enter its directory again");
+    refuse_mount(source, "another file system is mounted over it: enter its directory again");
   }
   const std::string root = mountpoint_of(path);
   const std::optional<std::string> json =
@@ -464,7 +464,7 @@ std::optional<MountedPath> find_mounted(const std::string& source) {
   }
   std::optional<MountContent> content = parse_mount_json(*json);
   if (!content) {
-    refuse(root, std::string("its attribute ") + kMountAttribute +
+    refuse_mount(root, std::string("its attribute ") + kMountAttribute +
                      " is not understood: mount it again with this version of stfs");
   }
   const Meaning meaning = meaning_of(within, S_ISDIR(status.st_mode));
@@ -492,13 +492,13 @@ void refuse_changed(const MountedPath& mounted) {
   // A layer has files too, such as an adapter's.
   const bool is_one =
       sources.size() == 1 && !sources.front().path.empty() && mounted.origin.layers.empty();
-  refuse(mounted.source, (is_one ? printable(sources.front().path) + " has changed"
+  refuse_mount(mounted.source, (is_one ? printable(sources.front().path) + " has changed"
                                  : std::string("its sources have changed")) +
                              " since it was mounted: " + advice(mounted.mountpoint));
 }
 
 void refuse_lost(const MountedPath& mounted, const Error& cause) {
-  refuse(mounted.source, std::string("its source cannot be loaded: ") + cause.what() + "; " +
+  refuse_mount(mounted.source, std::string("its source cannot be loaded: ") + cause.what() + "; " +
                              advice(mounted.mountpoint));
 }
 

@@ -194,7 +194,7 @@ Summary summary_of_complex(std::span<const float> parts, std::uint64_t first, Pl
 }
 
 // The values of one run, and what a thread needs to make them.
-struct Run {
+struct RunValues {
   std::vector<float> floats;
   std::vector<double> doubles;  // of types that binary32 cannot hold
   Places places;
@@ -262,7 +262,7 @@ class ValuePass {
   ValueStats stats() const {
     ValueStats stats = sum_.result().result();
     Places places;
-    for (const Run& run : runs_) places.add(run.places);
+    for (const RunValues& run : runs_) places.add(run.places);
     stats.nan_at = std::move(places.nan);
     stats.inf_at = std::move(places.inf);
     stats.largest_at = places.largest;
@@ -273,7 +273,7 @@ class ValuePass {
   static constexpr std::uint64_t kBlock = 32 * kRun;  // elements
 
   void add(const PassBlock& block) {
-    Run& run = runs_[block.thread];
+    RunValues& run = runs_[block.thread];
     const std::uint64_t elements = info_.elements_in(block.bytes.size());
     Summary part;
     for (std::uint64_t at = 0; at < elements; at += kRun) {
@@ -286,7 +286,7 @@ class ValuePass {
     sum_.add(block.index, part);
   }
 
-  Summary add_run(Run& run, std::span<const std::byte> bytes, std::size_t count,
+  Summary add_run(RunValues& run, std::span<const std::byte> bytes, std::size_t count,
                   std::uint64_t first, unsigned thread) {
     Summary part;
     if (info_.kind == TypeKind::kComplex) {
@@ -318,7 +318,7 @@ class ValuePass {
   const ToDoubles to_doubles_;
   const bool wants_stats_;
   const std::span<ValueSink* const> sinks_;
-  std::vector<Run> runs_;  // by thread
+  std::vector<RunValues> runs_;  // by thread
   std::mutex mutex_;
   OrderedSum<Summary> sum_;
 };

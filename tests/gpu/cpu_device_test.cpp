@@ -1,6 +1,7 @@
 // Host memory as a device: the contract of every device, and the size of host memory.
 #include "tests/gpu/device_suite.h"
 #include "tests/support/files.h"
+#include "tests/support/sizes.h"
 #include "tools/gpu/device/device.h"
 #include "tools/gpu/device/host_memory.h"
 
@@ -35,8 +36,6 @@ INSTANTIATE_TEST_SUITE_P(Cpu, DeviceSuite,
 // Fake files of /proc and the control groups, below a directory.
 class HostMemoryTest : public ::testing::Test {
  protected:
-  static constexpr std::uint64_t kMiB = 1 << 20;
-
   void SetUp() override {
     file("proc/meminfo", "MemTotal:  1048576 kB\nMemFree:  1 kB\nMemAvailable:  524288 kB\n");
   }

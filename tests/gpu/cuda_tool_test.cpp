@@ -2,6 +2,7 @@
 // that they promise, and give it back late.
 #include "tests/gpu/tool.h"
 #include "tests/support/checkpoint_writer.h"
+#include "tests/support/sizes.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -23,8 +24,6 @@ using namespace stfs::test;
 namespace {
 
 using Names = std::vector<std::string>;
-
-constexpr std::uint64_t kMiB = 1 << 20;
 
 class GpuCuda : public GpuToolTest {
  protected:

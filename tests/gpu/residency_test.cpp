@@ -3,6 +3,7 @@
 
 #include "core/base/error.h"
 #include "tests/support/files.h"
+#include "tests/support/sizes.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -22,7 +23,6 @@ using namespace stfs::test;
 
 namespace {
 
-constexpr std::uint64_t kMiB = 1 << 20;
 constexpr std::uint64_t kLarge = 32 * kMiB;  // has a segment to itself
 const std::string kUuid = "CPU-test";
 

@@ -21,8 +21,6 @@ namespace {
 using nlohmann::json;
 using Words = std::vector<std::string>;
 
-constexpr unsigned kWidths[] = {40, 80, 200};
-
 // What a user sees of a verb on a terminal with so many columns, without HOME and TERM.
 Words seen(Words words, unsigned columns, const std::string& locale) {
   words.insert(words.begin(), {"env", "-u", "HOME", "-u", "TERM", "-u", "LC_ALL", "-u", "LC_CTYPE",
@@ -85,7 +83,7 @@ TEST_F(InfoTable, IsSortedAsPeopleCount) {
 }
 
 TEST_F(InfoTable, FitsATerminalAndEndsWithATotal) {
-  for (const unsigned columns : kWidths) {
+  for (const unsigned columns : kTerminalWidths) {
     for (const char* locale : {"C", "C.UTF-8"}) {
       const Words lines = seen({"list", m_}, columns, locale);
 
@@ -264,7 +262,7 @@ TEST_F(InfoSummary, TellsWhatIsMissingOnlyIfThatIsAllowed) {
 }
 
 TEST_F(InfoSummary, FitsATerminal) {
-  for (const unsigned columns : kWidths) {
+  for (const unsigned columns : kTerminalWidths) {
     for (const char* locale : {"C", "C.UTF-8"}) {
       const Words lines = seen({"info", sources()[0]}, columns, locale);
 

@@ -20,8 +20,6 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-constexpr unsigned kWidths[] = {40, 80, 200};
-
 class InfoOnATerminal : public ::testing::Test {
  protected:
   InfoOnATerminal() {
@@ -43,7 +41,7 @@ class InfoOnATerminal : public ::testing::Test {
   // Expects that the command draws a bar and prints the same as without a terminal.
   static void expect_bar(const Words& words, int status = 0) {
     const Outcome elsewhere = info(words, {});
-    for (const unsigned columns : kWidths) {
+    for (const unsigned columns : kTerminalWidths) {
       const Outcome result = info(words, {.terminal_columns = columns});
 
       EXPECT_EQ(result.status, status) << result.out;
@@ -64,7 +62,7 @@ TEST_F(InfoOnATerminal, HashShowsABarThatGoes) {
 
 TEST_F(InfoOnATerminal, StatsShowsABarThatGoes) {
   expect_bar({"stats", "--json", a_});
-  for (const unsigned columns : kWidths) {
+  for (const unsigned columns : kTerminalWidths) {
     const Outcome result = info({"stats", a_}, {.terminal_columns = columns});
 
     EXPECT_FALSE(progress_texts(result.out).empty()) << result.out;
@@ -74,7 +72,7 @@ TEST_F(InfoOnATerminal, StatsShowsABarThatGoes) {
 
 TEST_F(InfoOnATerminal, DiffShowsABarThatGoes) {
   expect_bar({"diff", "--json", a_, b_}, 1);
-  for (const unsigned columns : kWidths) {
+  for (const unsigned columns : kTerminalWidths) {
     const Outcome result = info({"diff", a_, b_}, {.terminal_columns = columns});
 
     EXPECT_FALSE(progress_texts(result.out).empty()) << result.out;
@@ -84,7 +82,7 @@ TEST_F(InfoOnATerminal, DiffShowsABarThatGoes) {
 }
 
 TEST_F(InfoOnATerminal, ExtractShowsABarThatGoes) {
-  for (const unsigned columns : kWidths) {
+  for (const unsigned columns : kTerminalWidths) {
     const Outcome result = info({"extract", "--force", a_, "*", "-o", "new"},
                                 {.directory = dir_.path(), .terminal_columns = columns});
 

@@ -3,6 +3,7 @@
 
 #include "core/remote/cache/cache.h"
 #include "core/remote/http/http.h"
+#include "tests/support/sizes.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -24,7 +25,7 @@ namespace stfs::cache_file_test {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 constexpr std::uint64_t kBlock = CacheEntry::kBlock;
-constexpr std::uint64_t kMiB = 1 << 20;
+using test::kMiB;
 
 // Byte `at` of every object: none is 0, and no two blocks are equal.
 inline std::byte byte_at(std::uint64_t at) {

@@ -6,6 +6,9 @@
 
 namespace stfs::test {
 
+// Of a narrow, a usual and a wide terminal, in columns.
+inline constexpr unsigned kTerminalWidths[] = {40, 80, 200};
+
 // A pseudo terminal that keeps all output, byte by byte: "\n" stays "\n". It is no process's
 // controlling terminal, unless a program makes it one: see controlled(). Writers wait while some 4
 // KiB are unread: see output(). Throws std::system_error.

@@ -8,6 +8,7 @@
 #include "core/recipe/slice.h"
 #include "core/values/digest.h"
 #include "tests/support/files.h"
+#include "tests/support/sizes.h"
 #include "tests/unit/late_source.h"
 
 #include <gtest/gtest.h>
@@ -25,8 +26,6 @@
 
 namespace stfs::test {
 namespace {
-
-constexpr std::uint64_t kMiB = 1 << 20;
 
 // A matrix of bytes, of which a slice is read; all bytes are elsewhere.
 class Column {

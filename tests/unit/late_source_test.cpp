@@ -450,9 +450,9 @@ TEST(LateSource, OfASliceNoMoreIsWantedThanIsRead) {
       << "and what lies between, less than a block";
 }
 
-class Counted : public ComputedTensor {
+class CountedTensor : public ComputedTensor {
  public:
-  explicit Counted(std::vector<stfs::Tensor> inputs) : inputs_(std::move(inputs)) {}
+  explicit CountedTensor(std::vector<stfs::Tensor> inputs) : inputs_(std::move(inputs)) {}
 
   stfs::Tensor tensor() const override {
     static constexpr std::uint64_t kShape[] = {8};
@@ -493,7 +493,7 @@ TEST(TensorTest, WithoutALocatorHasItsRecipeAndTheTimeOfItsNewestInput) {
                       .length = 1,
                       .locator = Extent{files.back().get(), 0, 1}});
   }
-  const Counted computed(inputs);
+  const CountedTensor computed(inputs);
   const stfs::Tensor tensor = computed.tensor();
 
   EXPECT_EQ(tensor.content().size(), 8U);

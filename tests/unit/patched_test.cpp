@@ -5,6 +5,7 @@
 #include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
+#include "tests/support/sizes.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -30,8 +31,6 @@ std::span<const std::byte> bytes_of(const std::string& text) {
 // Tensors of a base, each with a chain of deltas of both encodings, in one file.
 class PatchedTest : public ::testing::Test {
  protected:
-  static constexpr std::uint64_t kMiB = 1 << 20;
-
   // `changed`: the bytes between two changes; 1: all are.
   void make(std::size_t tensors, std::uint64_t length, std::uint64_t memory,
             std::size_t changed = 50, std::size_t links = 2) {

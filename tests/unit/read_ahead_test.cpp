@@ -1,6 +1,8 @@
 // Who reads in sequence, and what is asked for then.
 #include "fs/mount/read_ahead.h"
 
+#include "tests/support/sizes.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,10 +15,6 @@
 
 namespace stfs::test {
 namespace {
-
-constexpr std::uint64_t kKiB = 1 << 10;
-constexpr std::uint64_t kMiB = 1 << 20;
-constexpr std::uint64_t kGiB = 1 << 30;
 
 // Files 0, 1, 2, ... of given sizes; all files are followed by the next.
 class SomeFiles {

@@ -17,7 +17,7 @@
 namespace stfs::test {
 namespace {
 
-struct Answer {
+struct TextAnswer {
   int error = -1;
   std::string text;
 };
@@ -32,7 +32,7 @@ class Asked {
       promise->set_value({error, text});  // a second call throws and ends the test
     });
   }
-  Answer answer() { return future_.get(); }
+  TextAnswer answer() { return future_.get(); }
   bool is_answered() {
     return future_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
   }
@@ -40,8 +40,8 @@ class Asked {
   Texts::Asker asker = 0;
 
  private:
-  std::shared_ptr<std::promise<Answer>> promise_ = std::make_shared<std::promise<Answer>>();
-  std::future<Answer> future_ = promise_->get_future();
+  std::shared_ptr<std::promise<TextAnswer>> promise_ = std::make_shared<std::promise<TextAnswer>>();
+  std::future<TextAnswer> future_ = promise_->get_future();
 };
 
 int echo(Texts::Key key, std::string& text) {
@@ -81,7 +81,7 @@ TEST(Texts, ComputesOnceForAllWhoAsk) {
   all_asked.count_down();
 
   for (const auto& asker : askers) {
-    const Answer answer = asker->answer();
+    const TextAnswer answer = asker->answer();
     EXPECT_EQ(answer.error, 0);
     EXPECT_EQ(answer.text, "text 5");
   }
@@ -323,7 +323,7 @@ TEST(Texts, AnswersEachWhoStaysOnceHoweverManyThreadsAskAndLeave) {
         ++left;
       }
       for (std::size_t i = 0; i < stay.size(); ++i) {
-        const Answer answer = stay[i]->answer();
+        const TextAnswer answer = stay[i]->answer();
         EXPECT_TRUE(answer.error == 0 || answer.error == EIO) << answer.error;
         EXPECT_EQ(answer.text.empty(), answer.error != 0);
         ++answers;

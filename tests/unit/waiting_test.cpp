@@ -17,7 +17,7 @@
 namespace stfs::test {
 namespace {
 
-struct Answer {
+struct ReadAnswer {
   int error = -1;
   std::string bytes;
   std::thread::id thread;
@@ -37,7 +37,7 @@ class Waiter {
       promise->set_value({error, bytes, std::this_thread::get_id()});
     });
   }
-  Answer answer() { return future_.get(); }
+  ReadAnswer answer() { return future_.get(); }
   bool is_answered() {
     return future_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
   }
@@ -45,8 +45,8 @@ class Waiter {
   Waiting::Ticket ticket = 0;
 
  private:
-  std::shared_ptr<std::promise<Answer>> promise_ = std::make_shared<std::promise<Answer>>();
-  std::future<Answer> future_ = promise_->get_future();
+  std::shared_ptr<std::promise<ReadAnswer>> promise_ = std::make_shared<std::promise<ReadAnswer>>();
+  std::future<ReadAnswer> future_ = promise_->get_future();
 };
 
 TEST(Waiting, AnswersOnceWithTheReplyOfTheArrivalOnItsThread) {
@@ -64,7 +64,7 @@ TEST(Waiting, AnswersOnceWithTheReplyOfTheArrivalOnItsThread) {
   waiting.cancel(12345);
 
   EXPECT_FALSE(waiting.is_waiting(waiter.ticket));
-  const Answer answer = waiter.answer();
+  const ReadAnswer answer = waiter.answer();
   EXPECT_EQ(answer.error, 0);
   EXPECT_EQ(answer.bytes, "reply");
   EXPECT_EQ(answer.thread, std::this_thread::get_id());
@@ -77,7 +77,7 @@ TEST(Waiting, AnswersACancelledReadOnAnotherThreadAndRunsNoStepOfItAnyMore) {
 
   waiting.cancel(waiter.ticket);
 
-  const Answer answer = waiter.answer();
+  const ReadAnswer answer = waiter.answer();
   EXPECT_EQ(answer.error, EINTR);
   EXPECT_NE(answer.thread, std::this_thread::get_id());
   EXPECT_FALSE(waiting.go_on(waiter.ticket, [] { ADD_FAILURE(); }));
