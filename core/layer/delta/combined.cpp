@@ -32,9 +32,10 @@ CombinedXor::~CombinedXor() {
 
 void CombinedXor::decode(Slot& slot) {
   try {
-    slot.bytes.assign(static_cast<std::size_t>(std::min<std::uint64_t>(most_, left_)), std::byte{});
+    slot.bytes.resize(static_cast<std::size_t>(std::min<std::uint64_t>(most_, left_)));
     for (const auto& frame : frames_) {
-      if (slot.error == 0) slot.error = frame->apply(slot.bytes);
+      if (slot.error != 0) break;
+      slot.error = frame == frames_.front() ? frame->apply_to_zeros(slot.bytes) : frame->apply(slot.bytes);
     }
   } catch (const std::bad_alloc&) {
     slot.error = ENOMEM;

@@ -107,6 +107,7 @@ class XorFrame : public Frame {
     }
     return 0;
   }
+  int apply_to_zeros(std::span<std::byte> next) override { return stream_.read(next); }
   int skip(std::uint64_t bytes) override { return stream_.skip(bytes); }
   int end() override { return stream_.end(); }
   std::size_t memory() const override { return stream_.memory(); }
@@ -202,6 +203,11 @@ void exclusive_or(std::span<const std::byte> change, std::span<std::byte> bytes)
     std::memcpy(&bytes[i], words.data(), sizeof words);
   }
   for (; i < change.size(); ++i) bytes[i] ^= change[i];
+}
+
+int Frame::apply_to_zeros(std::span<std::byte> next) {
+  std::ranges::fill(next, std::byte{});
+  return apply(next);
 }
 
 std::unique_ptr<Frame> Frame::open(DeltaEncoding encoding, const Extent& frame,

@@ -32,6 +32,8 @@ class Frame {
   // Changes the next bytes of the tensor. Returns 0, an errno of a read, or EBADMSG for a frame that
   // breaks the format.
   virtual int apply(std::span<std::byte> next) = 0;
+  // As apply() to zeros, which `next` need not be.
+  virtual int apply_to_zeros(std::span<std::byte> next);
   // As apply(), for bytes that nobody wants.
   virtual int skip(std::uint64_t bytes) = 0;
   // After the last byte: whether the frame ends there. 0 or EBADMSG.
