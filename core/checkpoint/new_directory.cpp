@@ -1,6 +1,7 @@
 #include "core/checkpoint/new_directory.h"
 
 #include "core/base/error.h"
+#include "core/base/text.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -37,7 +38,9 @@ NewDirectory::NewDirectory(std::string path, bool cleans_up) : path_(std::move(p
     temporary = (std::filesystem::path(parent_) / temporary_name()).string();
     result = ::mkdir(temporary.c_str(), 0777);
   } while (result != 0 && errno == EEXIST);
-  if (result != 0) throw_errno(ErrorCode::kUnreadable, path_, "", errno);
+  if (result != 0) {
+    throw_errno(ErrorCode::kUnreadable, path_, "directory " + in_quotes(parent_), errno);
+  }
   temporary_ = temporary;
   try {
     if (at_signal_) {

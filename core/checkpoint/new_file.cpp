@@ -1,6 +1,7 @@
 #include "core/checkpoint/new_file.h"
 
 #include "core/base/error.h"
+#include "core/base/text.h"
 #include "core/checkpoint/at_signal.h"
 
 #include <fcntl.h>
@@ -34,7 +35,9 @@ NewFile::NewFile(const std::string& path, Existing existing, Begin begin)
   if (!directory_ && errno == EACCES) {  // not readable, but perhaps writable
     directory_ = UniqueFd(::open(directory.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   }
-  if (!directory_) fail(errno);
+  if (!directory_) {
+    throw_errno(ErrorCode::kUnreadable, path_, "directory " + in_quotes(directory), errno);
+  }
   const bool exists = ::fstatat(directory_.get(), name_.c_str(), &status, 0) == 0;
   if (name_.empty() || (exists && !S_ISREG(status.st_mode))) {
     throw Error(ErrorCode::kUnreadable, path_,

@@ -3,6 +3,7 @@
 
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/new_directory.h"
 #include "core/checkpoint/saved.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
@@ -114,6 +115,12 @@ TEST_P(NewFileTest, HasTheModeThatTheUmaskLeaves) {
   EXPECT_EQ(std::filesystem::status(path()).permissions(), std::filesystem::perms(0640));
 }
 
+TEST_P(NewFileTest, OfADirectoryThatIsMissingNamesTheDirectory) {
+  const std::string missing = "directory \"" + path("missing/") + "\": No such file or directory";
+  EXPECT_EQ(refusal([&] { NewFile(path("missing/new"), kReplace, GetParam()); }), path("missing/new") + ": " + missing);
+  EXPECT_EQ(refusal([&] { NewDirectory(path("missing/new"), false); }), path("missing/new") + ": " + missing);
+}
+
 TEST_P(NewFileTest, MayBeMadeInADirectoryThatCannotBeRead) {
   constexpr uid_t kNobody = 65534;
   const bool is_root = ::geteuid() == 0;
@@ -147,8 +154,6 @@ TEST_P(NewFileTest, ReplacesNothingButARegularFile) {
   EXPECT_EQ(refusal([&] { NewFile("/dev/null", kReplace, GetParam()); }),
             "/dev/null: not a regular file: name another");
   EXPECT_EQ(refusal([&] { NewFile("", kReplace, GetParam()); }), "the name is empty: name a file");
-  EXPECT_EQ(refusal([&] { NewFile(path("no/such"), kReplace, GetParam()); }),
-            path("no/such") + ": No such file or directory");
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
   EXPECT_EQ(left(), NameList{"directory"});
 }
