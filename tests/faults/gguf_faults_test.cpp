@@ -2,6 +2,7 @@
 // memory and in little time. Parts that are rewritten under a mount.
 #include "tests/gguf/gguf_file.h"
 #include "tests/support/mounted.h"
+#include "tests/support/sizes.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -21,8 +22,6 @@
 
 namespace stfs::test {
 namespace {
-
-constexpr std::uint64_t kGiB = 1ULL << 30;
 
 std::string counts(std::uint64_t tensors, std::uint64_t keys) {
   return "GGUF" + little<std::uint32_t>(3) + little(tensors) + little(keys);

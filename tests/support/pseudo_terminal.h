@@ -6,7 +6,7 @@
 
 namespace stfs::test {
 
-// Of a narrow, a usual and a wide terminal, in columns.
+// The widths that tests try, in columns: a narrow terminal, a usual one and a wide one.
 inline constexpr unsigned kTerminalWidths[] = {40, 80, 200};
 
 // A pseudo terminal that keeps all output, byte by byte: "\n" stays "\n". It is no process's

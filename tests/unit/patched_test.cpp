@@ -96,6 +96,12 @@ class PatchedTest : public ::testing::Test {
   std::vector<std::string> expected_;
 };
 
+// Its pieces are decoded ahead, into memory that held others.
+TEST_F(PatchedTest, ALongTensorOfXorAloneHasEachByte) {
+  make(1, 3 * kMiB + 5, 64 * kMiB, 50, 1);
+  EXPECT_TRUE(reads(0, 0, 3 * kMiB + 5));
+}
+
 TEST_F(PatchedTest, KeptChangesNeedNoDecoderForAnyRange) {
   make(1, 3 * kMiB + 5, 64 * kMiB);
   ASSERT_TRUE(reads(0, kMiB, 100));
