@@ -37,9 +37,9 @@ command -v node >/dev/null || STFS_BROWSER_PACKAGES+=(nodejs)
 # shellcheck disable=SC2034
 STFS_CARRY_PACKAGES=(binutils cmake ninja-build pkg-config dpkg-dev g++ debian-archive-keyring python3)
 
-# To build the fuzz preset.
+# To build the asan preset.
 # shellcheck disable=SC2034
-STFS_FUZZ_PACKAGES=(clang libclang-rt-dev)
+STFS_CLANG_PACKAGES=(clang libclang-rt-dev)
 
 # To report `test --coverage`.
 # shellcheck disable=SC2034

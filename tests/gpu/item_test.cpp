@@ -193,7 +193,7 @@ TEST(GpuItem, OfABlockTypeTakesAnyPartOfItsValuesAndOnlyWholeBlocksOfItsBytes) {
     EXPECT_EQ(item.raw_bytes(), 37U * 4);
     ASSERT_EQ(item.bytes(), as == DType::kF32 ? 37U * 4 : 37U * 2);
     std::vector<std::byte> bytes(item.bytes());
-    ASSERT_EQ(item.content({{&file}}).copy(0, bytes), 0);
+    ASSERT_EQ(item.content({&file}).copy(0, bytes), 0);
     for (std::size_t i = 0; i < 37; ++i) {
       float value = 0;  // each is exact in 16 bits
       if (as == DType::kF32) {
@@ -286,9 +286,9 @@ TEST(GpuItem, ItsRecipesAreTheBytesOfTheSlice) {
   std::vector<std::byte> raw(item.raw_bytes());
   std::vector<std::byte> converted(item.bytes());
   ConversionTally tally;
-  ASSERT_EQ(item.raw({{&file}}).size(), raw.size());
-  ASSERT_EQ(item.raw({{&file}}).copy(0, raw), 0);
-  const Content content = item.content({{&file}}, &tally);
+  ASSERT_EQ(item.raw({&file}).size(), raw.size());
+  ASSERT_EQ(item.raw({&file}).copy(0, raw), 0);
+  const Content content = item.content({&file}, &tally);
   ASSERT_EQ(content.size(), converted.size());
   ASSERT_EQ(content.copy(0, converted), 0);
 

@@ -181,7 +181,7 @@ class TransferTest : public ::testing::Test {
   // An item's expected bytes.
   std::string expected(std::size_t item) const {
     const LocalFile file(path());
-    const Content content = items_[item].content({{&file}});
+    const Content content = items_[item].content({&file});
     std::string out(static_cast<std::size_t>(content.size()), '\0');
     EXPECT_EQ(content.copy(0, std::as_writable_bytes(std::span(out))), 0);
     return out;

@@ -121,7 +121,7 @@ TEST_F(Lifecycle, EveryWayOfUnmountingEndsTheDaemon) {
     SCOPED_TRACE(name);
     Mounted mount({source()});
 
-    EXPECT_TRUE(eventually([&] { return unmount(mount) == 0; }));
+    EXPECT_TRUE(eventually([&, &unmount = unmount] { return unmount(mount) == 0; }));
 
     EXPECT_TRUE(eventually([&] { return processes_with(mount.path()).empty(); }));
     EXPECT_TRUE(mounts_at(mount.path()).empty());

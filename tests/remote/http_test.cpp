@@ -632,9 +632,9 @@ TEST(Http, ItsEndCancelsWhatIsUnderWay) {
   });
   std::vector<int> errors;
   std::promise<void> under_way;
+  const auto note = [&](const HttpEnd& end) { errors.push_back(end.error); };
   {
     Http http({.connections = 1});
-    const auto note = [&](const HttpEnd& end) { errors.push_back(end.error); };
     http.start({.url = server.url()}, {.data =
                                            [&](std::span<const std::byte>) {
                                              under_way.set_value();
@@ -789,7 +789,6 @@ TEST(HttpGet, WhatIsWrongOverAKeptConnectionIsAskedForAgainOverANewOne) {
 
 TEST(HttpGet, AServerThatIsNotThereIsSaidSoonEnough) {
   Http http({});
-  Counters counters;
   EXPECT_EQ(message_of(http, {.url = "http://127.0.0.1:1/"}, std::chrono::hours(1)),
             "http://127.0.0.1:1/: cannot connect to 127.0.0.1:1: Connection refused");
 }

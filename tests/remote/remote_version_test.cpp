@@ -36,7 +36,7 @@ Verdict judged(int status, const AnswerHeaders& other = {},
       {"etag", "\"v1\""},
       {"last-modified", "Sat, 01 Feb 2025 10:00:00 GMT"}};
   for (const auto& [name, value] : other) {
-    std::erase_if(headers, [&](const auto& header) { return header.first == name; });
+    std::erase_if(headers, [&name = name](const auto& header) { return header.first == name; });
     if (value != "-") headers.emplace_back(name, value);
   }
   head.headers = headers;

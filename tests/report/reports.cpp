@@ -214,8 +214,8 @@ Report compared_report() {
       difference.equal = 0.1 + static_cast<double>(random() % 800) / 1000;
       difference.largest = 0.01;
       tensor.histogram_before = *tensor.histogram;
-      std::ranges::rotate(tensor.histogram_before->counts,
-                          tensor.histogram_before->counts.begin() + 6);
+      auto& counts = tensor.histogram_before->counts;
+      std::rotate(counts.begin(), counts.begin() + 6, counts.end());
     } else {
       difference.distance = 0;
       difference.equal = 1;

@@ -92,7 +92,7 @@ std::string as_it_is(const std::string& text) { return text; }
 void expect(const std::vector<Case>& cases) {
   for (const auto& [text, data_length, expected, message] : cases) {
     const Verdict verdict =
-        verdict_of([&] { return parse_safetensors(text, data_length, "m.safetensors"); });
+        verdict_of([&text = text, length = data_length] { return parse_safetensors(text, length, "m.safetensors"); });
     SCOPED_TRACE(text.substr(0, 400));
     EXPECT_EQ(verdict.word, expected) << verdict.message;
     EXPECT_NE(verdict.message.find(message), std::string::npos) << verdict.message;

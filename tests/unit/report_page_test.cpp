@@ -96,7 +96,7 @@ TEST(ReportPage, HostileTextsStayTexts) {
     EXPECT_EQ(occurrences(page, mark), 0U);
   const std::string data = data_of(page);
   EXPECT_EQ(data.find('<'), std::string::npos);
-  EXPECT_NO_THROW(nlohmann::json::parse(data));
+  EXPECT_TRUE(nlohmann::json::accept(data));
   EXPECT_LT(page.size(), 200000U) << "long texts are cut";
 }
 
