@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace stfs::test {
@@ -41,8 +42,9 @@ class Interrupted : public MountTest {
     disk.fail_or_stall("stall", "m.safetensors", end - 4096, end);
   }
 
-  // Ends a command that has stalled and shows its bar. Returns the screen.
-  Words end(const Words& words, int ending, std::vector<std::string> environment = {}) const {
+  // Ends a command that has stalled, and shows its bar and so many lines. Returns the screen.
+  Words end(const Words& words, int ending, std::vector<std::string> environment = {},
+            std::ptrdiff_t lines = 0) const {
     const FaultyDisk disk(dir_.path());
     stall(disk);
     Words command = words;
@@ -50,7 +52,10 @@ class Interrupted : public MountTest {
     if (ending == kCtrlC) command = controlled(command);
     Process process(command, {.environment = std::move(environment), .terminal_columns = 200});
     EXPECT_TRUE(disk.stalls(1));
-    EXPECT_TRUE(eventually([&] { return !progress_texts(process.out()).empty(); }));
+    EXPECT_TRUE(eventually([&] {
+      const std::string out = process.out();
+      return !progress_texts(out).empty() && std::ranges::count(out, '\n') >= lines;
+    }));
 
     if (ending == kCtrlC) {
       process.type("\x03");
@@ -67,11 +72,11 @@ class Interrupted : public MountTest {
 };
 
 TEST_F(Interrupted, HashAndStatsLeaveTheirLinesAndNoBar) {
-  for (const char* verb : {"hash", "stats"}) {
+  for (const auto& [verb, lines] : {std::pair("hash", 1U), std::pair("stats", 2U)}) {
     for (const int ending : kEndings) {
-      const Words rows = end({STFS_INFO_BINARY, verb, "-j", "1"}, ending);
+      const Words rows = end({STFS_INFO_BINARY, verb, "-j", "1"}, ending, {}, lines);
 
-      ASSERT_EQ(rows.size(), verb == std::string("hash") ? 1U : 2U) << rows.back();
+      ASSERT_EQ(rows.size(), lines) << ::testing::PrintToString(rows);
       EXPECT_NE((rows.back() + " ").find(" a "), std::string::npos) << rows.back();
     }
   }
