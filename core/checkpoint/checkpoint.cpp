@@ -6,6 +6,7 @@
 #include "core/format/format.h"
 #include "core/format/gguf.h"
 #include "core/format/gguf_split.h"
+#include "core/format/torch.h"
 #include "core/layer/quantised/quantised_layer.h"
 #include "core/remote/http/url.h"
 
@@ -74,8 +75,9 @@ void Checkpoint::load(std::span<const std::string> sources, const LoadOptions& o
 void Checkpoint::open_model_files(SourceLists& loaded, Sources& opener, bool others_may_read) {
   const bool is_one = origins_.size() == 1 && is_one_source(origins_.front());
   if (parts().empty() || !is_one || std::ranges::any_of(parts(), is_of_mlx)) return;
-  // The parts behind those of the one source are what layers read.
-  if (parts().front().format->name != kSafetensorsName) return;
+  // The parts behind those of the one source are what layers read. GGUF and NumPy have names of their own.
+  const std::string_view format = parts().front().format->name;
+  if (format != kSafetensorsName && format != kTorchName) return;
   const std::string& directory = parts().front().directory;
   std::optional<std::vector<std::string>> names;
   if (loaded.listed && directory == loaded.listed->first) {

@@ -173,6 +173,26 @@ TEST_F(ArchiveMount, AWebServerIsAskedForItsHeadersAlone) {
   EXPECT_FALSE(asked.contains(1) || asked.contains(2)) << "the middle of w";
 }
 
+TEST_F(ArchiveMount, AModelOfPyTorchIsADirectoryOfSafetensorsForLoaders) {
+  const std::filesystem::path model = dir_ / "model";
+  std::filesystem::create_directory(model);
+  write_file(model / "config.json", R"({"model_type":"gpt2"})");
+  write_file(model / "tokenizer.json", "{}");
+  write_file(model / "training_args.bin", "x");
+  write_file(model / "pytorch_model.bin", torch_bytes());
+  const Mounted mount({model});
+  ASSERT_EQ(run({STFS_INFO_BINARY, "edit", model, "-o", dir_ / "new"}).status, 0);
+
+  for (const std::filesystem::path& shown : {mount / ".stfs/model", dir_ / "new"}) {
+    EXPECT_EQ(names_in(shown), (Names{"config.json", "model.safetensors", "tokenizer.json"}));
+    EXPECT_EQ(read_file(shown / "config.json"), read_file(model / "config.json"));
+    const Outcome diff = run({STFS_INFO_BINARY, "diff", twin(), shown / "model.safetensors"});
+    EXPECT_EQ(diff.status, 0) << diff.out << diff.err;
+    const Outcome info = run({STFS_INFO_BINARY, "info", "--json", shown / "model.safetensors"});
+    EXPECT_EQ(nlohmann::json::parse(info.out).at("metadata"), (nlohmann::json{{"format", "pt"}}));
+  }
+}
+
 TEST_F(ArchiveMount, AModelOfTheHubWithPytorchModelAloneAndAnArchiveInABucketAreMounted) {
   if (!std::filesystem::exists("/usr/bin/python3")) GTEST_SKIP() << "no Python";
   const std::filesystem::path model = dir_ / "models/org/name";

@@ -137,6 +137,10 @@ def start_servers(work, source, environment):
     (objects / "bucket/broken").mkdir()
     shutil.copy(work / "model.safetensors", objects / "bucket/broken")
     shutil.copytree(work / "fp8", work / "hub/org/model-FP8")
+    pickled = work / "hub/org/pickled"
+    pickled.mkdir()
+    (pickled / "config.json").write_text("{}")
+    shutil.copy(source / "tests/fuzz/seeds/archive_fuzz/torch.pt", pickled / "pytorch_model.bin")
     hub = subprocess.Popen([sys.executable, "-B", source / "tests/remote/servers/hub.py", work / "hub"],
                            stdout=subprocess.PIPE, text=True)
     for name in [name for name in environment if ELSEWHERE.match(name)]:
