@@ -57,7 +57,7 @@ class TorchReader {
         add(name, tensor, refusals);
       });
     }
-    header_.metadata.add("format", "pt");  // which loaders of the safetensors files made from it ask for
+    header_.metadata.add("format", "pt");  // loaders ask a safetensors file for it
     finish_header(header_, place_);
     return std::move(header_);
   }
