@@ -191,6 +191,9 @@ TEST_F(ArchiveMount, AModelOfPyTorchIsADirectoryOfSafetensorsForLoaders) {
     const Outcome info = run({STFS_INFO_BINARY, "info", "--json", shown / "model.safetensors"});
     EXPECT_EQ(nlohmann::json::parse(info.out).at("metadata"), (nlohmann::json{{"format", "pt"}}));
   }
+  write_file(model / "d.npz", npz_bytes(true));
+  const Mounted arrays({model / "d.npz"});
+  EXPECT_FALSE(std::filesystem::exists(arrays / ".stfs/model"));
 }
 
 TEST_F(ArchiveMount, AModelOfTheHubWithPytorchModelAloneAndAnArchiveInABucketAreMounted) {

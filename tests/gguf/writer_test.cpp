@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -232,9 +233,9 @@ TEST(GgufWriter, OfASubsetHasItsTensorsAndAllKeys) {
   expected.key("k", "v");
   for (int i = 0; i < 200; ++i) {
     const std::string name = "t" + std::to_string(i);
-    file.tensor(name, {1 + i % 3}, kF32Type, std::string(4 + 4 * (i % 3), 'x'));
+    file.tensor(name, {1 + i % 3}, kF32Type, std::string(static_cast<std::size_t>(4 + 4 * (i % 3)), 'x'));
     if (i % 10 == 7)
-      expected.tensor(name, {1 + i % 3}, kF32Type, std::string(4 + 4 * (i % 3), 'x'));
+      expected.tensor(name, {1 + i % 3}, kF32Type, std::string(static_cast<std::size_t>(4 + 4 * (i % 3)), 'x'));
   }
 
   EXPECT_EQ(Sources({file.bytes()}).file_of("*7"), expected.bytes());
@@ -290,7 +291,7 @@ TEST(GgufWriter, IsTheSameReadAtAnyOffset) {
   for (int i = 0; i < 500; ++i) {
     (i % 2 == 0 ? a : b)
         .tensor("tensor." + std::to_string(i), {1 + i % 5}, kF32Type,
-                std::string(4 + 4 * (i % 5), static_cast<char>(i)));
+                std::string(static_cast<std::size_t>(4 + 4 * (i % 5)), static_cast<char>(i)));
   }
   b.key("k", "v");
   const Sources sources({a.bytes(), b.bytes()});

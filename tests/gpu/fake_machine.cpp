@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <cctype>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -94,7 +95,7 @@ std::string plain_name(const std::string& function) {
 CUuuid Hardware::gpu_uuid() const {
   CUuuid uuid{};
   for (std::size_t i = 0; i < sizeof uuid.bytes; ++i)
-    uuid.bytes[i] = static_cast<char>(0xf0 + i - (i == 0 ? gpu * 16 : 0));
+    uuid.bytes[i] = static_cast<char>(0xf0 + i - (i == 0 ? static_cast<std::size_t>(gpu) * 16 : 0));
   return uuid;
 }
 

@@ -137,7 +137,7 @@ TEST(GpuItem, RefusesShapesWhoseSizeOverflows) {
 }
 
 TEST(GpuItem, RefusesMoreThan64DimensionsAndSaysSo) {
-  for (const std::size_t rank : {65, 1'000'000}) {
+  for (const std::size_t rank : {65U, 1'000'000U}) {
     const std::string text = refusal([&](ItemRequest& r) { r.shape.assign(rank, 1); });
     EXPECT_NE(text.find("more than 64 dimensions"), std::string::npos) << text;
   }

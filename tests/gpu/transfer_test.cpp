@@ -524,7 +524,7 @@ TEST_F(TransferTest, ImpossibleTilesAndWorkersAreUsageErrors) {
   add(0, 4096);
   const auto device = open_cpu();
 
-  for (const std::size_t tile : {0, 1, 4095, 5000, (64 << 20) + 4096}) {
+  for (const std::size_t tile : {0U, 1U, 4095U, 5000U, (64U << 20) + 4096}) {
     EXPECT_EQ(code_of([&] { copy(*device, {.tile_bytes = tile}); }), ErrorCode::kUsage) << tile;
   }
   EXPECT_EQ(code_of([&] { copy(*device, {.workers = 65}); }), ErrorCode::kUsage);

@@ -39,7 +39,7 @@ std::vector<Tensor> some_tensors() {
   std::vector<Tensor> tensors{random_tensor("lm_head.weight", "U8", {40, 30}, 3)};
   for (int layer = 0; layer < 12; ++layer) {
     tensors.push_back(
-        random_tensor("layers." + std::to_string(layer) + ".w", "U8", {64, 64}, 10U + layer));
+        random_tensor("layers." + std::to_string(layer) + ".w", "U8", {64, 64}, 10U + static_cast<unsigned>(layer)));
   }
   tensors.push_back({"nan.weight", "BF16", {3}, "\xc0\x7f\x00\x00\x80\x3f"s});
   tensors.push_back({"zero.weight", "F32", {5}, floats({0, 0, 0, 0, 0})});

@@ -78,13 +78,13 @@ TEST_F(CacheFileShared, AClaimantThatStandsStillIsWaitedForOnce) {
   start({.patience = 2s});
   const RemoteVersion version = version_of(5 * kBlock);
   const auto other = cache.open(version);
-  for (const std::uint64_t block : {1, 2, 3, 4}) ASSERT_TRUE(other->claim(block));
+  for (const std::uint64_t block : {1U, 2U, 3U, 4U}) ASSERT_TRUE(other->claim(block));
   network.let_go();
   const auto source = open(version.size);
   expect_bytes(*source, {kBlock, kBlock});
 
   const auto begin = std::chrono::steady_clock::now();
-  for (const std::uint64_t block : {2, 3, 4}) expect_bytes(*source, {block * kBlock, kBlock});
+  for (const std::uint64_t block : {2U, 3U, 4U}) expect_bytes(*source, {block * kBlock, kBlock});
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s) << "each waited for 2 s";
 }
 
@@ -137,7 +137,7 @@ TEST_F(CacheFileShared, WhileARequestWaitsToBeSentAgainAnotherMayFetchItsBlocks)
 TEST_F(CacheFileShared, AClaimThatIsGoneIsTakenOver) {
   const RemoteVersion version = version_of(4 * kBlock);
   auto other = cache.open(version);
-  for (const std::uint64_t block : {0, 1, 2}) ASSERT_TRUE(other->claim(block));
+  for (const std::uint64_t block : {0U, 1U, 2U}) ASSERT_TRUE(other->claim(block));
   network.let_go();
   const auto source = open(version.size);
   Answer all(*source, {0, 4 * kBlock});

@@ -323,7 +323,7 @@ Run example_run() {
                  (1 + speed * steps / 5);
       cell.largest = static_cast<float>(*tensor.stats->max) * (1 + speed * steps);
       if (breaks && version >= 7) {
-        cell.not_finite = 12 << version;
+        cell.not_finite = std::uint64_t{12} << version;
         cell.distance = std::nanf("");
       }
     }

@@ -55,7 +55,7 @@ class DeltaFaults : public ::testing::Test {
  protected:
   DeltaFaults() {
     for (const char* name : {"a", "b"}) {
-      std::string bytes = random_tensor(name, "U8", {90}, name[0]).bytes;
+      std::string bytes = random_tensor(name, "U8", {90}, static_cast<std::uint64_t>(name[0])).bytes;
       before_.push_back(bytes);
       for (const std::size_t at : {std::size_t{3}, std::size_t{4}, std::size_t{77}}) bytes[at] ^= 5;
       after_.push_back(bytes);

@@ -363,7 +363,7 @@ TEST(LateSource, OfAReaderInSequenceTheBytesAheadArePrefetched) {
   source->take_bytes_away();
   source->deliver_at_once();
 
-  for (const std::uint64_t offset : {0, 1 << 20}) {
+  for (const std::uint64_t offset : {0U, 1U << 20}) {
     filesystem.read(
         {found.inode, offset, 1 << 20}, [](FileSystem::Ticket) {},
         [](int error, const Reply&) { EXPECT_EQ(error, 0); });

@@ -100,7 +100,7 @@ TEST(Ledger, KeepsWhatAWorkerAdoptedOfALocalFile) {
   if (worker == 0) {
     // Within one tick of a coarse clock the ctime stays.
     while (file.token() == before) {
-      for (const mode_t mode : {0640, 0600}) {
+      for (const mode_t mode : {0640U, 0600U}) {
         if (::chmod(path.c_str(), mode) != 0 || file.verify() != 0) ::_exit(1);
       }
     }

@@ -123,7 +123,7 @@ TEST_F(PatchedTest, WithoutMemoryRequestsThatComeALittleOutOfOrderDecodeNothingT
   ASSERT_TRUE(reads(0, 0, 1));
   // In order but for swapped neighbours, and pairs.
   for (std::uint64_t at = kStep; at + 4 * kStep < kLength; at += 4 * kStep) {
-    for (const std::uint64_t other : {2, 0, 3, 1}) {
+    for (const std::uint64_t other : {2U, 0U, 3U, 1U}) {
       ASSERT_TRUE(reads(0, at + other * kStep, kStep)) << at << " " << other;
     }
   }

@@ -169,10 +169,10 @@ TEST(Texts, KeepsABoundedNumberOfBytesAndDropsTheLeastRecentlyUsed) {
     text.assign(Texts::kMaxBytes / 3, 'x');
     return 0;
   });
-  for (const Texts::Key key : {1, 2, 3, 1, 4}) Asked(texts, key).answer();
+  for (const Texts::Key key : {1U, 2U, 3U, 1U, 4U}) Asked(texts, key).answer();
   EXPECT_EQ(times, 4);
 
-  for (const Texts::Key key : {1, 3, 4}) Asked(texts, key).answer();
+  for (const Texts::Key key : {1U, 3U, 4U}) Asked(texts, key).answer();
   EXPECT_EQ(times, 4) << "1 was used after 2";
   Asked(texts, 2).answer();
   EXPECT_EQ(times, 5);
