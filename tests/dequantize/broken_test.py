@@ -11,8 +11,8 @@ import unittest
 
 import broken
 import number_types as numbers
-from checkpoint import Computed
-from mounts import EVERY_STEP, INFO, STFS, info, mounted, run, unmount
+from checkpoint import Computed, move_data_on
+from mounts import EVERY_STEP, INFO, STFS, far, info, mounted, run, unmount
 
 
 class Broken(unittest.TestCase):
@@ -59,13 +59,17 @@ class Broken(unittest.TestCase):
         told = run(INFO, "list", "--dequantize=bf16", source)
         self.assertEqual(told.returncode, 1, told)
         self.assertEqual(told.stderr.decode(errors="replace"), message.replace("stfs: ", "stfs-info: ", 1))
-        if not EVERY_STEP:
-            return
-        checked = run(INFO, "check", "--dequantize=bf16", source)
-        self.assertEqual(checked.returncode, 1, checked)
-        info("check", source)
-        with mounted(source, mountpoint):
-            pass
+        if EVERY_STEP:
+            checked = run(INFO, "check", "--dequantize=bf16", source)
+            self.assertEqual(checked.returncode, 1, checked)
+            info("check", source)
+            with mounted(source, mountpoint):
+                pass
+        index = source / ("model.safetensors" if model.shards == 1 else "model.safetensors.index.json")
+        move_data_on(source)
+        told = run(INFO, "list", "--dequantize=bf16", f"{far()}{index}", STFS_CACHE=str(work / name / "cache"))
+        self.assertEqual(told.returncode, 1, told)
+        self.assertEqual(told.stderr.decode(errors="replace").replace(far(), ""), message.replace("stfs: ", "stfs-info: ", 1), "over http")
 
     def test_broken_checkpoints(self):
         names = [name for name in broken.BROKEN if name.startswith(tuple(sys.argv[1:]))]

@@ -23,7 +23,7 @@ import checkpoint
 import number_types as numbers
 import variants
 from checkpoint import ELEMENTS, Computed, read_safetensors
-from mounts import EVERY_STEP, INFO, attribute, info, mounted, run
+from mounts import EVERY_STEP, INFO, attribute, far, info, mounted, run
 
 NPY = {"F32": "<f4", "F16": "<f2", "BF16": "V2", "I64": "<i8", "I32": "<i4", "U8": "|u1", "I8": "|i1"}
 FLOATS = ("BF16", "F16", "F32")
@@ -195,6 +195,19 @@ class Values(unittest.TestCase):
             self.ranges(mount, expected)
             self.slices(mount, expected)
             self.locators(mount, self.shows(mount, expected, "f32"))
+
+    def test_over_http(self):
+        """Elsewhere, and with nothing in the cache, it has the same values."""
+        (index,) = [path for path in self.source.iterdir() if path.name in ("model.safetensors", "model.safetensors.index.json")]
+        checkpoint.move_data_on(self.source)
+        file, expected = self.work / "far.safetensors", MODEL.expected("f32")
+        done = run(INFO, "extract", "--dequantize=f32", "-o", file, f"{far()}{index}", "*", STFS_CACHE=str(self.work / "cache"))
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
+        others = read_safetensors(file)
+        self.assertEqual(others.keys(), expected.keys())
+        for name, each in expected.items():
+            self.assertEqual((others[name].dtype, others[name].shape), (each.dtype, each.shape))
+            self.same(others[name].data, each, f"over http: {name}")
 
 
 class EveryStep(Values):

@@ -4,11 +4,15 @@ Importing this ends the test with 77 (skipped) where there is no /dev/fuse; with
 """
 
 import contextlib
+import functools
 import os
 import pathlib
 import signal
 import subprocess
 import sys
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "docs"))
+import object_server  # noqa: E402
 
 SKIPPED = 77
 HANG = 120  # seconds; nothing here takes one
@@ -21,9 +25,16 @@ if not os.path.exists("/dev/fuse"):
     sys.exit(1 if os.environ.get("STFS_REQUIRE_MOUNT") == "1" else SKIPPED)
 
 
-def run(*command):
+def run(*command, **environment):
     """The finished process, with what it wrote as bytes."""
-    return subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, capture_output=True, timeout=HANG)
+    words = [str(word) for word in command]
+    return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=HANG, env={**os.environ, **environment})
+
+
+@functools.cache
+def far():
+    """The URL of a web server that has every file of this machine."""
+    return object_server.serve(pathlib.Path("/"))
 
 
 def info(verb, *words):

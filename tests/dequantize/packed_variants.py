@@ -55,6 +55,13 @@ ct_packed("ct_pack_4_g_idx_zero_points", 4, order="g_idx", zero="packed", shape_
 ct_packed("ct_pack_4_g_idx_unused", 4, order="unused")
 
 
+@variant
+def ct_pack_shape_decides(model, draw):
+    """93 columns fill as many words as 96 do, which the config's groups of 32 would be: weight_shape alone tells."""
+    dress(model, draw, "LlamaForCausalLM", ct_config("pack-quantized", ct_weights(4, "group", group=32)))
+    schemes.ct_pack(model, draw, LAYER + "mlp.up_proj", (35, 93), 4, 31)
+
+
 for label, scales in (("bf16", "BF16"), ("fp8", "F8_E4M3")):
     ct_packed(f"ct_pack_w4a8_{label}", 4, dtype=scales, rows_dtype="F32")
 ct_packed("ct_pack_w4a8_zero_points", 4, dtype="BF16", rows_dtype="BF16", zero="packed", order="g_idx")

@@ -239,14 +239,17 @@ std::string Finder::config_texts() const {
   return all;
 }
 
+void Finder::read(const Tensor& tensor, std::span<std::byte> out) const {
+  const int error = tensor.locator
+                        ? sources_.read(*tensor.locator->source, tensor.locator->offset, out)
+                        : fetched(tensor.content(), out);
+  if (error != 0) throw_unread(tensor, error);
+}
+
 std::optional<std::uint32_t> Finder::first_word(const Tensor& tensor) const {
   std::uint32_t word = 0;
   if (tensor.length < sizeof word) return std::nullopt;
-  const Content content = tensor.content();
-  if (!content.missing(0, sizeof word).empty()) return std::nullopt;
-  if (const int error = content.copy(0, std::as_writable_bytes(std::span(&word, 1)))) {
-    throw_unread(tensor, error);
-  }
+  read(tensor, std::as_writable_bytes(std::span(&word, 1)));
   return word;
 }
 
@@ -254,11 +257,7 @@ std::string Finder::bytes_of(const Tensor& tensor) const {
   constexpr std::uint64_t kMost = 64 << 10;
   if (tensor.length > kMost) refuse(tensor, "too large for what its name says");
   std::string bytes(static_cast<std::size_t>(tensor.length), '\0');
-  const std::span out = std::as_writable_bytes(std::span(bytes));
-  const int error = tensor.locator
-                        ? sources_.read(*tensor.locator->source, tensor.locator->offset, out)
-                        : fetched(tensor.content(), out);
-  if (error != 0) throw_unread(tensor, error);
+  read(tensor, std::as_writable_bytes(std::span(bytes)));
   return bytes;
 }
 

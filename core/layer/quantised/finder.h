@@ -58,7 +58,7 @@ class Finder {
   // Throws Error kQuantized for any quant_method: no row has found a weight in the checkpoint.
   void refuse_any_method() const;
 
-  // The first four bytes of a tensor; nullopt when they are not on this machine.
+  // The first four bytes of a tensor; nullopt when it is shorter.
   std::optional<std::uint32_t> first_word(const Tensor& tensor) const;
   // Reads all bytes of a small tensor.
   std::string bytes_of(const Tensor& tensor) const;
@@ -66,6 +66,8 @@ class Finder {
   [[noreturn]] static void refuse(const Tensor& tensor, const std::string& rule);
 
  private:
+  // Reads the first bytes, wherever the tensor is.
+  void read(const Tensor& tensor, std::span<std::byte> out) const;
   std::set<std::string> modules_without_tensors(const QuantizationConfig& config) const;
   const QuantizationConfig* first_with(bool (*is_wanted)(const QuantizationConfig&)) const;
 

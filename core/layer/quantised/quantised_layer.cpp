@@ -153,10 +153,13 @@ class Dequantizer {
       const bool is_needed = !vanishing(*missing.name) || missing.name->ends_with(".comfy_quant");
       if (is_needed) lost_.emplace(base_of_part(*missing.name));
     }
-    fetch_ahead();
     refuse_known();
     finder_.refuse_unknown_methods();
-    for (std::uint32_t i = 0; i < fates_.size(); ++i) find_scheme(i);
+    asked_ = 0;
+    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+      fetch_ahead(i);
+      find_scheme(i);
+    }
     finish_left();
     refuse_companions();
   }
@@ -208,16 +211,19 @@ class Dequantizer {
     return tensor.locator || !shows_values_ || may_hold_codes(tensor.dtype);
   }
 
-  // The texts that bitsandbytes stores as tensors are read one after the other.
-  void fetch_ahead() const {
-    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
-      const std::string_view name = list_.name(i);
-      if (!name.ends_with(".weight_format") && !name.ends_with(".comfy_quant") &&
-          name.find(".quant_state.bitsandbytes__") == std::string_view::npos) {
-        continue;
-      }
-      const std::optional<Extent> place = list_.locator(i);
-      if (place && place->length > 0) place->source->prefetch({place->offset, place->length});
+  // The tensors that schemes read are read one after the other: asks for those that come soon.
+  void fetch_ahead(std::uint32_t number) {
+    constexpr std::size_t kAhead = 1024;  // tensors
+    constexpr std::uint64_t kMost = 4096;  // bytes
+    for (; asked_ < std::min(number + kAhead, fates_.size()); ++asked_) {
+      const std::optional<Extent> place = list_.locator(asked_);
+      if (!place || place->length == 0 || place->source->is_complete()) continue;
+      const std::string_view name = list_.name(asked_);
+      const bool is_read = name.ends_with(".weight_format") || name.ends_with(".comfy_quant") ||
+                           name.ends_with(".weight_shape") ||
+                           name.find(".quant_state.bitsandbytes__") != std::string_view::npos ||
+                           (name.ends_with(".qzeros") && finder_.config(asked_).is_symmetric);
+      if (is_read) place->source->prefetch({place->offset, std::min(place->length, kMost)});
     }
   }
 
@@ -283,7 +289,7 @@ class Dequantizer {
     return keys;
   }
 
-  void refuse_known() const {
+  void refuse_known() {
     bool has_codes = false;
     for (std::uint32_t i = 0; i < fates_.size() && !has_codes; ++i) {
       has_codes = may_hold_codes(list_.tensor(i).dtype);
@@ -293,6 +299,7 @@ class Dequantizer {
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
       const std::string reason = reason_to_refuse(list_.name(i));
       if (!reason.empty()) Finder::refuse(list_.tensor(i), reason);
+      fetch_ahead(i);
       refuse_formats_of_comfy(i);
     }
   }
@@ -470,6 +477,7 @@ class Dequantizer {
   Finder finder_;
   std::set<std::string, std::less<>> lost_;  // of which weights parts are missing: base_of_part()
   std::vector<std::uint32_t> fates_;
+  std::uint32_t asked_ = 0;  // fetch_ahead() has looked at the tensors before this
   std::unordered_set<std::string> new_names_;  // of results, where no stored tensor has the name
   struct Computed {
     std::uint64_t matrices = 1;  // of experts

@@ -48,11 +48,8 @@ std::optional<Packing> packing_of(const Candidate& weight, Groups groups, std::u
   return found;
 }
 
-// The columns of a pack-quantized weight. weight_shape tells; a checkpoint of a hundred thousand
-// experts elsewhere would have to be fetched for it, so where the scales leave no choice it is read
-// only if it is on this machine.
-std::uint64_t columns_of(const Candidate& weight, const Tensor& scale,
-                         const std::optional<Companion>& shape, Groups groups) {
+// The columns of a pack-quantized weight by its scales, where weight_shape is not there.
+std::uint64_t columns_by_groups(const Candidate& weight, const Tensor& scale, Groups groups) {
   const Matrices grid = matrices_of(scale.shape);
   constexpr std::uint64_t kUntold = 0;
   std::uint64_t by_groups = kUntold;
@@ -71,14 +68,16 @@ std::uint64_t columns_of(const Candidate& weight, const Tensor& scale,
       by_groups = columns;
     }
   }
-  if (is_ambiguous) by_groups = kUntold;
-  if (!shape) {
-    if (by_groups != kUntold) return by_groups;
+  if (is_ambiguous || by_groups == kUntold) {
     weight.refuse("has no weight_shape beside it, and the config does not tell its columns");
   }
-  if (by_groups != kUntold && !shape->content().missing(0, shape->length).empty()) {
-    return by_groups;
-  }
+  return by_groups;
+}
+
+// The columns of a pack-quantized weight: weight_shape tells, wherever it is.
+std::uint64_t columns_of(const Candidate& weight, const Tensor& scale,
+                         const std::optional<Companion>& shape, Groups groups) {
+  if (!shape) return columns_by_groups(weight, scale, groups);
   const std::vector<std::uint64_t> told = numbers_in(weight, *shape);
   const std::span stored = weight.tensor.shape;
   // The shape of stacked experts is that of all or of one.
