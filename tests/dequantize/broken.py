@@ -438,6 +438,13 @@ row("gptq-conv1d-of-a-decoder", "gptq-4", "Conv1D", conv1d("decoder." + CONV, mo
 row("gptq-conv1d-of-text", "gptq-4", "Conv1D", conv1d("h.0.mlp.c_fc", text_config={"model_type": "imagegpt"}))
 row("gptq-linear-of-gpt2", "gptq-4", (), conv1d("vision.q_proj"), "right")
 row("gptq-linear-of-gpt-bigcode", "gptq-4", (), conv1d(CONV, model_type="gpt_bigcode"), "right")
+for label, rows in (("turned", 64), ("other", 97)):
+    row(f"gptq-embeddings-of-{label}-words", "gptqmodel-4-embeddings", ("embed_tokens", "vocab_size"), lambda model, rows=rows: model.config.update(vocab_size=rows))
+row("gptq-embeddings-of-text", "gptqmodel-4-embeddings", (), lambda model: model.config.update(text_config={"vocab_size": model.config.pop("vocab_size")}), "right")
+row("gptq-3-bits-of-auto-round", "gptqmodel-3", ("AutoRound", Q), config("provider", value="auto-round"))
+row("gptq-3-bits-packed-by-auto-round", "gptqmodel-3", "AutoRound",
+    both(config("quant_method", value="auto-round"), config("packing_format", value="auto_round:auto_gptq")))
+row("gptq-3-bits-of-auto-round-sym", "gptq-3-sym", (), config("provider", value="auto-round"), "right")
 row("gptq-is-marlin", "gptq-4", "marlin", config("is_marlin_format", value=True))
 row("gptq-is-not-marlin", "gptq-4", (), config("is_marlin_format", value=False), "right")
 row("gptq-name-taken", "gptq-4", Q, added(Q + ".weight", floats("F16", np.ones((72, 96)))))

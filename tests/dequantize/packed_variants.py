@@ -361,6 +361,27 @@ for number in (2, 3, 4, 8):
 gptqmodel_variant(4, dynamic={r"+:model\.layers\.\d+\.mlp\.down_proj": {"group_size": 32}, r"-:.*visual.*": {}})
 
 
+def gptqmodel_embeddings(bits, order):
+    """GPTQModel stores a table of embeddings as it is, without a transposition."""
+
+    def function(model, draw):
+        config = {"bits": bits, "checkpoint_format": "gptq", "desc_act": bool(order), "group_size": 32, "meta": {"quantizer": ["gptqmodel:7.2.0"]},
+                  "quant_method": "gptq", "sym": False}
+        dress(model, draw, "Qwen3ForCausalLM", config, vocab_size=96)
+        del model.tensors["model.embed_tokens.weight"], model.results["model.embed_tokens.weight"]
+        for module, rows in (("model.embed_tokens", 64), (LAYER + "mlp.up_proj", 32)):
+            schemes.gptq(model, draw, module, rows, 96, bits, 32, 1, "order" if order else None, borrows=bits != 3)
+        table = model.results["model.embed_tokens.weight"]
+        table.values = np.ascontiguousarray(table.values.T)
+
+    function.__name__ = f"gptqmodel_{bits}_embeddings" + ("_desc_act" if order else "")
+    variant(function)
+
+
+for number, by_index in ((4, False), (3, True), (8, False)):
+    gptqmodel_embeddings(number, by_index)
+
+
 # 6. bitsandbytes.
 
 

@@ -231,7 +231,8 @@ class Reference:
                           if re.match(name.removeprefix("+:").removeprefix("-:"), module) and "group_size" in own), config["group_size"])
             order = torch.arange(len(weight)) // (len(weight) if group == -1 else group)
         order = order.long()
-        return ((weight - zeros[order]).to(F32) * scales.to(F32)[order]).T.contiguous()
+        result = (weight - zeros[order]).to(F32) * scales.to(F32)[order]
+        return result if module.endswith("embed_tokens") else result.T.contiguous()
 
     def has_borrowed_zeros(self):
         writers = str(self.config.get("meta", {}).get("quantizer", ""))

@@ -267,11 +267,15 @@ void note_unknown(const Json& json, std::span<const std::string_view> harmless,
   }
 }
 
-// GPTQModel names itself in `meta`, AutoRound in several ways.
-bool has_borrowed_zeros(const Json& json, const QuantizationConfig& config) {
-  if (config.method.ends_with("auto-round")) return true;
-  if (json.contains("autoround_version")) return true;
-  if (const auto at = json.find("provider"); at != json.end() && *at == "auto-round") return true;
+// AutoRound names itself in several ways.
+bool is_of_auto_round(const Json& json, const QuantizationConfig& config) {
+  const auto provider = json.find("provider");
+  return config.method.ends_with("auto-round") || json.contains("autoround_version") ||
+         (provider != json.end() && *provider == "auto-round");
+}
+
+// GPTQModel names itself in `meta`.
+bool is_of_gptqmodel(const Json& json) {
   const auto meta = json.find("meta");
   if (meta == json.end() || !meta->is_object() || !meta->contains("quantizer")) return false;
   const Json& quantizer = meta->at("quantizer");
@@ -349,7 +353,8 @@ void read_config(const Json& json, QuantizationConfig& out) {
   if (is_true("is_marlin_format")) out.format = "marlin";
   read_exceptions(json, compiler, out);
   out.data_type = config.text("data_type");
-  out.has_borrowed_zeros = has_borrowed_zeros(json, out);
+  out.is_of_auto_round = is_of_auto_round(json, out);
+  out.has_borrowed_zeros = out.is_of_auto_round || is_of_gptqmodel(json);
   if (const std::string semantics = config.text("weight_scale_semantics"); !semantics.empty()) {
     if (semantics != "inverse") config.refuse("weight_scale_semantics", "\"inverse\" is expected");
     out.is_divided_by_scale = true;
@@ -475,9 +480,17 @@ std::string model_of_conv1d(const Json& json) {
   return "";
 }
 
+void add_vocabularies(const Json& json, std::set<std::uint64_t>& sizes) {
+  for (const auto& [key, value] : json.items()) {
+    if (value.is_object()) add_vocabularies(value, sizes);
+    if (key == "vocab_size" && value.is_number_unsigned()) sizes.insert(value.get<std::uint64_t>());
+  }
+}
+
 // The quantisation in config.json; false when it says nothing.
 bool read_main(const Json& json, QuantizationConfig& out) {
   refuse_rotation_of_model(json, out);
+  add_vocabularies(json, out.vocabularies);
   out.model_of_conv1d = model_of_conv1d(json);
   const Json* mlx = object_at(json, "quantization", out.file);
   if (mlx == nullptr) {

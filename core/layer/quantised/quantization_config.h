@@ -69,6 +69,7 @@ struct QuantizationConfig {
   bool needs_index = false;  // GPTQ's `desc_act`, for all modules, and its groups are not static
   // GPTQModel and AutoRound took 1 from the zero points of a word of 32 bits by one subtraction.
   bool has_borrowed_zeros = false;
+  bool is_of_auto_round = false;
   bool is_divided_by_scale = false;  // `weight_scale_semantics` of GPTQModel's FP8 is "inverse"
   std::string data_type;             // AutoRound: "int", "mx_fp", "nvfp4_v2"
   std::vector<Group> groups;
@@ -78,6 +79,7 @@ struct QuantizationConfig {
   bool is_of_text = false;                // MLX: it stands in text_config
   std::string refused;                    // a part that stfs does not know: "transform_config"
   std::string model_of_conv1d;            // model_type of a model whose layers are Conv1D
+  std::set<std::uint64_t> vocabularies;   // vocab_size of the model and of its parts
   std::set<std::string> unknown;          // keys that no library is known to write
   std::string unreadable;                 // why a file that is perhaps absent was not read
 };

@@ -3,6 +3,7 @@
 #include "core/layer/quantised/schemes.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace stfs {
 namespace {
@@ -52,20 +53,37 @@ std::uint64_t group_size_of(const Candidate& weight, std::string_view module, st
   return rows % groups == 0 ? cut(rows / groups) : 1;
 }
 
-// Sets what both have: the grid is [groups, out], and the result the transpose.
+// GPTQModel stores the table of an embedding as it is: its rows are the words, and what a Linear
+// has as columns. The name and config.json tell, and have to agree.
+bool is_table(const Candidate& weight, std::string_view module, std::uint64_t rows) {
+  constexpr std::string_view kNames[] = {"wte",      "embeddings",   "embed_in", "word_embeddings",
+                                         "tok_embeddings", "embed_tokens", "embed",    "embedding"};
+  const std::string_view layer = module.substr(module.rfind('.') + 1);
+  if (std::ranges::find(kNames, layer) == std::end(kNames)) return false;
+  if (weight.config().vocabularies.contains(rows)) return true;
+  weight.refuse("may be a table of embeddings, and then its " + std::to_string(rows) +
+                " rows are words, but " + printable(weight.config().file) +
+                " has no such vocab_size: nothing tells whether it is transposed; convert the "
+                "checkpoint with the library that made it");
+}
+
+// Sets what both have: the grid is [groups, out], and the result the transpose, but that of a table
+// of embeddings.
 void set_transposed(Candidate& weight, const Qweight& parts, const Packing& codes,
                     std::uint64_t rows, std::uint64_t columns, bool has_index) {
   weight.refuse_conv1d(parts.base);
   const std::uint64_t groups = parts.scale.shape[0];
   weight.set_codes(codes, {.rows = rows, .columns = columns}, 4);
-  weight.found.layout.is_transposed = true;
+  const bool is_transposed = !is_table(weight, parts.base, rows);
+  weight.found.layout.is_transposed = is_transposed;
   const std::uint64_t group = group_size_of(weight, parts.base, rows, groups);
   if (parts.scale.shape[1] != columns || (rows + group - 1) / group != groups) {
     weight.refuse(parts.scale, has_index ? "it has another number of groups" : "");
   }
   weight.set_grid(groups, columns, group, 1);
   weight.take_on_grid(Role::kScale, parts.scale, typed(parts.scale.dtype));
-  weight.set_result(std::string(parts.base) + ".weight", std::array{columns, rows});
+  weight.set_result(std::string(parts.base) + ".weight",
+                    is_transposed ? std::array{columns, rows} : std::array{rows, columns});
 }
 
 // The packing of zero points on the grid. Refuses those of another shape.
@@ -161,6 +179,11 @@ bool find_gptq(Candidate& weight) {
   }
   layout.index_is_of_rows = true;
   if (!parts.zeros) weight.refuse_half(parts.base, ".qzeros");
+  if (is_v1 && bits == 3 && config.is_of_auto_round && !config.is_symmetric) {
+    weight.refuse(
+        "AutoRound packs zero points of 3 bits so that a zero makes others be lost: quantise it "
+        "with sym, or with 2, 4 or 8 bits");
+  }
   Packing zero = fields(Codes::kFields, bits);
   zero.added = is_v1 ? 1 : 0;
   if (is_v1 && config.has_borrowed_zeros && bits != 3) zero.codes = Codes::kCarried;
