@@ -1,5 +1,6 @@
 #include "core/base/posix.h"
 
+#include "core/base/file_limit.h"
 #include "core/base/text.h"
 
 #include <dirent.h>
@@ -102,6 +103,7 @@ int pread_exact(int fd, std::span<std::byte> buffer, std::uint64_t offset, std::
 }
 
 int write_exact(int fd, std::span<const std::byte> bytes) {
+  const NoFileLimitSignal no_signal;
   while (!bytes.empty()) {
     const ssize_t n = ::write(fd, bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;

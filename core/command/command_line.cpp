@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -44,6 +45,7 @@ int run_command(const CommandRow& command, std::vector<std::string> words, void*
 
 int run_to_exit(const char* program, ErrorCode otherwise, const std::function<int()>& command) {
   fill_closed_standard_descriptors();
+  ::signal(SIGXFSZ, SIG_IGN);  // a write beyond RLIMIT_FSIZE fails with EFBIG
   try {
     const int status = command();
     if (std::fflush(stdout) != 0) {

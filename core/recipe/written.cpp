@@ -1,5 +1,6 @@
 #include "core/recipe/written.h"
 
+#include "core/base/file_limit.h"
 #include "core/base/posix.h"
 #include "core/recipe/arrival.h"
 #include "core/source/local_file.h"
@@ -12,7 +13,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -45,7 +45,7 @@ class Writer {
   }
 
   Written run() {
-    ::signal(SIGXFSZ, SIG_IGN);  // write(2) returns EFBIG
+    const NoFileLimitSignal no_signal;
     for (const Content::Place& place : content_.places()) {
       if (is_file_ && place.extent && place.extent->source->local_file() != nullptr) {
         place_extent(place.begin, *place.extent);

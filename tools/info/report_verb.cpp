@@ -16,7 +16,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -54,7 +53,6 @@ std::string page_of(const Arguments& arguments, const Checkpoint& checkpoint,
 }
 
 void write_page(int fd, const std::string& page, const std::string& to) {
-  ::signal(SIGXFSZ, SIG_IGN);  // write(2) returns EFBIG
   if (const int error = write_exact(fd, std::as_bytes(std::span(page)))) {
     throw_errno(ErrorCode::kUnreadable, to, "", error);
   }

@@ -113,6 +113,7 @@ int run(const GpuArguments& arguments) {
   std::vector<char*> argv;
   for (const std::string& word : arguments.command) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
+  ::signal(SIGXFSZ, SIG_DFL);  // run_to_exit() ignores it
   ::execvp(argv[0], argv.data());
   const int error = errno;
   std::fprintf(stderr, "stfs-gpu: %s: %s\n", printable(arguments.command[0]).c_str(),
