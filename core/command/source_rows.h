@@ -3,6 +3,7 @@
 // Thread safety and lifetime: rows are constants.
 #pragma once
 
+#include "core/base/home.h"
 #include "core/command/command.h"
 #include "core/remote/sources.h"
 
@@ -32,13 +33,14 @@ constexpr std::array<OptionRow, 7> source_rows(std::string_view verbs, std::stri
        .value = Value::kPath,
        .set =
            [](void* to, const std::string& value) {
-             (static_cast<Owner*>(to)->*kMember).cache_dir = value;
+             (static_cast<Owner*>(to)->*kMember).cache_dir = with_home(value);
            },
        .help = "where fetched blocks are kept",
        .man = "Keep the blocks that are fetched from a remote source in <dir>. "
               "The default is the value of `STFS_CACHE`, or `stfs` in `$XDG_CACHE_HOME`, or "
               "`~/.cache/stfs`. "
-              "Commands and mounts share the directory."},
+              "Commands and mounts share the directory. "
+              "`~/` at the beginning is the home directory."},
       {.flags = in_list ? "cache_size" : "--cache-size",
        .verbs = verbs,
        .argument = "SIZE",
@@ -86,7 +88,7 @@ constexpr std::array<OptionRow, 7> source_rows(std::string_view verbs, std::stri
        .man = "Use no network, and serve what was fetched before. "
               "A source means the version that it meant when it was last opened. "
               "A read of bytes that were never fetched fails with `EIO`. "
-              "The variable `HF_HUB_OFFLINE` means the same."},
+              "The variables `HF_HUB_OFFLINE` and `TRANSFORMERS_OFFLINE` mean the same."},
       {.flags = in_list ? "memory" : "--memory",
        .verbs = verbs,
        .argument = "SIZE",

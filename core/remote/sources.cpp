@@ -101,7 +101,7 @@ Known known_of(const Json& json) {
 }  // namespace
 
 SourceOptions resolved(SourceOptions options) {
-  options.offline = options.offline || is_set_for_hub("HF_HUB_OFFLINE");
+  options.offline = options.offline || *hub_offline_variable() != '\0';
   if (options.cache_dir.empty()) options.cache_dir = Cache::default_directory();
   if (options.cache_dir.empty()) return options;
   std::error_code error;
@@ -112,7 +112,7 @@ SourceOptions resolved(SourceOptions options) {
 
 Sources::Sources(SourceOptions options)
     : options_(resolved(std::move(options))),
-      is_offline_for_hub_(is_set_for_hub("HF_HUB_OFFLINE")) {
+      is_offline_for_hub_(*hub_offline_variable() != '\0') {
   if (options_.counters == nullptr) options_.counters = &own_counters_;
 }
 
@@ -231,10 +231,10 @@ void Sources::learn(const std::string& name, const Change& change) {
 
 void Sources::refuse_to_ask(const std::string& name) const {
   throw Error(ErrorCode::kHidden, public_name(name),
-              options_.offline ? is_offline_for_hub_
-                                     ? "offline (HF_HUB_OFFLINE is set), and this was never fetched"
-                                     : "offline, and this was never fetched"
-                               : "changed while it was loaded: mount it again");
+              !options_.offline ? "changed while it was loaded: mount it again"
+              : !is_offline_for_hub_ ? "offline, and this was never fetched"
+                                     : "offline (" + std::string(hub_offline_variable()) +
+                                           " is set), and this was never fetched");
 }
 
 // Whether the cache has the first bytes of a version.

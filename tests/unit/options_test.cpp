@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -120,6 +121,15 @@ TEST(Options, OfCache) {
   EXPECT_TRUE(parse_with("cache=direct").direct);
   EXPECT_FALSE(parse_with("cache=kernel").direct);
   refused_option("cache=none");
+}
+
+// No shell expands it behind the sign of equality.
+TEST(Options, OfTheCacheTakeTheHomeDirectory) {
+  const char* const home = std::getenv("HOME");
+  ASSERT_NE(home, nullptr);
+  EXPECT_EQ(parse_with("cache_dir=~/a").remote.cache_dir, home + std::string("/a"));
+  EXPECT_EQ(parse_with("cache_dir=/a/~/b").remote.cache_dir, "/a/~/b");
+  EXPECT_EQ(parse_with("cache_dir=~b").remote.cache_dir, "~b");
 }
 
 TEST(Options, OfAllowMissing) { EXPECT_TRUE(parse_with("allow_missing").allow_missing); }

@@ -1,6 +1,7 @@
 #include "core/remote/stores/hub_name.h"
 
 #include "core/base/error.h"
+#include "core/base/home.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
 #include "core/remote/http/http_rules.h"
@@ -36,18 +37,11 @@ std::size_t revision_length(std::string_view text) {
   return std::min(text.find('/'), text.size());
 }
 
-// As the Hub's client takes paths of the environment: "~" is the home directory.
-std::string expanded(const std::string& path) {
-  if (path != "~" && !path.starts_with("~/")) return path;
-  const std::string home = environment("HOME");
-  return home.empty() ? path : home + path.substr(1);
-}
-
 // The directory of the Hub's client; "" when there is no home directory.
 std::string hub_home() {
-  if (const std::string home = environment("HF_HOME"); !home.empty()) return expanded(home);
+  if (const std::string home = environment("HF_HOME"); !home.empty()) return with_home(home);
   if (const std::string cache = environment("XDG_CACHE_HOME"); !cache.empty()) {
-    return expanded(cache) + "/huggingface";
+    return with_home(cache) + "/huggingface";
   }
   const std::string home = environment("HOME");
   return home.empty() ? "" : home + "/.cache/huggingface";
@@ -68,7 +62,7 @@ std::string find_token() {
     const std::string value = environment(name);
     if (!value.empty()) return clean_token(value, name);
   }
-  const std::string named = expanded(environment("HF_TOKEN_PATH"));
+  const std::string named = with_home(environment("HF_TOKEN_PATH"));
   const std::string home = hub_home();
   if (named.empty() && home.empty()) return "";
   const std::string path = named.empty() ? home + "/token" : named;
@@ -87,6 +81,12 @@ std::string find_token() {
 bool is_set_for_hub(const char* variable) {
   const std::string text = lower_case(environment(variable));
   return text == "1" || text == "on" || text == "yes" || text == "true";
+}
+
+const char* hub_offline_variable() {
+  const char* const name =
+      environment("HF_HUB_OFFLINE").empty() ? "TRANSFORMERS_OFFLINE" : "HF_HUB_OFFLINE";
+  return is_set_for_hub(name) ? name : "";
 }
 
 bool is_inner_path(std::string_view path) {
@@ -191,7 +191,7 @@ HubOptions hub_options() {
 
 std::string hub_cache_directory() {
   for (const char* const name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"}) {
-    if (const std::string value = environment(name); !value.empty()) return expanded(value);
+    if (const std::string value = environment(name); !value.empty()) return with_home(value);
   }
   const std::string home = hub_home();
   return home.empty() ? "" : home + "/hub";

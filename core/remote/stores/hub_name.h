@@ -16,6 +16,9 @@ constexpr std::size_t kCommitDigits = 40;  // of git's SHA-1
 
 // Whether a variable says yes, as the Hub's client reads it.
 bool is_set_for_hub(const char* variable);
+// Returns the name of the variable that sets the Hub's client offline: HF_HUB_OFFLINE, or
+// TRANSFORMERS_OFFLINE where that is not set; "" if it is not offline.
+const char* hub_offline_variable();
 // Whether a path stays below the directory that it is relative to, and has no control characters.
 bool is_inner_path(std::string_view path);
 // Whether a text is "org/name" after the Hub's rules.
