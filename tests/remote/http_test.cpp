@@ -20,6 +20,7 @@
 #include <fstream>
 #include <functional>
 #include <future>
+#include <latch>
 #include <memory>
 #include <optional>
 #include <span>
@@ -490,6 +491,55 @@ TEST(Http, SaysThatAConnectionWasKeptAndOpensAnotherWhereItMust) {
     EXPECT_EQ(outcome.body, "hello") << outcome.end.text;
     EXPECT_EQ(outcome.end.was_kept, one.was_kept) << one.target << one.new_connection;
   }
+}
+
+// Keeps four connections, which then answer nothing any more, as after a laptop's sleep.
+class SilentConnections : public testing::Test {
+ protected:
+  SilentConnections() {
+    std::vector<std::thread> readers;
+    for (int i = 0; i < 4; ++i) readers.emplace_back([&] { http_.get({.url = server_.url()}, 9); });
+    for (std::thread& reader : readers) reader.join();
+    is_silent_ = true;
+  }
+
+  WebAnswer answer(const WebRequest& request) {
+    if (is_silent_ && request.is_first) return {.headers = {{"Connection", "close"}}, .body = "new"};
+    if (is_silent_) {
+      if (++silent_ == 1) was_asked_.count_down();
+      return {.delay = std::chrono::hours(1)};
+    }
+    together_.arrive_and_wait();  // so that no reader takes the connection of another
+    return {.body = "old"};
+  }
+  std::string get() {
+    return http_.get({.url = server_.url(), .stall = milliseconds(50)}, 9).body;
+  }
+
+  std::atomic<bool> is_silent_ = false;
+  std::atomic<int> silent_ = 0;
+  std::latch together_{4}, was_asked_{1};
+  HttpServer server_{[this](const WebRequest& request) { return answer(request); }};
+  Http http_{{}};
+};
+
+TEST_F(SilentConnections, CostOneStallInAll) {
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(get(), "new");
+  EXPECT_EQ(silent_, 1);
+}
+
+// As a reader whose deadline ends the transfer before it stalls.
+TEST_F(SilentConnections, AreNotUsedAfterATransferWasAbandoned) {
+  const auto is_abandoned = std::make_shared<std::atomic<bool>>(false);
+  std::promise<int> ended;
+  http_.start({.url = server_.url(), .stall = std::chrono::hours(1), .is_abandoned = is_abandoned},
+              {.end = [&](const HttpEnd& end) { ended.set_value(end.error); }});
+  was_asked_.wait();
+  *is_abandoned = true;
+  http_.look();
+  EXPECT_EQ(ended.get_future().get(), ECANCELED);
+  EXPECT_EQ(get(), "new");
+  EXPECT_EQ(silent_, 1);
 }
 
 TEST(Http, NothingIsDecoded) {

@@ -54,6 +54,9 @@ struct HttpTransfer {
   HttpPlace by = HttpPlace::kLoopback;  // the place that redirected to `at`
   bool was_kept = false;                // HttpEnd::was_kept
 
+  // The pool that it takes its connection from; all transfers of the pool share its ownership.
+  std::shared_ptr<CURLSH> pool = {};
+
   // The connection to `at`. `easy` is null while libcurl has none.
   std::unique_ptr<CURL, EasyDeleter> easy = {};
   std::unique_ptr<curl_slist, ListDeleter> headers = {};
@@ -351,6 +354,7 @@ void set_up(Transfer& transfer) {
   const auto number = [&](CURLoption option, long value) {
     libcurl().easy_setopt(easy, option, value);
   };
+  libcurl().easy_setopt(easy, CURLOPT_SHARE, transfer.pool.get());
   number(CURLOPT_NOSIGNAL, 1);
   number(CURLOPT_QUICK_EXIT, 1);  // do not wait for a resolver when a transfer is given up
   number(CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
@@ -378,6 +382,16 @@ void set_up(Transfer& transfer) {
   libcurl().easy_setopt(easy, CURLOPT_HEADERDATA, &transfer);
   libcurl().easy_setopt(easy, CURLOPT_WRITEFUNCTION, &take<add_data>);
   libcurl().easy_setopt(easy, CURLOPT_WRITEDATA, &transfer);
+}
+
+// Makes a pool of kept connections, and of the addresses of hosts. Throws std::bad_alloc.
+std::shared_ptr<CURLSH> make_pool() {
+  std::shared_ptr<CURLSH> pool(libcurl().share_init(),
+                               [](CURLSH* share) { libcurl().share_cleanup(share); });
+  if (!pool) throw std::bad_alloc();
+  libcurl().share_setopt(pool.get(), CURLSHOPT_SHARE, CURL_LOCK_DATA_CONNECT);
+  libcurl().share_setopt(pool.get(), CURLSHOPT_SHARE, CURL_LOCK_DATA_DNS);
+  return pool;
 }
 
 // Whether a handshake ended because the connection did, as when a server is restarted. libcurl has
@@ -498,6 +512,7 @@ class Http::Impl {
   // Used by the thread alone:
   Transfers waiting_;                        // in the order of their start
   Transfers active_;                         // that libcurl has
+  std::shared_ptr<CURLSH> pool_;             // of transfers that begin; null before the next one
   std::map<std::string, unsigned> at_once_;  // active ones by origin
 };
 
@@ -568,6 +583,8 @@ void Http::Impl::begin(std::unique_ptr<Transfer> transfer) {
   if (failure.error == 0 && transfer->is_abandoned()) failure = {ECANCELED, "abandoned"};
   if (failure.error == 0) {  // start() may have found one
     try {
+      if (!pool_) pool_ = make_pool();
+      transfer->pool = pool_;
       set_up(*transfer);
     } catch (const Error& error) {
       return finish(std::move(transfer), {EIO, error.what()});
@@ -673,6 +690,12 @@ int Http::Impl::next_deadline() const {
 void Http::Impl::finish(std::unique_ptr<Transfer> transfer, HttpEnd end) {
   transfer->easy.reset();
   end.was_kept = transfer->was_kept;
+  // After a laptop's sleep or a change of its network, no kept connection answers any more. So a
+  // transfer that stalls or breaks ends them all: the next try opens a connection.
+  const bool was_silent = end.error == ECANCELED && end.was_kept && !transfer->has_head;
+  const bool has_failed = end.error == EIO || end.error == ETIMEDOUT || was_silent;
+  if (has_failed && transfer->pool == pool_) pool_.reset();
+  transfer->pool.reset();
   transfer->callbacks.end(end);
 }
 
