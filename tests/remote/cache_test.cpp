@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <sys/file.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/wait.h>
@@ -629,6 +630,96 @@ TEST_F(CacheTest, ThreadsShareAnEntry) {
   for (std::uint64_t i = 0; i < kBlocks; ++i) EXPECT_EQ(check(*entry, i), 0);
 }
 
+// --- the limit on the size of files ---
+
+// As a batch system or PAM sets it. The disposition of the signal is that of the host program.
+TEST_F(CacheTest, ALimitOnFilesIsAFullDiskAndNoSignal) {
+  const RemoteVersion version = version_of("m", 8 * kBlock);
+  fill_all(*open().open(version));
+  const pid_t child = in_child([&] {
+    ::signal(SIGXFSZ, SIG_DFL);
+    Cache cache = open();
+    const auto entry = cache.open(version);
+    const rlimit limit{2 * kBlock, 2 * kBlock};
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+    EXPECT_FALSE(cache.open(version_of("larger", 3 * kBlock)));
+    EXPECT_TRUE(cache.open(version_of("smaller", 2 * kBlock)));
+    EXPECT_FALSE(cache.remember("name", std::string(3 * kBlock, ' ')));
+    EXPECT_TRUE(cache.remember("name", "1"));
+    EXPECT_EQ(entry->reserve({kBlock, kBlock}), 0);
+    EXPECT_EQ(entry->reserve({kBlock, kBlock + 1}), EFBIG);
+    EXPECT_EQ(entry->write(bytes_of(*entry, 2), 2 * kBlock), EFBIG);
+    const auto others = open().open(version);
+    ASSERT_TRUE(others);
+    EXPECT_EQ(check(*others, 7), 0) << "what is there is read";
+    struct sigaction now {};
+    sigset_t pending, blocked;
+    ::sigaction(SIGXFSZ, nullptr, &now);
+    ::sigpending(&pending);
+    ::pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+    EXPECT_EQ(now.sa_handler, SIG_DFL);
+    EXPECT_FALSE(sigismember(&pending, SIGXFSZ) || sigismember(&blocked, SIGXFSZ));
+  });
+  EXPECT_EQ(ended(child), 0);
+}
+
+// --- another user's directory ---
+
+TEST_F(CacheTest, ADirectoryThatOnlyAnotherUserCanWriteIsReadIfItIsNamed) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  directory = temporary / "a/stfs";
+  const RemoteVersion version = version_of("m", 2 * kBlock);
+  ASSERT_EQ(fill(*open().open(version), 1), 0);
+  ASSERT_TRUE(open().remember("name", "1"));
+  const fs::path entry_path = entry_of(version);
+  fs::permissions(temporary.path(), fs::perms(0755));
+  fs::permissions(temporary / "a", fs::perms(0755));
+  const auto open_to_all = [&] {
+    for (const auto& file : fs::recursive_directory_iterator(directory)) {
+      fs::permissions(file.path(), fs::perms(file.is_directory() ? 0755 : 0644));
+    }
+    fs::permissions(directory, fs::perms(0755));
+  };
+  const auto as_another = [&](const std::function<void(Cache& named)>& body) {
+    return ended(in_child([&] {
+      ASSERT_EQ(::setresuid(65534, 65534, 65534), 0);
+      Cache named = open();
+      body(named);
+    }));
+  };
+  open_to_all();
+  EXPECT_EQ(as_another([&](Cache& cache) {
+              EXPECT_EQ(cache.unusable(), "");
+              const auto entry = cache.open(version);
+              ASSERT_TRUE(entry);
+              EXPECT_EQ(check(*entry, 1), 0);
+              EXPECT_EQ(entry->reserve({0, kBlock}), EROFS);
+              EXPECT_EQ(cache.recall("name"), "1");
+              EXPECT_FALSE(cache.remember("name", "2"));
+              EXPECT_FALSE(cache.open(version_of("n", kBlock)));
+              EXPECT_FALSE(cache.make_room(1));
+              test::Environment environment("XDG_CACHE_HOME", temporary / "a");
+              environment.set("STFS_CACHE", std::nullopt);
+              EXPECT_NE(open().unusable().find("belongs to another user"), std::string::npos)
+                  << "it is the default";
+            }),
+            0);
+  for (const char* const file : {"data", "map", "id.json", "."}) {
+    fs::permissions(entry_path / file, fs::perms(0666), fs::perm_options::add);
+    EXPECT_EQ(as_another([&](Cache& cache) { EXPECT_FALSE(cache.open(version)) << file; }), 0);
+    open_to_all();
+    ASSERT_EQ(::chown((entry_path / file).c_str(), 1, 1), 0);
+    EXPECT_EQ(as_another([&](Cache& cache) { EXPECT_FALSE(cache.open(version)) << file; }), 0);
+    ASSERT_EQ(::chown((entry_path / file).c_str(), 0, 0), 0);
+  }
+  for (const char* const name : {"", "v1", "v1/entries", "v1/names"}) {
+    fs::permissions(fs::path(directory) / name, fs::perms(0775));
+    EXPECT_EQ(as_another([&](Cache& cache) { EXPECT_NE(cache.unusable(), "") << name; }), 0);
+    open_to_all();
+  }
+  EXPECT_EQ(as_another([&](Cache& cache) { EXPECT_TRUE(cache.open(version)); }), 0);
+}
+
 // --- directories that are not used ---
 
 TEST_F(CacheTest, ADirectoryInWhichOthersMayWriteIsRefused) {
@@ -691,6 +782,8 @@ TEST_F(CacheTest, TheDefaultDirectoryIsThatOfTheEnvironment) {
   };
   test::Environment environment;
   for (const auto& [stfs, xdg, home, expected] : std::vector<Row>{{"/s", "/x", "/h", "/s"},
+                                                                  {"~/s", "/x", "/h", "/h/s"},
+                                                                  {"~x", "/x", "/h", "~x"},
                                                                   {"", "/x", "/h", "/x/stfs"},
                                                                   {{}, "x", "/h", "/h/.cache/stfs"},
                                                                   {{}, {}, "/h", "/h/.cache/stfs"},

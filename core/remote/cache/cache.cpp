@@ -1,12 +1,13 @@
 #include "core/remote/cache/cache.h"
 
+#include "core/base/file_limit.h"
+#include "core/base/home.h"
 #include "core/base/posix.h"
 #include "core/base/sha256.h"
 #include "core/base/text.h"
 
 #include <fcntl.h>
 #include <nlohmann/json.hpp>
-#include <pwd.h>
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -84,10 +85,11 @@ std::string random_name() {
   return std::to_string(number);
 }
 
-bool is_mine(int fd, mode_t kind) {
+// Whether only `owner` can write to an open file of this kind.
+bool is_of(uid_t owner, int fd, mode_t kind) {
   struct stat status {};
   return ::fstat(fd, &status) == 0 && (status.st_mode & S_IFMT) == kind &&
-         status.st_uid == ::geteuid();
+         status.st_uid == owner && (status.st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 
 // Whether a name in a directory is still that of an open file.
@@ -99,6 +101,7 @@ bool is_named(int directory, const std::string& name, int fd) {
 }
 
 int write_all(int fd, std::span<const std::byte> bytes, std::uint64_t offset) {
+  const NoFileLimitSignal no_signal;
   while (!bytes.empty()) {
     const ssize_t n = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
@@ -111,6 +114,7 @@ int write_all(int fd, std::span<const std::byte> bytes, std::uint64_t offset) {
 
 // fallocate(2). Where the file system has none, whether the disk has the room now.
 int allocate(int fd, std::uint64_t offset, std::uint64_t length) {
+  if (offset + length > largest_file()) return EFBIG;
   while (::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(length)) != 0) {
     if (errno == EINTR) continue;
     if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
@@ -121,10 +125,13 @@ int allocate(int fd, std::uint64_t offset, std::uint64_t length) {
   return 0;
 }
 
-std::optional<std::string> read_small(int directory, const char* name, std::uint64_t limit) {
+std::optional<std::string> read_small(uid_t owner, int directory, const char* name,
+                                      std::uint64_t limit) {
   const UniqueFd fd(::openat(directory, name, O_RDONLY | kFile));
   struct stat status {};
-  if (!fd || !is_mine(fd.get(), S_IFREG) || ::fstat(fd.get(), &status) != 0) return std::nullopt;
+  if (!fd || !is_of(owner, fd.get(), S_IFREG) || ::fstat(fd.get(), &status) != 0) {
+    return std::nullopt;
+  }
   const auto size = static_cast<std::uint64_t>(status.st_size);
   if (size > limit) return std::nullopt;
   std::string text(size, '\0');
@@ -287,22 +294,13 @@ std::uint64_t CacheEntry::Sum::value() const {
 // --- the directory ---
 
 std::string Cache::default_directory() {
-  if (std::string set = environment("STFS_CACHE"); !set.empty()) return set;
+  if (std::string set = environment("STFS_CACHE"); !set.empty()) return with_home(set);
   // The base directory specification: a relative path in it is ignored.
   if (const std::string xdg = environment("XDG_CACHE_HOME"); xdg.starts_with('/')) {
     return xdg + "/stfs";
   }
-  if (const std::string home = environment("HOME"); home.starts_with('/')) {
-    return home + "/.cache/stfs";
-  }
-  std::array<char, 16384> buffer{};
-  passwd user{};
-  passwd* found = nullptr;
-  if (::getpwuid_r(::geteuid(), &user, buffer.data(), buffer.size(), &found) != 0 ||
-      found == nullptr || found->pw_dir == nullptr || *found->pw_dir != '/') {
-    return "";
-  }
-  return std::string(found->pw_dir) + "/.cache/stfs";
+  const std::string home = home_directory();
+  return home.empty() ? "" : home + "/.cache/stfs";
 }
 
 Cache::Cache(Options options) : options_(std::move(options)) {
@@ -312,9 +310,14 @@ Cache::Cache(Options options) : options_(std::move(options)) {
     return;
   }
   // A daemon changes its working directory.
-  std::error_code ignored;
-  const auto absolute = std::filesystem::absolute(options_.directory, ignored);
-  if (!absolute.empty()) options_.directory = absolute.lexically_normal();
+  const auto absolute = [](const std::string& path) {
+    std::error_code ignored;
+    const auto found = std::filesystem::absolute(path, ignored);
+    return found.empty() ? path : found.lexically_normal().string();
+  };
+  options_.directory = absolute(options_.directory);
+  is_named_ = !environment("STFS_CACHE").empty() ||
+              options_.directory != absolute(default_directory());
   options_.keep_free = std::min(options_.keep_free, 100U);
   if (prepare() && !is_read_only_) empty_trash();
 }
@@ -332,15 +335,20 @@ bool Cache::prepare() {
     unusable_ = printable(path) + ": " + rule + ", or name another directory in STFS_CACHE";
     return UniqueFd();
   };
-  // A directory in which another user may write could give us his bytes.
-  const auto checked = [&](UniqueFd fd, const std::string& path) {
+  // A directory in which another user may write could give us his bytes. The user may name one that
+  // only its owner can write, to read it.
+  const auto checked = [&](UniqueFd fd, const std::string& path, bool is_top = false) {
     struct stat status {};
     if (!fd || ::fstat(fd.get(), &status) != 0) {
       const int error = errno;
       return refuse(path, "the cache cannot be used: " + errno_text(error) +
                               (error == ENOTDIR || error == ELOOP ? ": remove it" : ": repair it"));
     }
-    if (status.st_uid != ::geteuid()) {
+    if (is_top && is_named_ && ::faccessat(fd.get(), ".", W_OK, AT_EACCESS) != 0) {
+      owner_ = status.st_uid;
+      is_read_only_ = true;
+    }
+    if (status.st_uid != owner_) {
       return refuse(path, "the cache belongs to another user: change its owner");
     }
     if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
@@ -354,11 +362,11 @@ bool Cache::prepare() {
     make_directories(path);
     top = UniqueFd(::open(path.c_str(), kDirectory));
   }
-  top = checked(std::move(top), path);
+  top = checked(std::move(top), path, is_first);
   if (!top) return false;
   struct statvfs disk {};
-  if (is_first) {
-    is_read_only_ = ::fstatvfs(top.get(), &disk) == 0 && (disk.f_flag & ST_RDONLY) != 0;
+  if (is_first && ::fstatvfs(top.get(), &disk) == 0 && (disk.f_flag & ST_RDONLY) != 0) {
+    is_read_only_ = true;
   }
 
   const auto subdirectory = [&](const UniqueFd& above, const std::string& place, const char* name) {
@@ -437,7 +445,7 @@ Cache::Outcome Cache::open_place(const std::string& id, CacheEntry& entry) const
            : errno == ENOTDIR || errno == ELOOP ? Outcome::kDamaged
                                                 : Outcome::kFailed;
   }
-  if (!is_mine(directory.get(), S_IFDIR)) return Outcome::kDamaged;
+  if (!is_of(owner_, directory.get(), S_IFDIR)) return Outcome::kDamaged;
   const int mode = is_read_only_ ? O_RDONLY : O_RDWR;
   entry.data_fd_ = UniqueFd(::openat(directory.get(), "data", mode | kFile));
   entry.map_fd_ = UniqueFd(::openat(directory.get(), "map", mode | kFile));
@@ -446,7 +454,8 @@ Cache::Outcome Cache::open_place(const std::string& id, CacheEntry& entry) const
     if (error == EMFILE || error == ENFILE || error == ENOMEM) return Outcome::kFailed;
     return is_named(entries_.get(), id, directory.get()) ? Outcome::kDamaged : Outcome::kBusy;
   }
-  if (!is_mine(entry.data_fd_.get(), S_IFREG) || !is_mine(entry.map_fd_.get(), S_IFREG)) {
+  if (!is_of(owner_, entry.data_fd_.get(), S_IFREG) ||
+      !is_of(owner_, entry.map_fd_.get(), S_IFREG)) {
     return Outcome::kDamaged;
   }
   if (::flock(entry.data_fd_.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
@@ -467,7 +476,7 @@ Cache::Outcome Cache::open_place(const std::string& id, CacheEntry& entry) const
       std::memcmp(&header, &expected, sizeof header) != 0) {
     return Outcome::kDamaged;
   }
-  const auto text = read_small(directory.get(), "id.json", kMaxIdText);
+  const auto text = read_small(owner_, directory.get(), "id.json", kMaxIdText);
   const auto named = text ? parse_remote_version(*text) : std::nullopt;
   if (!named || named->name != version.name || named->token != version.token ||
       named->size != version.size) {
@@ -480,6 +489,7 @@ Cache::Outcome Cache::open_place(const std::string& id, CacheEntry& entry) const
     if (::flock(entry.data_fd_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       return Outcome::kDamaged;
     }
+    const NoFileLimitSignal no_signal;
     if (::ftruncate(entry.data_fd_.get(), static_cast<off_t>(version.size)) != 0) {
       return Outcome::kFailed;
     }
@@ -498,6 +508,7 @@ Cache::Outcome Cache::make_place(const std::string& id, CacheEntry& entry, int& 
   const std::uint64_t size = entry.version_.size;
   const std::string temporary = id + "." + random_name();
   const auto make = [&]() -> int {
+    const NoFileLimitSignal no_signal;
     if (::mkdirat(trash_.get(), temporary.c_str(), 0700) != 0) return errno;
     const UniqueFd directory(::openat(trash_.get(), temporary.c_str(), kDirectory | O_NOFOLLOW));
     if (!directory) return errno;
@@ -539,7 +550,6 @@ std::unique_ptr<CacheEntry> Cache::open(const RemoteVersion& version, bool exist
   if (to_json(version, false).size() > kMaxIdText) return nullptr;
   if (!is_read_only_ && !existing) prepare_again();
   const std::string id = id_of(version);
-  bool has_made_room = false;
   // Each try but the last meets another process that opens or evicts the same entry.
   for (int tries = 0; tries < 200; ++tries) {
     std::unique_ptr<CacheEntry> entry(new CacheEntry);
@@ -557,9 +567,7 @@ std::unique_ptr<CacheEntry> Cache::open(const RemoteVersion& version, bool exist
     if (outcome == Outcome::kAbsent && !existing && !is_read_only_) {
       int error = 0;
       outcome = make_place(id, *entry, error);
-      if (error == ENOSPC && !std::exchange(has_made_room, true) && make_room(kEntryBytes)) {
-        continue;
-      }
+      if ((error == ENOSPC || error == EDQUOT) && make_room(kEntryBytes, true)) continue;
       entry->is_new_ = outcome == Outcome::kDone;
     }
     if (outcome == Outcome::kBusy) {
@@ -576,7 +584,8 @@ std::unique_ptr<CacheEntry> Cache::open(const RemoteVersion& version, bool exist
 
 std::optional<std::string> Cache::recall(const std::string& name) const try {
   if (!unusable_.empty()) return std::nullopt;
-  const auto text = read_small(names_.get(), (sha256_hex(name) + ".json").c_str(), kMaxNameText);
+  const std::string file = sha256_hex(name) + ".json";
+  const auto text = read_small(owner_, names_.get(), file.c_str(), kMaxNameText);
   if (!text) return std::nullopt;
   const auto json = nlohmann::json::parse(*text);
   if (json.at("name").get_ref<const std::string&>() != name) return std::nullopt;
@@ -640,7 +649,7 @@ std::optional<std::uint64_t> Cache::evict(const std::string& id) const {
     if (!data && errno != ENOENT && errno != ELOOP && errno != EISDIR && errno != EACCES) {
       return std::nullopt;
     }
-    if (data && is_mine(data.get(), S_IFREG) && ::flock(data.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (data && is_of(owner_, data.get(), S_IFREG) && ::flock(data.get(), LOCK_EX | LOCK_NB) != 0) {
       return std::nullopt;
     }
     for (const char* file : {"data", "map", "id.json"}) {
@@ -657,7 +666,7 @@ std::optional<std::uint64_t> Cache::evict(const std::string& id) const {
   return bytes;
 }
 
-bool Cache::make_room(std::uint64_t bytes) {
+bool Cache::make_room(std::uint64_t bytes, bool was_refused) {
   if (!unusable_.empty() || is_read_only_) return false;
   bytes += (8 * blocks_of(bytes) + kPage - 1) / kPage * kPage;
   if (options_.size != 0 && bytes > options_.size) return false;
@@ -668,7 +677,7 @@ bool Cache::make_room(std::uint64_t bytes) {
     return disk.f_bavail > kept ? (disk.f_bavail - kept) * disk.f_frsize : 0;
   };
   const std::lock_guard lock(mutex_);
-  if (bytes <= granted_ && bytes <= disk_room()) {
+  if (!was_refused && bytes <= granted_ && bytes <= disk_room()) {
     granted_ -= bytes;
     return true;
   }
@@ -682,11 +691,13 @@ bool Cache::make_room(std::uint64_t bytes) {
     if (options_.size == 0) return disk;
     return std::min(disk, options_.size - std::min(total, options_.size));
   };
-  for (auto place = all.begin(); place != all.end() && room() < bytes; ++place) {
-    if (evict(place->id)) total -= place->bytes;
+  for (auto place = all.begin(); place != all.end() && (was_refused || room() < bytes); ++place) {
+    if (!evict(place->id)) continue;
+    total -= place->bytes;
+    was_refused = false;
   }
   const std::uint64_t left = room();
-  if (left < bytes) return false;
+  if (was_refused || left < bytes) return false;
   granted_ = std::min(left - bytes, kMaxGrant);
   return true;
 }
@@ -717,7 +728,7 @@ void Cache::forget_names(bool all) const try {
     if (file == "." || file == "..") continue;
     bool goes = all;
     if (const auto text =
-            goes ? std::nullopt : read_small(names_.get(), file.c_str(), kMaxNameText)) {
+            goes ? std::nullopt : read_small(owner_, names_.get(), file.c_str(), kMaxNameText)) {
       const auto value = [](const nlohmann::json& json, const char* key) {
         const auto at = json.is_object() ? json.find(key) : json.end();
         return at != json.end() && at->is_string() ? at->get<std::string>() : std::string();
@@ -744,14 +755,17 @@ std::vector<Cache::Listed> Cache::list() const {
   if (!unusable_.empty()) return listed;
   for (Place& place : places()) {
     const UniqueFd directory(::openat(entries_.get(), place.id.c_str(), kDirectory | O_NOFOLLOW));
-    if (!directory || !is_mine(directory.get(), S_IFDIR)) continue;
-    const auto text = read_small(directory.get(), "id.json", kMaxIdText);
+    if (!directory || !is_of(owner_, directory.get(), S_IFDIR)) continue;
+    const auto text = read_small(owner_, directory.get(), "id.json", kMaxIdText);
     auto version = text ? parse_remote_version(*text) : std::nullopt;
     if (!version || id_of(*version) != place.id) continue;
     const UniqueFd map(::openat(directory.get(), "map", O_RDONLY | kFile));
     const UniqueFd data(
         ::openat(directory.get(), "data", (is_read_only_ ? O_RDONLY : O_RDWR) | kFile));
-    if (!map || !data || !is_mine(map.get(), S_IFREG) || !is_mine(data.get(), S_IFREG)) continue;
+    if (!map || !data || !is_of(owner_, map.get(), S_IFREG) ||
+        !is_of(owner_, data.get(), S_IFREG)) {
+      continue;
+    }
     std::uint64_t there = 0;
     std::array<std::uint64_t, 8192> words{};
     const std::uint64_t blocks = blocks_of(version->size);

@@ -42,7 +42,9 @@
 // When the user removes the directory, what is open stays readable, and the next open() makes the
 // directory again.
 //
-// A read-only directory gives the entries that it has; writes return EROFS.
+// A read-only directory gives the entries that it has; writes return EROFS. Such is one on a disk
+// that is mounted so, and one that the user cannot write, if only its owner can and it is not the
+// user's default directory.
 //
 // Checksum of a block: XXH3 of 64 bits over its bytes, seeded with the entry's ID and the block's
 // number; 0 is replaced by 1. It finds decay and mix-ups, but no attacker: only the user may
@@ -53,6 +55,8 @@
 
 #include "core/base/posix.h"
 #include "core/remote/stores/remote.h"
+
+#include <unistd.h>
 
 #include <atomic>
 #include <cstddef>
@@ -94,7 +98,7 @@ class CacheEntry {
   void release(std::uint64_t block) const;
 
   // Makes room on the disk for a range and its part of the map (fallocate(2)): 0, or an errno:
-  // ENOSPC, EDQUOT, EIO, EROFS.
+  // ENOSPC, EDQUOT, EFBIG (RLIMIT_FSIZE), EIO, EROFS.
   int reserve(ByteRange range) const;
   int write(std::span<const std::byte> bytes, std::uint64_t offset) const;  // 0 or an errno
   void publish(std::uint64_t block, std::uint64_t checksum) const;
@@ -169,9 +173,10 @@ class Cache {
   bool remember(const std::string& name, const std::string& json) const;  // whether it did
   void forget(const std::string& name) const;
 
-  // Evicts until `bytes` more, and their part of a map, fit under the bounds. False when they do
-  // not fit all the same: what is left is in use.
-  bool make_room(std::uint64_t bytes);
+  // Evicts until `bytes` more, and their part of a map, fit under the bounds. `was_refused`: the file
+  // system refused as much, perhaps for a quota or a lack of inodes; then at least one entry goes.
+  // False when they do not fit all the same: what is left is in use.
+  bool make_room(std::uint64_t bytes, bool was_refused = false);
 
   struct Listed {
     std::string id;
@@ -211,6 +216,8 @@ class Cache {
 
   Options options_;
   std::string unusable_;
+  bool is_named_ = false;      // STFS_CACHE or cache_dir names it
+  uid_t owner_ = ::geteuid();  // of all that is believed
   bool is_read_only_ = false;
   UniqueFd entries_, names_, trash_;  // directories
   std::mutex mutex_;                  // of eviction, and of:
