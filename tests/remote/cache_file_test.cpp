@@ -189,6 +189,19 @@ TEST_F(CacheFileTest, OfABlockThatBrokeOnlyTheRestIsAskedFor) {
   EXPECT_EQ(counters.cache_faults, 0U);
 }
 
+// A mirror that answers 200 with the whole object.
+TEST_F(CacheFileTest, AServerThatCannotResumeIsAskedForTheWholeAgain) {
+  const auto source = open(kBlock);
+  network.script([](std::size_t number, ByteRange range) {
+    if (number == 0) return Reply{.cut_after = 77, .error = EIO};
+    return Reply{.status = range.offset == 0 ? 206 : 200};
+  });
+  network.let_go();
+  expect_bytes(*source, {0, kBlock});
+  EXPECT_EQ(network.seen().at(1).offset, 77U);
+  EXPECT_EQ(network.seen().back().offset, 0U);
+}
+
 TEST_F(CacheFileTest, APartThatTheDiskLostIsAskedForAgain) {
   start({.timeout = 30ms});
   const auto source = open(kMiB);

@@ -1,6 +1,7 @@
 #include "core/remote/stores/hub.h"
 
 #include "core/base/error.h"
+#include "core/remote/sources.h"
 #include "core/remote/stores/hub_api.h"
 #include "core/remote/stores/hub_name.h"
 #include "tests/remote/remote_support.h"
@@ -310,25 +311,27 @@ TEST_F(Hub, ALoopOfRedirectsEnds) {
   expect_error([&] { file->request({0, 1}); }, "more than 10 times");
 }
 
-TEST_F(Hub, AFileOfGitLfsThatTheHubAnswersItselfMustTellItsDigest) {
-  const auto file = remote();
-  std::string etag = '"' + kHubSha256 + '"';
+// The API told the digest: an ETag of another kind, as of a mirror, says nothing of it.
+TEST_F(Hub, AFileOfGitLfsThatTheHubAnswersItselfMustHaveNoOtherDigest) {
+  std::string etag;
   instead_ = [&](const WebRequest& request) -> std::optional<WebAnswer> {
+    if (request.target.find("/resolve/") == std::string::npos) return std::nullopt;
     return answer_object({"GET", "/f", request.headers}, {{"/f", {kHubWeights, etag}}});
   };
-  EXPECT_EQ(file->request({0, 1}).url,
-            hub_.url("/org/name/resolve/" + kHubCommit + "/model.safetensors"));
-  etag = "\"v1\"";
-  const auto other = store().remote(RemoteVersion{.name = "hf://org/name@" + kHubCommit + "/m",
-                                                  .url = "",
-                                                  .size = 1000,
-                                                  .token = "",
-                                                  .etag = "",
-                                                  .weak_etag = "",
-                                                  .last_modified = "",
-                                                  .version_id = "",
-                                                  .sha256 = kHubSha256});
-  expect_error([&] { other->request({0, 1}); }, "SHA-256");
+  const std::string url = hub_.url("/org/name/resolve/" + kHubCommit + "/model.safetensors");
+  for (const std::string& fits : {kHubSha256, std::string(40, '1'), std::string("v1")}) {
+    etag = '"' + fits + '"';
+    const auto file = remote();
+    const HttpRequest request = file->request({0, 1000});
+    EXPECT_EQ(request.url, url);
+    EXPECT_EQ(file->judge(http_.get(request, 1 << 20).head, {0, 1000}).kind, Verdict::Kind::kAccept);
+    etag = "\"other\"";
+    EXPECT_EQ(file->judge(http_.get(request, 1 << 20).head, {0, 1000}).kind,
+              Verdict::Kind::kChanged)
+        << fits;
+  }
+  etag = '"' + std::string(64, '6') + '"';
+  expect_error([&] { remote()->request({0, 1}); }, "SHA-256");
 }
 
 TEST_F(Hub, NoStatusOfAUrlMeansThatACommitChanged) {
@@ -653,6 +656,26 @@ TEST(HubNames, AreRefusedInOneLine) {
   for (const std::string& name : names) {
     const std::string line = message_of([&] { parse_hub_name(name); }, ErrorCode::kUsage);
     EXPECT_EQ(line.find('\n'), std::string::npos) << name;
+  }
+}
+
+// As the Hub's client takes them: the older variable counts where the newer is not set.
+TEST(HubVariables, SayOffline) {
+  struct Row {
+    const char *hub, *transformers, *says;
+  };
+  StoreEnvironment environment;
+  for (const Row& row : {Row{"", "", ""}, Row{"1", "", "HF_HUB_OFFLINE"}, Row{"0", "", ""},
+                         Row{"", "ON", "TRANSFORMERS_OFFLINE"}, Row{"", "no", ""},
+                         Row{"0", "1", ""}, Row{"yes", "0", "HF_HUB_OFFLINE"}}) {
+    environment.set("HF_HUB_OFFLINE", row.hub);
+    environment.set("TRANSFORMERS_OFFLINE", row.transformers);
+    EXPECT_STREQ(hub_offline_variable(), row.says) << row.hub << "," << row.transformers;
+    EXPECT_EQ(resolved({}).offline, *row.says != '\0');
+    Sources sources{{}};
+    if (*row.says == '\0') continue;
+    expect_error([&] { sources.open("hf://org/name/m"); }, std::string("(") + row.says,
+                 ErrorCode::kHidden);
   }
 }
 

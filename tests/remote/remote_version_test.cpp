@@ -190,6 +190,38 @@ TEST(Judge, OneEncodingOfSeveralHeadersIsEnough) {
   EXPECT_EQ(judge(example_version(), head, {.offset = 0, .length = 1}).kind, VerdictKind::kRefused);
 }
 
+TEST(Judge, TheFramingOfAnUploadThatIsReplayedIsNoEncoding) {
+  for (const char* const value : {"aws-chunked", "AWS-Chunked", "aws-chunked, identity", ","}) {
+    EXPECT_EQ(judged(206, {{"content-encoding", value}}).kind, VerdictKind::kAccept) << value;
+  }
+  for (const char* const value : {"aws-chunked,gzip", "zstd, aws-chunked", "chunked"}) {
+    EXPECT_EQ(judged(206, {{"content-encoding", value}}).kind, VerdictKind::kRefused) << value;
+  }
+}
+
+TEST(Judge, AcceptsTheWholeObjectWhereAllOfItWasAskedFor) {
+  const auto whole = [](const AnswerHeaders& other, ByteRange range = {.offset = 0, .length = 100}) {
+    HttpHead head{.status = 200, .url = {}, .headers = {{"etag", "\"v1\""}}};
+    for (const auto& header : other) {
+      std::erase_if(head.headers, [&](const auto& each) { return each.first == header.first; });
+      head.headers.push_back(header);
+    }
+    return judge(example_version(), head, range);
+  };
+  EXPECT_EQ(whole({{"content-length", "100"}}).kind, VerdictKind::kAccept);
+  EXPECT_EQ(whole({}).kind, VerdictKind::kAccept) << "the bytes are counted as they come";
+  for (const char* const length : {"99", "101", "0", "x"}) {
+    EXPECT_EQ(whole({{"content-length", length}}).kind, VerdictKind::kRefused) << length;
+  }
+  EXPECT_EQ(whole({{"content-length", "100"}, {"content-encoding", "gzip"}}).kind,
+            VerdictKind::kRefused);
+  EXPECT_EQ(whole({{"content-length", "100"}, {"etag", "\"v2\""}}).kind, VerdictKind::kChanged);
+  EXPECT_EQ(whole({{"content-length", "100"}, {"etag", ""}}).kind, VerdictKind::kRefused);
+  for (const ByteRange part : {ByteRange{.offset = 0, .length = 99}, {.offset = 1, .length = 99}}) {
+    EXPECT_EQ(whole({{"content-length", "100"}}, part).kind, VerdictKind::kRefused) << part.offset;
+  }
+}
+
 TEST(Judge, ATextOfAServerIsPrintable) {
   const Verdict verdict = judged(206, {{"content-encoding", "\x1b[31m"}});
   EXPECT_EQ(verdict.text.find('\x1b'), std::string::npos);

@@ -136,9 +136,11 @@ BlockRun Fetcher::claim(Blocks& blocks, BlockRun run) {
 bool Fetcher::make_room(Blocks& blocks, BlockRun run) {
   const ByteRange range = blocks.range_of(run);
   if (!cache_.make_room(range.length)) return false;
-  const int error = blocks.entry()->reserve(range);
-  if (error != ENOSPC && error != EDQUOT) return error == 0;
-  return cache_.make_room(range.length) && blocks.entry()->reserve(range) == 0;
+  int error = blocks.entry()->reserve(range);
+  while ((error == ENOSPC || error == EDQUOT) && cache_.make_room(range.length, true)) {
+    error = blocks.entry()->reserve(range);
+  }
+  return error == 0;
 }
 
 void Fetcher::release(Blocks& blocks, BlockRun run) {
@@ -313,6 +315,10 @@ void Fetcher::settle(Lock& lock, Transfer& transfer) {
   const Verdict::Kind kind = transfer.verdict.kind;
   if (kind == Verdict::Kind::kAccept && transfer.part.bytes > 0) {
     keep_part(file, std::move(transfer.part));
+  }
+  // A server that sends objects whole cannot resume: the next request begins with the block.
+  if (transfer.part.bytes > 0 && transfer.head && transfer.head->status == 200) {
+    return again(transfer, rest);
   }
   if (transfer.is_abandoned && transfer.end.error == ECANCELED) {
     if (is_waited(file, rest)) return again(transfer, rest);

@@ -2,6 +2,8 @@
 
 #include "core/base/error.h"
 #include "core/base/posix.h"
+#include "core/base/sha256.h"
+#include "core/base/text.h"
 #include "core/remote/http/url.h"
 #include "core/remote/stores/hub_api.h"
 
@@ -22,6 +24,7 @@ namespace {
 constexpr std::size_t kLongestAnswer = 64 << 20;   // of the API: 100,000 files take 30 MB
 constexpr std::size_t kLongestRedirect = 1 << 20;  // of /resolve/, asked for one byte
 constexpr std::size_t kMostTreePages = 2000;
+constexpr const char* kOtherDigest = "its SHA-256 is not the one of this commit";
 
 std::string_view unquoted(std::string_view etag) {
   if (etag.starts_with("W/")) etag.remove_prefix(2);
@@ -36,6 +39,7 @@ struct HubLocation {
   std::string url = {};  // "" for none; may hold a signature
   bool may_have_token = false;
   std::optional<HttpPlace> redirected_by = {};
+  std::string etag = {};  // that all answers must have; "" if X-Linked-Etag told the digest
 };
 
 class HubRemote final : public Remote {
@@ -69,6 +73,12 @@ class HubRemote final : public Remote {
     const std::string_view commit = head.header("x-repo-commit");
     if (!commit.empty() && commit != name_.revision) {
       return {.kind = Verdict::Kind::kChanged, .text = "the Hub answers with another commit"};
+    }
+    if (head.status / 100 == 2) {
+      const std::lock_guard lock(mutex_);
+      if (!location_.etag.empty() && head.header("etag") != location_.etag) {
+        return {.kind = Verdict::Kind::kChanged, .text = "it has changed on its server"};
+      }
     }
     return stfs::judge(version_, head, range);
   }
@@ -143,8 +153,14 @@ class HubRemote final : public Remote {
     if (last.status / 100 != 2 && last.target.empty()) {
       refuse_hub_answer(last, version_.name, name_.id, options_);
     }
-    if (!is_checked && unquoted(last.header("etag")) != version_.sha256) {
-      throw_not_the_hub(version_.name, "it does not tell the SHA-256 of the file");
+    // A mirror may have ETags of its own, such as SHA-1. The API told the SHA-256 of the commit's
+    // file, and `check` compares it with the bytes.
+    if (!is_checked) {
+      at.etag = last.header("etag");
+      const std::string digest = lower_case(unquoted(at.etag));
+      if (is_digest(digest, kSha256Digits) && digest != version_.sha256) {
+        throw_not_the_hub(version_.name, kOtherDigest);
+      }
     }
     return at;
   }
@@ -162,7 +178,7 @@ class HubRemote final : public Remote {
       throw_not_the_hub(version_.name, "it is of another commit");
     }
     if (unquoted(etag) != version_.sha256) {
-      throw_not_the_hub(version_.name, "its SHA-256 is not the one of this commit");
+      throw_not_the_hub(version_.name, kOtherDigest);
     }
     if (head.header("x-linked-size") != std::to_string(version_.size)) {
       throw_not_the_hub(version_.name, "its size is not the one of this commit");

@@ -102,9 +102,15 @@ std::optional<ContentRange> parse_content_range(std::string_view text) {
 
 std::string encoding_refusal(const HttpHead& head) {
   for (const auto& [name, value] : head.headers) {
-    if (name != "content-encoding" || value.empty()) continue;
-    if (lower_case(value) != "identity")
-      return "its server sends it encoded as " + in_quotes(value);
+    if (name != "content-encoding") continue;
+    for (std::size_t begin = 0; begin <= value.size();) {
+      const std::size_t end = std::min(value.find(',', begin), value.size());
+      const std::string coding = lower_case(without_blanks(value.substr(begin, end - begin)));
+      if (!coding.empty() && coding != "identity" && coding != "aws-chunked") {
+        return "its server sends it encoded as " + in_quotes(value);
+      }
+      begin = end + 1;
+    }
   }
   if (lower_case(head.header("content-type")).starts_with("multipart/")) {
     return "its server sends several parts in one answer";
@@ -120,17 +126,19 @@ Verdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange rang
   if (status == 401 || status == 403) return {Kind::kRenew, "Permission denied: " + with_status};
   if (status == 404 || status == 410) return {Kind::kChanged, "its server has it no more"};
   if (status == 412 || status == 416) return {Kind::kChanged, kChangedText};
-  if (status == 200) {
+  const bool is_whole = status == 200 && range.offset == 0 && range.length == version.size;
+  if (status == 200 && !is_whole) {
     return {Kind::kRefused, "its server does not answer ranges: download it first"};
   }
-  if (status != 206) {
+  if (status != 206 && !is_whole) {
     return {Kind::kRefused, with_status};
   }
   if (std::string text = encoding_refusal(head); !text.empty()) {
     return {Kind::kRefused, std::move(text)};
   }
   const std::string_view text = head.header("content-range");
-  const std::optional<ContentRange> content = parse_content_range(text);
+  const auto content = is_whole ? ContentRange{.range = range, .size = version.size}
+                                : parse_content_range(text);
   if (!content || content->range.length == 0) {
     return {Kind::kRefused, "its server does not say which bytes it sends"};
   }

@@ -344,6 +344,10 @@ Found S3Store::find(const std::string& name, const RemoteVersion* known, Patienc
     if (found.answer.body.empty() && head.header("content-length") == "0") {
       return {version_of(name, head, 0), {}};
     }
+    const std::uint64_t size = found.answer.body.size();
+    if (decimal(head.header("content-length")) == size && encoding_refusal(head).empty()) {
+      return {version_of(name, head, size), std::move(found.answer.body)};
+    }
     throw Error(ErrorCode::kUnreadable, name, "the server does not answer ranges");
   }
   if (head.status != 206) throw_refused(name, found);

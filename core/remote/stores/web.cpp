@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/sha256.h"
+#include "core/base/text.h"
 #include "core/remote/http/url.h"
 
 #include <algorithm>
@@ -163,8 +164,16 @@ Found WebStore::find(const std::string& name, const RemoteVersion* known, Patien
   const bool is_empty = (head.status == 416 && content && content->size == 0) ||
                         (head.status == 200 && head.header("content-length") == "0");
   if (is_empty) return {.version = web_version(name, *url, head, 0)};
-  if (head.status != 206) refuse_web_status(name, head);
+  // All of a small object was asked for.
+  const bool is_whole = head.status == 200 &&
+                        decimal(head.header("content-length")) == answer.body.size() &&
+                        !lower_case(head.header("content-type")).starts_with("text/html");
+  if (head.status != 206 && !is_whole) refuse_web_status(name, head);
   if (const std::string text = encoding_refusal(head); !text.empty()) refuse_object(name, text);
+  if (is_whole) {
+    return {.version = web_version(name, *url, head, answer.body.size()),
+            .first = std::move(answer.body)};
+  }
   if (!content || content->size > std::uint64_t{std::numeric_limits<std::int64_t>::max()}) {
     refuse_object(name, "its server does not say which bytes it sends");
   }
