@@ -879,6 +879,23 @@ TEST_F(CacheTest, AFullDiskIsSeenBeforeAByteIsWritten) {
   for (std::uint64_t i = 0; i <= block; ++i) EXPECT_EQ(check(*entry, i), 0);
 }
 
+// statvfs(2) sees room in bytes: only the refusal says that there is none.
+TEST_F(CacheTest, ADiskWithoutInodesIsAFullDisk) {
+  const test::SmallDisk disk(directory, "size=64m,nr_inodes=32,mode=700");
+  SKIP_WITHOUT(disk);
+  Cache cache = open();
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(cache.open(version_of("m" + std::to_string(i), kBlock))) << i;
+  }
+  std::vector<std::unique_ptr<CacheEntry>> in_use;
+  while (auto entry = cache.open(version_of("n" + std::to_string(in_use.size()), kBlock))) {
+    in_use.push_back(std::move(entry));
+    ASSERT_LT(in_use.size(), 32U);
+  }
+  EXPECT_GE(in_use.size(), 4U);
+  for (const auto& entry : in_use) EXPECT_EQ(fill(*entry, 0), 0);
+}
+
 TEST_F(CacheTest, WhatWasReservedCanBePublishedOnADiskThatIsFullSince) {
   const test::SmallDisk disk(directory, "size=2m,mode=700");
   SKIP_WITHOUT(disk);

@@ -291,6 +291,7 @@ TEST_F(Hub, AnswersOfAnotherVersionAreRefused) {
     EXPECT_NE(why().find("its size"), std::string::npos) << size;
   }
   size_ = "1000";
+  commit_ = "";  // as of a mirror: the digest says which file it is
   EXPECT_NO_THROW(file->request({0, 1}));
 }
 

@@ -344,6 +344,10 @@ TEST(S3, AnAnswerThatIsNotTheFirstBlockIsRefused) {
   EXPECT_NE(message().find("another range"), std::string::npos);
   answer = text_answer("whole object");
   EXPECT_NE(message().find("does not answer ranges"), std::string::npos);
+  answer.head.headers = {{"content-length", "11"}, {"etag", "\"e1\""}};
+  EXPECT_NE(message().find("does not answer ranges"), std::string::npos);
+  answer.head.headers[0].second = "12";
+  EXPECT_EQ(make_s3_store(http, false)->find("s3://b/k", nullptr).first, "whole object");
 }
 
 TEST(S3, ARemoteAsksForItsVersionAlone) {

@@ -174,7 +174,8 @@ class HubRemote final : public Remote {
   bool check(const HttpHead& head) const {
     const std::string_view etag = head.header("x-linked-etag");
     if (etag.empty() || head.status >= 400) return false;
-    if (head.header("x-repo-commit") != name_.revision) {
+    const std::string_view commit = head.header("x-repo-commit");
+    if (!commit.empty() && commit != name_.revision) {  // a mirror may leave it out
       throw_not_the_hub(version_.name, "it is of another commit");
     }
     if (unquoted(etag) != version_.sha256) {
