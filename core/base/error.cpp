@@ -1,6 +1,7 @@
 #include "core/base/error.h"
 
 #include "core/base/text.h"
+#include "core/base/without_queries.h"
 
 #include <cerrno>
 #include <cstddef>
@@ -77,9 +78,9 @@ int exit_status(ErrorCode code) { return kRows[static_cast<std::size_t>(code)].e
 Error::Error(ErrorCode code, std::string_view place, std::string_view message, int system_error)
     : code_(code),
       system_error_(system_error == 0 && code == ErrorCode::kAbsent ? ENOENT : system_error),
-      place_(place),
-      message_(message) {
-  what_ = place.empty() ? message_ : printable(place).append(": ").append(message_);
+      place_(without_queries(place)),
+      message_(without_queries(message)) {
+  what_ = place.empty() ? message_ : printable(place_).append(": ").append(message_);
   // A broken rule of the format is named, so that a user can look it up in the reference reader.
   if (exit_status(code) == 1) what_.append(" (").append(error_name(code)).push_back(')');
 }

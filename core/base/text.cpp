@@ -1,5 +1,7 @@
 #include "core/base/text.h"
 
+#include "core/base/without_queries.h"
+
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -46,6 +48,40 @@ bool is_deceptive(char32_t c) {
   return c < 0x20 || (c >= 0x7F && c <= 0x9F) || (c >= 0x200B && c <= 0x200F) ||
          (c >= 0x2028 && c <= 0x202E) || (c >= 0x2060 && c <= 0x206F) || c == 0xFEFF ||
          c == 0xFFFE || c == 0xFFFF;
+}
+
+// Where the scheme of the first URL in a text begins; npos for no URL.
+std::size_t begin_of_scheme(std::string_view text) {
+  std::size_t at = text.find("://");
+  const auto is_letter = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           std::string_view("+-.").find(c) != std::string_view::npos;
+  };
+  while (at != text.npos && at > 0 && is_letter(text[at - 1])) --at;
+  return at;
+}
+
+// A word, or a text that is a URL, as without_queries() has it.
+std::string without_query(std::string_view text) {
+  constexpr int kMostUrls = 64;  // each is searched for in all that follows
+  std::string out;
+  for (int i = 0; i < kMostUrls; ++i) {
+    const std::size_t begin = begin_of_scheme(text), mark = text.find('?');
+    const std::string query = mark < begin ? lower_case(text.substr(mark)) : "";
+    for (const char* const secret : {"signature=", "sig=", "token=", "credential=", "secret="}) {
+      if (query.find(secret) != query.npos) return out.append(text.substr(0, mark));
+    }
+    if (begin == text.npos) return out.append(text);
+    const std::size_t authority = text.find("://", begin) + 3;
+    const std::string scheme = lower_case(text.substr(begin, authority - 3 - begin));
+    std::string_view rest = text.substr(authority);
+    if (scheme != "s3" && scheme != "hf") rest = rest.substr(0, rest.find_first_of("?#"));
+    const std::size_t user = rest.substr(0, rest.find('/')).rfind('@');
+    if (user != rest.npos && scheme != "hf") rest.remove_prefix(user + 1);
+    out += text.substr(0, authority);
+    text = rest;
+  }
+  return out + "...";
 }
 
 void add_escape(TextWriter& out, char32_t c) {
@@ -179,8 +215,26 @@ std::string printable_json(std::string_view json) {
   return out;
 }
 
-std::string in_quotes(std::string_view text) {
+std::string without_queries(std::string_view text) {
+  constexpr std::string_view kBlanks = " \t\r\n";
+  if (text.find('?') == text.npos && text.find("://") == text.npos) return std::string(text);
+  if (begin_of_scheme(text) == 0) return without_query(text);  // blanks belong to the URL
+  std::string out;
+  while (!text.empty()) {
+    const std::string_view word = text.substr(0, text.find_first_of(kBlanks));
+    out += without_query(word);
+    text.remove_prefix(word.size());
+    const std::size_t blanks = std::min(text.find_first_not_of(kBlanks), text.size());
+    out += text.substr(0, blanks);
+    text.remove_prefix(blanks);
+  }
+  return out;
+}
+
+std::string in_quotes(std::string_view typed) {
   constexpr std::size_t kKeep = 96;  // bytes kept at each end of a long name
+  const std::string text_of_name = without_queries(typed);
+  const std::string_view text = text_of_name;
   std::string shown;
   if (text.size() > 200) {
     const std::size_t head = utf8_floor(text, kKeep);

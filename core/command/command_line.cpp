@@ -2,6 +2,7 @@
 
 #include "core/base/posix.h"
 #include "core/base/text.h"
+#include "core/base/without_queries.h"
 #include "core/command/build.h"
 
 #include <fcntl.h>
@@ -66,7 +67,7 @@ int run_to_exit(const char* program, ErrorCode otherwise, const std::function<in
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "%s: out of memory\n", program);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s: %s\n", program, printable(error.what()).c_str());
+    std::fprintf(stderr, "%s: %s\n", program, printable(without_queries(error.what())).c_str());
   }
   return exit_status(otherwise);
 }

@@ -1,5 +1,7 @@
 #include "core/base/text.h"
 
+#include "core/base/error.h"
+#include "core/base/without_queries.h"
 #include "tests/support/checkpoint_writer.h"
 
 #include <gtest/gtest.h>
@@ -68,6 +70,37 @@ TEST(Printable, LeavesNothingThatATerminalObeys) {
       ASSERT_TRUE(byte >= 0x20 && byte != 0x7f);
     }
   }
+}
+
+TEST(WithoutQueries, LeavesOutWhatMayBeASecret) {
+  struct Case {
+    const char *typed, *shown;
+  };
+  for (const Case& c : {
+           Case{"https://h/m?X-Amz-Signature=S", "https://h/m"},
+           Case{"HTTPS://h/m?a b c#d", "HTTPS://h/m"},
+           Case{"--timeout=https://u:p@h:1/m#S", "--timeout=https://h:1/m"},
+           Case{"add http://h/m?S::v as q", "add http://h/m as q"},
+           Case{"lora=https://h/m,edit=htps://u:p@h/e?S", "lora=https://h/m,edit=htps://h/e"},
+           Case{"lora=https://h/m?S,edit=https://h/e", "lora=https://h/m"},
+           Case{"s3://AK:S@b/k?v", "s3://b/k?v"},
+           Case{"hf://org/name@v1/f", "hf://org/name@v1/f"},
+           Case{"h/m?X-Amz-Date=1&X-Amz-Signature=S", "h/m"},
+           Case{"h/m?token=S&u=https://h/", "h/m"},
+           Case{"https:/h/m?Sig=S", "https:/h/m"},
+           Case{"is it a file? no: a=b://c", "is it a file? no: a=b://c"},
+           Case{"a?b", "a?b"},
+           Case{"", ""},
+       }) {
+    EXPECT_EQ(without_queries(c.typed), c.shown);
+  }
+  const std::string url = "https://h/" + std::string(300, 'm') + "?" + std::string(300, 'S');
+  EXPECT_EQ(in_quotes(url).find('S'), std::string::npos);
+  EXPECT_STREQ(Error(ErrorCode::kUsage, "https://h/m?S", "not https://u:p@h/?S").what(),
+               "https://h/m: not https://h/");
+  std::string many;
+  for (int i = 0; i < 100'000; ++i) many += "a://";
+  EXPECT_LT(without_queries(many).size(), 1000U);
 }
 
 TEST(InQuotes, EscapesQuotes) { EXPECT_EQ(in_quotes("a\"b\\"), "\"a\\\"b\\\\\""); }

@@ -1,6 +1,7 @@
 // The verb run, without a holder: the command owns the tensors, and they end with it.
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/base/without_queries.h"
 #include "core/command/terminal.h"
 #include "tools/gpu/client/verbs.h"
 #include "tools/gpu/copier/transfer.h"
@@ -117,7 +118,7 @@ int run(const GpuArguments& arguments) {
   ::signal(SIGXFSZ, SIG_DFL);  // run_to_exit() ignores it
   ::execvp(argv[0], argv.data());
   const int error = errno;
-  std::fprintf(stderr, "stfs-gpu: %s: %s\n", printable(arguments.command[0]).c_str(),
+  std::fprintf(stderr, "stfs-gpu: %s: %s\n", printable(without_queries(arguments.command[0])).c_str(),
                errno_text(error).c_str());
   return error == ENOENT ? kNoSuchCommand : kCannotRun;
 }

@@ -23,8 +23,9 @@ def opened(filename: Any) -> Checkpoint:
     """The checkpoint, with the exceptions of safetensors."""
     try:
         return _open(filename)
-    except (NotFound, NotPermitted):
-        raise FileNotFoundError(f"No such file or directory: {filename}") from None
+    except (NotFound, NotPermitted) as error:
+        is_url = "://" in str(filename)  # whose query may be a secret
+        raise FileNotFoundError(str(error) if is_url else f"No such file or directory: {filename}") from None
     except Unreadable as error:
         if "://" in str(filename):
             raise
