@@ -767,6 +767,18 @@ TEST_F(CacheTest, AFileOrALoopInItsPlaceIsRefused) {
       << open().unusable();
 }
 
+TEST_F(CacheTest, ADiskWithoutInodesOrRoomIsNamed) {
+  const test::SmallDisk disk(temporary / "small", "nr_inodes=2,mode=700");
+  SKIP_WITHOUT(disk);
+  for (const char* const name : {"a", "a/b"}) {  // v1 cannot be made, then a/b
+    directory = disk.place / name;
+    EXPECT_EQ(open().unusable(),
+              directory + (name == std::string_view("a") ? "/v1" : "") +
+                  ": the cache cannot be used: no inodes are left on its file system: remove files "
+                  "there, or name another directory in STFS_CACHE");
+  }
+}
+
 TEST_F(CacheTest, ADirectoryOfAnotherUserIsRefused) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can give a directory away";
   open();

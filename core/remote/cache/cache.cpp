@@ -165,13 +165,31 @@ bool lock_byte(int fd, short type, std::uint64_t byte) {
   return ::fcntl(fd, F_OFD_SETLK, &lock) == 0 || (errno != EAGAIN && errno != EACCES);
 }
 
-// Makes a directory and those above it.
-void make_directories(const std::filesystem::path& directory) {
+// Makes a directory and those above it. Returns the errno of the last mkdir(2), or 0.
+int make_directories(const std::filesystem::path& directory) {
   std::filesystem::path made;
+  int error = 0;
   for (const std::filesystem::path& part : directory) {
     made /= part;
-    ::mkdir(made.c_str(), 0700);
+    error = ::mkdir(made.c_str(), 0700) == 0 ? 0 : errno;
   }
+  return error;
+}
+
+// What is wrong with the place of a directory that could not be made or opened, and what to do.
+std::string place_text(std::filesystem::path path, int error) {
+  struct statvfs disk {};
+  while (error == ENOSPC && ::statvfs(path.c_str(), &disk) != 0 && path.has_relative_path()) {
+    path = path.parent_path();
+  }
+  if (error == ENOSPC && disk.f_files > 0 && disk.f_favail == 0) {
+    return "no inodes are left on its file system: remove files there";
+  }
+  const bool is_full = error == ENOSPC || error == EDQUOT;
+  const bool is_other = error == ENOTDIR || error == ELOOP;
+  return errno_text(error) + (is_full    ? ": remove files there"
+                              : is_other ? ": remove it"
+                                         : ": repair it");
 }
 
 }  // namespace
@@ -335,14 +353,14 @@ bool Cache::prepare() {
     unusable_ = printable(path) + ": " + rule + ", or name another directory in STFS_CACHE";
     return UniqueFd();
   };
+  int made = 0;  // the errno of the last mkdir(2)
   // A directory in which another user may write could give us his bytes. The user may name one that
   // only its owner can write, to read it.
   const auto checked = [&](UniqueFd fd, const std::string& path, bool is_top = false) {
     struct stat status {};
     if (!fd || ::fstat(fd.get(), &status) != 0) {
-      const int error = errno;
-      return refuse(path, "the cache cannot be used: " + errno_text(error) +
-                              (error == ENOTDIR || error == ELOOP ? ": remove it" : ": repair it"));
+      const int error = errno == ENOENT && made != 0 && made != EEXIST ? made : errno;
+      return refuse(path, "the cache cannot be used: " + place_text(path, error));
     }
     if (is_top && is_named_ && ::faccessat(fd.get(), ".", W_OK, AT_EACCESS) != 0) {
       owner_ = status.st_uid;
@@ -359,7 +377,7 @@ bool Cache::prepare() {
   const std::string& path = options_.directory;
   UniqueFd top(::open(path.c_str(), kDirectory));
   if (!top && errno == ENOENT) {
-    make_directories(path);
+    made = make_directories(path);
     top = UniqueFd(::open(path.c_str(), kDirectory));
   }
   top = checked(std::move(top), path, is_first);
@@ -371,7 +389,7 @@ bool Cache::prepare() {
 
   const auto subdirectory = [&](const UniqueFd& above, const std::string& place, const char* name) {
     if (!above) return UniqueFd();
-    ::mkdirat(above.get(), name, 0700);
+    made = ::mkdirat(above.get(), name, 0700) == 0 ? 0 : errno;
     return checked(UniqueFd(::openat(above.get(), name, kDirectory | O_NOFOLLOW)),
                    path + "/" + place + name);
   };
