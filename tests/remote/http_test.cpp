@@ -412,6 +412,33 @@ TEST(Http, AProxyIsAskedForOthersHostsAndMayNotLeadToThisMachine) {
   EXPECT_EQ(local.requests().size(), 1U);
 }
 
+TEST(Http, ARefusalOfAProxyIsToldWithItsStatus) {
+  struct Case {
+    int status;
+    int error;
+    const char* text;
+  };
+  for (const Case& c :
+       {Case{407, EACCES,
+             "the proxy answered 407: it wants a user and a password: name them in "
+             "https_proxy=http://USER:PASSWORD@HOST:PORT"},
+        Case{403, EACCES,
+             "the proxy answered 403: it does not permit model.example: ask its administrator, or "
+             "name this host in no_proxy"},
+        Case{502, EIO, "the proxy answered 502: it does not lead to model.example"}}) {
+    HttpServer proxy([&](const WebRequest& request) {
+      EXPECT_EQ(request.method, "CONNECT");
+      return WebAnswer{.status = c.status, .body = "<html>"};
+    });
+    const test::Environment variable("https_proxy", proxy.url());
+    const test::Environment none("no_proxy", "");
+    Http http({});
+    const HttpEnd end = http_fetch(http, {.url = "https://model.example/a"}).end;
+    EXPECT_EQ(end.error, c.error);
+    EXPECT_EQ(end.text, c.text);
+  }
+}
+
 TEST(Http, TheBodyOfARedirectIsNotWaitedFor) {
   HttpServer server([](const WebRequest& request) {
     if (request.target != "/") return WebAnswer{.body = "bytes"};

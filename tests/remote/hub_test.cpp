@@ -371,8 +371,8 @@ TEST_F(Hub, RefusalsSayWhatToDo) {
       {404, "RevisionNotFound", "", false, ErrorCode::kAbsent, "no such revision"},
       {404, "EntryNotFound", "", false, ErrorCode::kAbsent, "no such file"},
       {403, "", "Not \x1b[31mallowed", false, ErrorCode::kUnreadable,
-       "answers 403: \"Not \\x1b[31mallowed\""},
-      {418, "", "", false, ErrorCode::kUnreadable, "the Hub answers 418"},
+       "answered 403: \"Not \\x1b[31mallowed\""},
+      {418, "", "", false, ErrorCode::kUnreadable, "the Hub answered 418"},
   };
   for (const Case& c : cases) {
     environment_.set("HF_TOKEN", c.has_token ? std::optional(kHubToken) : std::nullopt);
@@ -387,6 +387,30 @@ TEST_F(Hub, RefusalsSayWhatToDo) {
     EXPECT_EQ(text.find(kHubToken), std::string::npos);
     EXPECT_TRUE(text.starts_with("hf://org/name@main: ")) << text;
   }
+}
+
+TEST_F(Hub, ATokenThatIsNotSentOverHttpIsToldSo) {
+  environment_.set("HF_ENDPOINT", "http://mirror.test");
+  environment_.set("HF_TOKEN", kHubToken);
+  const HubOptions options = hub_options();
+  EXPECT_EQ(options.token, "");
+  HttpHead head;
+  head.status = 401;
+  EXPECT_EQ(error_of([&] {
+              refuse_hub_answer(head, "hf://org/name", "org/name", options,
+                                R"({"errors":[{"status":401,"message":"Unauthorized"}]})");
+            }).second,
+            "hf://org/name: the Hub answered 401: \"Unauthorized\": no such model, or it is private: "
+            "the token was not sent, because http://mirror.test is http: use https");
+}
+
+TEST_F(Hub, ARefusalShowsNoTokenThatTheServerSendsBack) {
+  environment_.set("HF_TOKEN", kHubToken);
+  instead_ = [](const WebRequest& request) {
+    return WebAnswer{.status = 403, .headers = {{"X-Error-Message", request.header("authorization")}}};
+  };
+  const std::string text = error_of([&] { store().pinned("hf://org/name"); }).second;
+  EXPECT_NE(text.find("the Hub answered 403: \"***\""), std::string::npos) << text;
 }
 
 TEST_F(Hub, ARateLimitTellsWhenToTryAgain) {

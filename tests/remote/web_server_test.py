@@ -108,6 +108,11 @@ class WebServer(unittest.TestCase):
         begin = f"error Unreadable cannot trust localhost:{self.port}: "
         self.assertTrue(self.check(self.url()).startswith(begin))
         self.assertTrue(self.check(self.url(), SSL_CERT_FILE="/none").startswith(begin))
+        other = self.directory / "other.pem"
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj",
+                        "/CN=other", "-keyout", self.directory / "other.key", "-out", other], check=True,
+                       stderr=subprocess.DEVNULL)
+        self.assertIn(f": checked with the certificates of {other}", self.check(self.url(), SSL_CERT_FILE=str(other)))
 
     def test_a_certificate_of_another_name_is_not_trusted(self):
         proxy = Proxy()

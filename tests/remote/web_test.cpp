@@ -2,10 +2,12 @@
 
 #include "core/base/error.h"
 #include "core/remote/cache/cache.h"
+#include "tests/remote/remote_support.h"
 #include "tests/support/http_server.h"
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <map>
 #include <memory>
 #include <string>
@@ -156,14 +158,95 @@ TEST_F(Web, AnAbsentObjectIsAbsent) {
 }
 
 TEST_F(Web, AnAnswerWithoutTheObjectIsOneLine) {
+  const std::string netrc = ": name a user and a password for its host in ~/.netrc";
+  const auto error = [](const std::string& message) {
+    return "<Error><Code>AccessDenied</Code><Message>" + message + "</Message></Error>";
+  };
+  const std::string denied = "Permission denied: its server answered 403";
   EXPECT_EQ(refusal("/a", {.status = 403, .body = std::string(1 << 20, 'x')}),
-            "Permission denied: name a user and a password for its host in ~/.netrc");
-  EXPECT_EQ(refusal("/a", {.status = 401}),
-            "Permission denied: name a user and a password for its host in ~/.netrc");
-  EXPECT_EQ(refusal("/a", {.status = 418}), "its server answers with status 418");
-  EXPECT_EQ(refusal("/a", {.status = 304}), "its server answers with status 304");
+            denied + ": \"" + std::string(96, 'x') + "..." + std::string(96, 'x') + "\"" + netrc);
+  EXPECT_EQ(refusal("/a", {.status = 401, .body = "<html>no</html>"}),
+            "Permission denied: its server answered 401" + netrc);
+  EXPECT_EQ(refusal("/a", {.status = 401,
+                           .headers = {{"WWW-Authenticate", "Bearer realm=\"x\""}},
+                           .body = R"({"errors":[{"message":"Unauthorized"}]})"}),
+            "Permission denied: its server answered 401: \"Unauthorized\": it wants a bearer token, "
+            "and stfs sends one to the Hub alone (hf://)");
+  // Signed URLs.
+  const std::string signed_at = "/a?X-Amz-Expires=300&X-Amz-Signature=abcd&X-Amz-Date=";
+  EXPECT_EQ(refusal(signed_at + "20250101T000000Z", {.status = 403, .body = error("Denied")}),
+            denied + " AccessDenied: \"Denied\": its signed URL expired at 2025-01-01T00:05:00Z: get "
+                     "a new one");
+  EXPECT_EQ(refusal("/a?sv=1&se=2025-01-01T00%3A05%3A00Z&sig=abcd", {.status = 403}),
+            denied + ": its signed URL expired at 2025-01-01T00:05:00Z: get a new one");
+  EXPECT_EQ(refusal("/a?Expires=1735689900&Signature=abcd&Key-Pair-Id=1", {.status = 403}),
+            denied + ": its signed URL expired at 2025-01-01T00:05:00Z: get a new one");
+  EXPECT_EQ(refusal("/a?X-Amz-Signature=abcd",
+                    {.status = 403, .body = error("Request has expired")}),
+            denied + " AccessDenied: \"Request has expired\": its signed URL has expired: get a new "
+                     "one");
+  EXPECT_EQ(refusal(signed_at + "22250101T000000Z", {.status = 403, .body = error("No")}),
+            denied + " AccessDenied: \"No\": its signed URL does not permit this file; one that was "
+                     "made for an index permits no shard: get a new one");
+  EXPECT_EQ(refusal("/a", {.status = 418}), "its server answered 418");
+  EXPECT_EQ(refusal("/a", {.status = 304}), "its server answered 304");
   EXPECT_EQ(refusal("/a", {.status = 503, .headers = {{"Retry-After", "3600"}}}),
-            "its server answers with status 503");
+            "its server answered 503");
+}
+
+TEST_F(Web, ARefusalShowsNoSecretThatTheServerSendsBack) {
+  const std::string path = "/a?X-Amz-Signature=abcd%2Bef&v=1&t0k3n";
+  EXPECT_EQ(refusal(path, {.status = 403, .body = "no abcd%2Bef, abcd+ef, v=1, 11, t0k3n!"}),
+            "Permission denied: its server answered 403: \"no ***, ***, v=***, 11, ***!\": its "
+            "signed URL does not permit this file; one that was made for an index permits no shard: "
+            "get a new one");
+  const test::TempDir directory;
+  const std::filesystem::path netrc = directory / "netrc";
+  std::ofstream(netrc) << "machine 127.0.0.1 login me password s3cret\n";
+  const test::Environment variable("NETRC", netrc.string());
+  Http http({});
+  std::string sent;
+  server_.set([&](const WebRequest& request) {
+    sent = request.header("authorization");
+    return WebAnswer{.status = 403, .body = "not " + sent + " s3cret"};
+  });
+  const std::string text = test::message_of(
+      [&] { make_web_store(http)->find(server_.url("/a"), nullptr); }, ErrorCode::kHidden);
+  EXPECT_EQ(sent, "Basic bWU6czNjcmV0");
+  EXPECT_NE(text.find("403: \"not Basic *** ***\""), std::string::npos) << text;
+}
+
+TEST_F(Web, APageOfTheHubIsNamedAsTheHubHasIt) {
+  const test::Environment endpoint("HF_ENDPOINT", server_.url("/hub"));
+  const WebAnswer page{.headers = {{"Content-Type", "text/html"}}, .body = "<html>"};
+  const auto said = [](const std::string& name) {
+    return "a page of the Hub, and no file: name it " + name;
+  };
+  EXPECT_EQ(refusal("/hub/org/name", page), said("hf://org/name"));
+  EXPECT_EQ(refusal("/hub/org/name/tree/main/sub", page), said("hf://org/name/sub"));
+  EXPECT_EQ(refusal("/hub/org/name/blob/v%201/a.safetensors", page),
+            said("hf://org/name@v%201/a.safetensors"));
+  EXPECT_EQ(refusal("/hub/org/name/resolve/main/a.safetensors", {.status = 401}),
+            "Permission denied: its server answered 401: name it hf://org/name/a.safetensors, then "
+            "stfs sends HF_TOKEN");
+  EXPECT_EQ(refusal("/hub/datasets/org", page),
+            "its server answers with a web page, as for a directory: name the file or the index");
+  const test::Environment other("HF_ENDPOINT", "https://huggingface.co");
+  EXPECT_EQ(refusal("/org/name/blob/main/a.safetensors", page),
+            said("hf://org/name/a.safetensors with HF_ENDPOINT=" + server_.url("")));
+  EXPECT_EQ(refusal("/org/name", page),
+            "its server answers with a web page, as for a directory: name the file or the index");
+}
+
+TEST_F(Web, AReadWithAnExpiredUrlSaysSo) {
+  const std::string url = server_.url("/a?X-Amz-Expires=300&X-Amz-Signature=abcd&X-Amz-Date=");
+  RemoteVersion version;
+  version.url = url + "20250101T000000Z";
+  HttpHead head;
+  head.status = 403;
+  EXPECT_EQ(store_->remote(version)->judge(head, {0, 1}).text,
+            "Permission denied: its server answers with status 403: its signed URL expired at "
+            "2025-01-01T00:05:00Z: get a new one");
 }
 
 TEST_F(Web, AServerWithoutRangesIsRefused) {

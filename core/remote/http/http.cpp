@@ -6,9 +6,11 @@
 #include "core/base/text.h"
 #include "core/remote/http/http_rules.h"
 #include "core/remote/http/libcurl.h"
+#include "core/remote/http/server_reason.h"
 #include "core/remote/http/url.h"
 
 #include <openssl/crypto.h>
+#include <openssl/evp.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -53,6 +55,7 @@ struct HttpTransfer {
   unsigned redirects = 0;               // so far
   HttpPlace by = HttpPlace::kLoopback;  // the place that redirected to `at`
   bool was_kept = false;                // HttpEnd::was_kept
+  std::vector<std::string> secrets;     // HttpHead::secrets
 
   // The pool that it takes its connection from; all transfers of the pool share its ownership.
   std::shared_ptr<CURLSH> pool = {};
@@ -174,6 +177,16 @@ bool redirect(Transfer& transfer) {
   return true;
 }
 
+// Why a proxy leads nowhere: its answer to CONNECT, or 407 to any request.
+std::string proxy_refusal(const Transfer& transfer, long status) {
+  return "the proxy answered " + std::to_string(status) + ": " +
+         (status == 407 ? "it wants a user and a password: name them in " + transfer.at.scheme +
+                              "_proxy=http://USER:PASSWORD@HOST:PORT"
+          : status == 403 ? "it does not permit " + transfer.at.host +
+                                ": ask its administrator, or name this host in no_proxy"
+                          : "it does not lead to " + transfer.at.host);
+}
+
 // The empty line after the headers of an answer.
 bool end_of_head(Transfer& transfer) {
   HttpHead& head = transfer.head;
@@ -194,6 +207,10 @@ bool end_of_head(Transfer& transfer) {
   head.url = transfer.at.text();
   head.was_redirected = transfer.redirects > (transfer.request.redirected_by ? 1U : 0U);
   head.place = transfer.place();
+  head.secrets = transfer.secrets;
+  if (transfer.has_proxy && head.status == 407) {
+    return transfer.fail(EACCES, proxy_refusal(transfer, head.status));
+  }
   if (transfer.request.follow && is_redirect(head.status) && !redirect(transfer)) return false;
   if (transfer.next) {
     const std::optional<std::uint64_t> body = decimal(length);
@@ -295,6 +312,25 @@ void set_headers(Transfer& transfer) {
   for (const std::string& line : lines) add_line(transfer.headers, line);
 }
 
+// Keeps what libcurl sends of a netrc file: "Authorization: Basic ", and the base64 of both words.
+int keep_password(CURL*, curl_infotype kind, char* data, std::size_t size, void* user) noexcept {
+  constexpr std::string_view kBegin = "\r\nAuthorization: Basic ";
+  const std::string_view sent(data, size);
+  const std::size_t at = sent.find(kBegin);
+  if (kind != CURLINFO_HEADER_OUT || at == std::string_view::npos) return 0;
+  std::string code(sent.substr(at + kBegin.size()));
+  code.resize(std::min(code.find('\r'), code.size()));
+  std::string both(code.size(), '\0');
+  const int length = EVP_DecodeBlock(reinterpret_cast<unsigned char*>(both.data()),
+                                     reinterpret_cast<const unsigned char*>(code.data()),
+                                     static_cast<int>(code.size()));
+  if (length > 0) both = both.substr(0, both.find('\0'));  // after which there is padding
+  std::vector<std::string>& secrets = static_cast<Transfer*>(user)->secrets;
+  secrets.push_back(std::move(code));
+  secrets.push_back(both.substr(both.find(':') + 1));
+  return 0;
+}
+
 void set_method(CURL* easy, const HttpRequest& request) {
   if (request.method == "HEAD") {
     libcurl().easy_setopt(easy, CURLOPT_NOBODY, 1L);
@@ -334,6 +370,9 @@ void set_route(CURL* easy, Transfer& transfer) {
   if (request.use_netrc && transfer.is_at_first && is_private) {
     libcurl().easy_setopt(easy, CURLOPT_NETRC, static_cast<long>(CURL_NETRC_OPTIONAL));
     if (!environment.netrc.empty()) text(CURLOPT_NETRC_FILE, environment.netrc);
+    libcurl().easy_setopt(easy, CURLOPT_VERBOSE, 1L);
+    libcurl().easy_setopt(easy, CURLOPT_DEBUGFUNCTION, &keep_password);
+    libcurl().easy_setopt(easy, CURLOPT_DEBUGDATA, &transfer);
   }
 }
 
@@ -342,6 +381,9 @@ void set_up(Transfer& transfer) {
   transfer.easy.reset(libcurl().easy_init());
   CURL* const easy = transfer.easy.get();
   if (easy == nullptr) throw std::bad_alloc();
+  for (const std::string& secret : secrets_of({.url = transfer.at.text(), .body = transfer.request.body, .secrets = transfer.request.secrets})) {
+    transfer.secrets.push_back(secret);
+  }
   transfer.head = {};
   transfer.header_bytes = transfer.unread = 0;
   transfer.has_head = transfer.has_socket = false;
@@ -401,6 +443,17 @@ bool has_broken_off(std::string_view said) {
   return said.find("SSL_connect: ") != std::string_view::npos || said.find("unexpected eof") != std::string_view::npos;
 }
 
+// ": checked with the certificates of FILE".
+std::string authorities_of(Transfer& transfer) {
+  std::string names;
+  for (const CURLINFO info : {CURLINFO_CAINFO, CURLINFO_CAPATH}) {
+    const char* name = nullptr;
+    libcurl().easy_getinfo(transfer.easy.get(), info, &name);
+    if (name != nullptr) names += (names.empty() ? "" : " and ") + printable(name);
+  }
+  return names.empty() ? "" : ": checked with the certificates of " + names;
+}
+
 // libcurl's reason why a transfer broke, in our words where its own may say more than they should:
 // they may hold a URL.
 HttpEnd end_of(CURLcode code, Transfer& transfer) {
@@ -417,6 +470,12 @@ HttpEnd end_of(CURLcode code, Transfer& transfer) {
   const std::string to = transfer.has_proxy ? "the proxy" : host;
   const std::string because =
       connect_errno == 0 ? "" : ": " + errno_text(static_cast<int>(connect_errno));
+  long connect_status = 0;
+  libcurl().easy_getinfo(transfer.easy.get(), CURLINFO_HTTP_CONNECTCODE, &connect_status);
+  if (code != CURLE_OK && connect_status >= 300) {
+    return {is_temporary(static_cast<int>(connect_status)) ? EIO : EACCES,
+            proxy_refusal(transfer, connect_status)};
+  }
   switch (code) {
     case CURLE_OK:
       return {};
@@ -436,6 +495,7 @@ HttpEnd end_of(CURLcode code, Transfer& transfer) {
     case CURLE_SEND_ERROR:
       return {EIO, "the connection to " + host + " broke" + because};
     case CURLE_PEER_FAILED_VERIFICATION:
+      return {EPROTO, "cannot trust " + host + ": " + said + authorities_of(transfer)};
     case CURLE_SSL_CACERT_BADFILE:
     case CURLE_SSL_CERTPROBLEM:
       return {EPROTO, "cannot trust " + host + ": " + said};

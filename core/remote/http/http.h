@@ -81,6 +81,8 @@ struct HttpHead {
   // Names in lower case; 64 KiB at most, with what comes behind the body.
   std::vector<std::pair<std::string, std::string>> headers;
   HttpPlace place{};  // of the connection; kElsewhere through a proxy
+  // The texts that the request carried and no message may show (server_reason.h).
+  std::vector<std::string> secrets = {};
 
   std::string_view header(std::string_view name) const;  // the last of this name; "" for none
 };

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
+#include <ctime>
 #include <filesystem>
 #include <memory>
 #include <system_error>
@@ -100,6 +101,28 @@ std::string_view query_of(std::string_view name) {
   return rest.starts_with('?') ? rest.substr(0, rest.find('#')) : std::string_view();
 }
 
+// The parameters of a query as they stand, each with its name in lower case.
+using Parameters = std::vector<std::pair<std::string, std::string_view>>;
+Parameters parameters_of(std::string_view query) {
+  Parameters parameters;
+  for (std::string_view rest = query.substr(std::min<std::size_t>(1, query.size())); !rest.empty();) {
+    const std::string_view one = rest.substr(0, rest.find('&'));
+    rest.remove_prefix(std::min(one.size() + 1, rest.size()));
+    parameters.emplace_back(lower_case(percent_decode(one.substr(0, one.find('=')))), one);
+  }
+  return parameters;
+}
+
+// The seconds since the epoch of "20250201T100000Z" or "2025-02-01T10:00:00Z".
+std::optional<std::int64_t> time_of(const std::string& text) {
+  for (const char* const format : {"%Y%m%dT%H%M%SZ", "%Y-%m-%dT%H:%M:%SZ"}) {
+    std::tm parts{};
+    const char* const end = ::strptime(text.c_str(), format, &parts);
+    if (end != nullptr && *end == '\0') return ::timegm(&parts);
+  }
+  return std::nullopt;
+}
+
 // Where the path begins: behind "scheme://host".
 std::size_t begin_of_path(std::string_view url) {
   return std::min(url.find('/', scheme_of(url).size() + 3), end_of_path(url));
@@ -164,12 +187,7 @@ std::string without_signature(std::string_view name) {
       {"sig", {"sig",   "sv",    "ss",  "srt", "sr",  "sp",  "st",  "se",    "sip",   "spr", "si",
                "skoid", "sktid", "skt", "ske", "sks", "skv", "sdd", "saoid", "suoid", "scid"}},
   };
-  std::vector<std::pair<std::string, std::string_view>> parameters;  // by name in lower case
-  for (std::string_view rest = query.substr(1); !rest.empty();) {
-    const std::string_view one = rest.substr(0, rest.find('&'));
-    rest.remove_prefix(std::min(one.size() + 1, rest.size()));
-    parameters.emplace_back(lower_case(percent_decode(one.substr(0, one.find('=')))), one);
-  }
+  Parameters parameters = parameters_of(query);
   const auto has = [&](std::string_view parameter) {
     return std::ranges::find(parameters, parameter, [](const auto& one) {
              return std::string_view(one.first);
@@ -187,6 +205,26 @@ std::string without_signature(std::string_view name) {
     kept.append(i == 0 ? "?" : "&").append(parameters[i].second);
   }
   return kept;
+}
+
+std::optional<std::int64_t> signature_expiry(std::string_view name) {
+  const Parameters parameters = parameters_of(query_of(name));
+  const auto value = [&](const std::string& parameter) {
+    for (const auto& [each, text] : parameters) {
+      if (each == parameter) return percent_decode(text.substr(text.find('=') + 1));
+    }
+    return std::string();
+  };
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 40;
+  for (const char* const store : {"x-amz-", "x-goog-", "x-oss-"}) {
+    const auto begin = time_of(value(std::string(store) + "date"));
+    const auto seconds = decimal(value(std::string(store) + "expires"));
+    if (begin && seconds && *seconds < kMost) return *begin + static_cast<std::int64_t>(*seconds);
+  }
+  if (!value("sig").empty()) return time_of(value("se"));  // Azure
+  const auto end = decimal(value("expires"));
+  if (!end || *end >= kMost || without_signature(name) == name) return std::nullopt;
+  return static_cast<std::int64_t>(*end);
 }
 
 std::string parent_name(const std::string& name) {
@@ -233,7 +271,7 @@ std::string WebUrl::text() const {
 }
 
 bool WebUrl::is_loopback() const {
-  if (host == "localhost") return true;
+  if (host == "localhost" || host.ends_with(".localhost")) return true;
   in_addr v4{};
   if (::inet_pton(AF_INET, host.c_str(), &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;
   in6_addr v6{};

@@ -33,6 +33,9 @@ std::string last_component(const std::string& name);
 // CloudFront, OSS): the rest names the object, whoever signed it and when. Any other name is
 // returned as it stands.
 std::string without_signature(std::string_view name);
+// The time at which the signature in a URL's query expires, in seconds since the epoch; nullopt
+// when the query does not say it.
+std::optional<std::int64_t> signature_expiry(std::string_view name);
 
 // An absolute http or https URL in its parts, as libcurl understands it: the parser that judges is
 // the one that connects. Percent-encoding of path and query is left as it stands; spaces and bytes
@@ -45,7 +48,7 @@ struct WebUrl {
   std::string origin() const;     // "https://host:443": where a secret may go
   std::string authority() const;  // "host", "host:8080"
   std::string text() const;
-  bool is_loopback() const;  // 127.0.0.0/8, ::1, localhost
+  bool is_loopback() const;  // 127.0.0.0/8, ::1, localhost, *.localhost
 };
 // nullopt for any other text: another scheme, no host, a control character, a user before the host,
 // a host that is not ASCII. Throws Error where this machine has no libcurl.

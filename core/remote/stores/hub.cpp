@@ -94,7 +94,7 @@ class HubRemote final : public Remote {
   // The meaning of an answer. The second host knows nothing of models.
   std::string refusal_of(const HttpHead& head) const {
     if (!is_of_the_hub(head.url)) {
-      return "the server of its signed URL answers " + std::to_string(head.status);
+      return "the server of its signed URL answered " + std::to_string(head.status);
     }
     try {
       refuse_hub_answer(head, version_.name, name_.id, options_);
@@ -320,7 +320,9 @@ class HubStore final : public Store {
 
   HttpAnswer get(const std::string& url, const HubName& name) {
     HttpAnswer answer = http_.get(options_.request(url), kLongestAnswer);
-    if (answer.head.status != 200) refuse_hub_answer(answer.head, name.text(), name.id, options_);
+    if (answer.head.status != 200) {
+      refuse_hub_answer(answer.head, name.text(), name.id, options_, answer.body);
+    }
     return answer;
   }
 

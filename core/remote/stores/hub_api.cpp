@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/remote/http/server_reason.h"
 
 #include <nlohmann/json.hpp>
 
@@ -156,38 +157,46 @@ std::string next_hub_page(std::string_view link) {
 }
 
 void refuse_hub_answer(const HttpHead& head, const std::string& place, const std::string& id,
-                       const HubOptions& options) {
+                       const HubOptions& options, const std::string& body) {
   const std::string_view code = head.header("x-error-code");
-  const std::string_view message = head.header("x-error-message");
   const bool has_token = !options.token.empty();
+  const std::string set_token =
+      options.is_token_withheld
+          ? "the token was not sent, because " + options.endpoint + " is http: use https"
+          : "set HF_TOKEN";
+  const std::string said = "the Hub answered " + std::to_string(head.status) +
+                           reason_text({head, body}, head.secrets);
   const auto fail = [&](ErrorCode error, const std::string& rule) {
     throw Error(error, place, rule);
   };
   if (code == "GatedRepo") {
     fail(ErrorCode::kUnreadable, "the model is gated: accept its conditions at " +
                                      options.endpoint + "/" + id +
-                                     (has_token ? "" : ", then set HF_TOKEN"));
+                                     (has_token                    ? ""
+                                      : options.is_token_withheld ? "; " + set_token
+                                                                   : ", then set HF_TOKEN"));
   }
   if (code == "RevisionNotFound") fail(ErrorCode::kAbsent, "the model has no such revision");
   if (code == "EntryNotFound") fail(ErrorCode::kAbsent, "the model has no such file");
-  if (head.status == 401 && message == "Invalid credentials in Authorization header") {
+  if (head.status == 401 &&
+      head.header("x-error-message") == "Invalid credentials in Authorization header") {
     fail(ErrorCode::kUnreadable, "the Hub does not accept this token: see HF_TOKEN");
   }
   // The Hub answers 401 for a model that is not there, too.
   if (code == "RepoNotFound" || head.status == 401 || head.status == 404) {
-    fail(ErrorCode::kAbsent, has_token ? "no such model, or this token may not see it"
-                                       : "no such model, or it is private: set HF_TOKEN");
+    fail(ErrorCode::kAbsent, said + ": " +
+                                 (has_token ? "no such model, or this token may not see it"
+                                            : "no such model, or it is private: " + set_token));
   }
   if (head.status == 429) {
     const unsigned seconds = seconds_to_wait(head);
     fail(ErrorCode::kUnreadable,
          "the Hub takes no more requests for now: try again " +
              (seconds == 0 ? "later" : "in " + std::to_string(seconds) + " s") +
-             (has_token ? "" : ", or set HF_TOKEN for a higher limit"));
+             (has_token || options.is_token_withheld ? "" : ", or set HF_TOKEN for a higher limit"));
   }
   throw Error(ErrorCode::kUnreadable, place,
-              "the Hub answers " + std::to_string(head.status) +
-                  (message.empty() ? "" : ": " + in_quotes(message)));
+              said + (head.status == 403 && options.is_token_withheld ? ": " + set_token : ""));
 }
 
 }  // namespace stfs

@@ -185,8 +185,46 @@ HubOptions hub_options() {
   while (result.endpoint.ends_with('/')) result.endpoint.pop_back();
   result.origin = url->origin();
   result.token = find_token();
-  if (url->scheme != "https" && !url->is_loopback()) result.token.clear();
+  if (url->scheme != "https" && !url->is_loopback() && !result.token.empty()) {
+    result.token.clear();
+    result.is_token_withheld = true;
+  }
   return result;
+}
+
+std::string hub_name_of(const WebUrl& url) try {
+  const std::string set = environment("HF_ENDPOINT");
+  const auto endpoint = parse_web_url(set.empty() ? "https://huggingface.co" : set);
+  std::string path = url.path;
+  const bool is_set = endpoint && endpoint->origin() == url.origin();
+  const bool is_hub = is_set || url.host == "huggingface.co" || url.host == "hf.co" ||
+                      url.host == "www.huggingface.co";
+  if (is_set && endpoint->path.size() > 1 && path.starts_with(endpoint->path)) {
+    path.erase(0, endpoint->path.size() - (endpoint->path.ends_with('/') ? 1 : 0));
+  }
+  // /org/name[/(blob|tree|resolve|raw)/revision[/path]]
+  const auto take = [&] {
+    path.erase(0, std::min(path.find_first_not_of('/'), path.size()));
+    std::string part = path.substr(0, path.find('/'));
+    path.erase(0, part.size());
+    return part;
+  };
+  HubName name;
+  name.id = take();
+  name.id += "/" + take();
+  const std::string kind = take();
+  const bool has_revision = kind == "blob" || kind == "tree" || kind == "resolve" || kind == "raw";
+  if (has_revision) name.revision = percent_decode(take());
+  while (path.starts_with('/')) path.erase(0, 1);
+  const bool is_page = has_revision ? !name.revision.empty() : is_hub && kind.empty();
+  if (!is_page || !is_hub_id(name.id)) return "";
+  std::string text = "hf://" + name.id;
+  if (has_revision && name.revision != "main") text += "@" + percent_encode(name.revision, "/");
+  if (has_revision && !path.empty()) text += "/" + percent_decode(path);
+  static_cast<void>(parse_hub_name(text));
+  return text + (is_hub ? "" : " with HF_ENDPOINT=" + url.scheme + "://" + url.authority());
+} catch (const Error&) {
+  return "";
 }
 
 std::string hub_cache_directory() {

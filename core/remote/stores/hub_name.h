@@ -5,6 +5,7 @@
 
 #include "core/base/sha256.h"
 #include "core/remote/http/http.h"
+#include "core/remote/http/url.h"
 
 #include <cstddef>
 #include <string>
@@ -40,6 +41,7 @@ struct HubOptions {
   std::string endpoint;  // "https://huggingface.co", without a slash at its end
   std::string origin;    // of it
   std::string token;     // "" for none, or when it may not be sent to this endpoint
+  bool is_token_withheld = false;  // there is one, and the endpoint is http
 
   std::string resolve_url(const HubName& name) const;
   std::string api_url(const std::string& id) const;  // /api/models/ID
@@ -48,6 +50,10 @@ struct HubOptions {
 };
 // Throws Error kUsage; kUnreadable for a file that HF_TOKEN_PATH names.
 HubOptions hub_options();
+
+// "hf://org/name[@revision][/path]" for the URL of a page or a file of the Hub, or of a mirror of it;
+// "" for any other URL. What it names is not asked for.
+std::string hub_name_of(const WebUrl& url);
 
 // The directory of the Hub's own cache; "" when there is no home directory.
 std::string hub_cache_directory();

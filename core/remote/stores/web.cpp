@@ -3,9 +3,12 @@
 #include "core/base/error.h"
 #include "core/base/sha256.h"
 #include "core/base/text.h"
+#include "core/remote/http/server_reason.h"
 #include "core/remote/http/url.h"
+#include "core/remote/stores/hub_name.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -46,6 +49,16 @@ std::string web_token(const WebUrl& url, const RemoteVersion& version) {
   return "web-" + sha256_hex(identity);
 }
 
+// ": its signed URL expired at TIME: get a new one"; "" if the query says no time, or a later one.
+std::string expired_text(const std::string& url) {
+  const auto now = std::chrono::duration_cast<std::chrono::seconds>(
+                       std::chrono::system_clock::now().time_since_epoch())
+                       .count();
+  const std::optional<std::int64_t> end = signature_expiry(url);
+  if (!end || *end > now) return "";
+  return ": its signed URL expired at " + rfc3339(*end, 0).substr(0, 19) + "Z: get a new one";
+}
+
 class WebRemote final : public Remote {
  public:
   explicit WebRemote(RemoteVersion version) : version_(std::move(version)) {}
@@ -62,7 +75,9 @@ class WebRemote final : public Remote {
     return request;
   }
   Verdict judge(const HttpHead& head, ByteRange range) const override {
-    return stfs::judge(version_, head, range);
+    Verdict verdict = stfs::judge(version_, head, range);
+    if (verdict.kind == Verdict::Kind::kRenew) verdict.text += expired_text(version_.url);
+    return verdict;
   }
   bool renew() override { return false; }
 
@@ -117,24 +132,54 @@ RemoteVersion web_version(const std::string& name, const WebUrl& url, const Http
   return version;
 }
 
-// Throws for an answer without the object.
-[[noreturn]] void refuse_web_status(const std::string& name, const HttpHead& head) {
-  const int status = head.status;
-  if (status == 404 || status == 410) {
-    throw Error(ErrorCode::kAbsent, public_name(name), "No such object");
+// What the user can do about an answer 401, 403 or 400.
+std::string advice_on(const WebUrl& url, const HttpAnswer& answer, const std::string& reason) {
+  const std::string said = lower_case(reason);
+  if (const std::string text = expired_text(url.text()); !text.empty()) return text;
+  if (without_signature(url.text()) != url.text()) {
+    return said.find("expired") != std::string::npos
+               ? ": its signed URL has expired: get a new one"
+               : ": its signed URL does not permit this file; one that was made for an index "
+                 "permits no shard: get a new one";
   }
+  if (answer.head.status == 400) return "";
+  if (const std::string name = hub_name_of(url); !name.empty()) {
+    return ": name it " + name + ", then stfs sends HF_TOKEN";
+  }
+  if (lower_case(answer.head.header("www-authenticate")).starts_with("bearer")) {
+    return ": it wants a bearer token, and stfs sends one to the Hub alone (hf://)";
+  }
+  if (url.scheme == "http" && !url.is_loopback()) {
+    return ": a user and a password of ~/.netrc are not sent over http: use https";
+  }
+  return ": name a user and a password for its host in ~/.netrc";
+}
+
+// Throws for an answer without the object.
+[[noreturn]] void refuse_web_answer(const std::string& name, const WebUrl& url,
+                                    const HttpAnswer& answer) {
+  const HttpHead& head = answer.head;
+  const int status = head.status;
+  const std::string hub_name = hub_name_of(url);
+  const bool is_page = !hub_name.empty() && url.path.find("/resolve/") == std::string::npos;
+  const std::string page = "a page of the Hub, and no file: name it " + hub_name;
+  if (status == 404 || status == 410) {
+    throw Error(ErrorCode::kAbsent, public_name(name), is_page ? page : "No such object");
+  }
+  const std::string reason = status >= 400 ? reason_text(answer, head.secrets) : "";
+  const std::string said = "its server answered " + std::to_string(status) + reason;
   if (status == 401 || status == 403) {
     // Stores behind a web server answer 403 for an object that is not there.
     throw Error(status == 403 ? ErrorCode::kHidden : ErrorCode::kUnreadable, public_name(name),
-                "Permission denied: name a user and a password for its host in ~/.netrc");
+                "Permission denied: " + said + advice_on(url, answer, reason));
   }
   if (status == 200 && head.header("content-type").starts_with("text/html")) {
-    refuse_object(name,
-                  "its server answers with a web page, as for a directory: name the file or the "
-                  "index");
+    refuse_object(name, is_page ? page
+                                : "its server answers with a web page, as for a directory: name the "
+                                  "file or the index");
   }
   if (status == 200) refuse_object(name, "its server does not answer ranges: download it first");
-  refuse_object(name, "its server answers with status " + std::to_string(status));
+  refuse_object(name, said + (status == 400 ? advice_on(url, answer, reason) : ""));
 }
 
 Found WebStore::find(const std::string& name, const RemoteVersion* known, Patience patience) {
@@ -168,7 +213,7 @@ Found WebStore::find(const std::string& name, const RemoteVersion* known, Patien
   const bool is_whole = head.status == 200 &&
                         decimal(head.header("content-length")) == answer.body.size() &&
                         !lower_case(head.header("content-type")).starts_with("text/html");
-  if (head.status != 206 && !is_whole) refuse_web_status(name, head);
+  if (head.status != 206 && !is_whole) refuse_web_answer(name, *url, answer);
   if (const std::string text = encoding_refusal(head); !text.empty()) refuse_object(name, text);
   if (is_whole) {
     return {.version = web_version(name, *url, head, answer.body.size()),
