@@ -23,7 +23,7 @@ inline constexpr std::string_view kSourceHelp =
 // command's arguments that holds the SourceOptions. With `in_list` the rows are those of a list, as
 // of -o: "cache_dir" in place of "--cache-dir".
 template <auto kMember>
-constexpr std::array<OptionRow, 7> source_rows(std::string_view verbs, std::string_view cache_verbs,
+constexpr std::array<OptionRow, 10> source_rows(std::string_view verbs, std::string_view cache_verbs,
                                                bool in_list) {
   using Owner = decltype(owner_of(kMember));
   return {{
@@ -108,6 +108,34 @@ constexpr std::array<OptionRow, 7> source_rows(std::string_view verbs, std::stri
        .man = "Permit `http://` to hosts other than this one: anybody on the way can read and "
               "change what is sent. "
               "Requests to S3 are then signed, and other secrets are not sent."},
+      {.flags = in_list ? "s3_addressing" : "--s3-addressing",
+       .verbs = verbs,
+       .argument = "path|virtual|auto",
+       .value = Value::kChoice,
+       .set =
+           [](void* to, const std::string& value) {
+             (static_cast<Owner*>(to)->*kMember).s3.addressing = value;
+           },
+       .help = "where the bucket's name stands in URLs of S3 (default: auto)",
+       .man = "Name the bucket of S3 in the path of a URL, or in its host. "
+              "The default is `addressing_style` of the profile's `s3` section, or `auto`: "
+              "the path at an endpoint of your own and for a bucket with a dot, else the host."},
+      {.flags = in_list ? "s3_unsigned" : "--s3-unsigned",
+       .verbs = verbs,
+       .set = [](void* to,
+                 const std::string&) { (static_cast<Owner*>(to)->*kMember).s3.is_unsigned = true; },
+       .help = "do not sign requests to S3: for public buckets",
+       .man = "Do not sign requests to S3, whatever credentials there are: for public buckets. "
+              "`AWS_NO_SIGN_REQUEST=YES` means the same."},
+      {.flags = in_list ? "s3_requester_pays" : "--s3-requester-pays",
+       .verbs = verbs,
+       .set =
+           [](void* to, const std::string&) {
+             (static_cast<Owner*>(to)->*kMember).s3.requester_pays = true;
+           },
+       .help = "pay for what a bucket's owner lets requesters pay for",
+       .man = "Agree to pay for requests and transfers of a bucket of S3 whose requesters pay. "
+              "`AWS_REQUEST_PAYER=requester` means the same."},
   }};
 }
 

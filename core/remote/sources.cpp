@@ -12,7 +12,6 @@
 #include "core/remote/stores/hub.h"
 #include "core/remote/stores/hub_name.h"
 #include "core/remote/stores/remote.h"
-#include "core/remote/stores/s3.h"
 #include "core/remote/stores/web.h"
 #include "core/source/local_file.h"
 
@@ -181,7 +180,7 @@ Store& Sources::store(const std::string& name) {
   if (scheme == "https") {
     made = make_web_store(http());
   } else if (scheme == "s3") {
-    made = make_s3_store(http(), options_.insecure_http);
+    made = make_s3_store(http(), options_.insecure_http, options_.s3);
   } else if (scheme == "hf") {
     made = make_hub_store(http());
   } else {
@@ -422,8 +421,11 @@ std::optional<std::vector<std::string>> Sources::names_in(const std::string& nam
   }
   Store& store = this->store(name);
   if (is_web(scheme_of(name)) && public_name(name).ends_with('/')) {
+    const std::optional<WebUrl> url = parse_web_url(name);
+    const std::string on_hub = url ? hub_name_of(*url) : "";
     throw Error(ErrorCode::kUsage, public_name(name),
-                "a web server has no directories: name the file or the index");
+                on_hub.empty() ? "a web server has no directories: name the file or the index"
+                               : "a page of the Hub: name it " + on_hub);
   }
   const std::string at = pinned(name);
   if (!may_ask()) {

@@ -11,6 +11,7 @@
 
 #include "core/base/error.h"
 #include "core/remote/stores/remote.h"
+#include "core/remote/stores/s3.h"
 #include "core/source/counters.h"
 #include "core/source/source.h"
 
@@ -39,6 +40,7 @@ struct SourceOptions {
   unsigned timeout = 60;  // seconds that a read waits, and an opening for an answer
   bool offline = false;   // HF_HUB_OFFLINE means so too
   bool insecure_http = false;
+  S3Options s3 = {};
   std::uint64_t memory = 256 << 20;  // bytes of changed positions that a delta may keep
   Counters* counters = nullptr;  // null: its own
   // Takes a line for the user, each once: a cache that cannot be used, a version that is told by

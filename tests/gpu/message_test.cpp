@@ -242,12 +242,15 @@ TEST(GpuItemJson, OptionsOfSourcesComeBackAsTheyWereAndOthersAreRefused) {
   options.connections = 3;
   options.timeout = 7;
   options.offline = options.insecure_http = true;
+  options.s3 = {.addressing = "virtual", .is_unsigned = true, .requester_pays = true};
 
   const Json json = to_json(options);
   const SourceOptions back = source_options_from_json(json);
 
   EXPECT_EQ(to_json(back), json);
   EXPECT_EQ(back.cache_dir, options.cache_dir);
+  EXPECT_EQ(back.s3.addressing, "virtual");
+  EXPECT_TRUE(back.s3.is_unsigned && back.s3.requester_pays);
   EXPECT_EQ(to_json(source_options_from_json(Json::object())), to_json(SourceOptions{}));
   for (const Json& wrong : {Json(1), Json{{"timeout", 0}}, Json{{"timeout", 3601}},
                             Json{{"connections", 65}}, Json{{"offline", 1}}}) {

@@ -268,6 +268,78 @@ TEST(S3, TheHostAndThePathFollowFromBucketAndEndpoint) {
   EXPECT_EQ(url("s3://a-b/k"), "http://store.test/a-b/k");
 }
 
+TEST(S3, TheAddressingStyleIsThatOfTheCommandThenOfTheProfile) {
+  struct Case {
+    const char *option, *profile, *endpoint, *bucket, *url;
+  };
+  const Case cases[] = {
+      {"virtual", "", "https://oss.test:9000", "b", "https://b.oss.test:9000/k"},
+      {"virtual", "path", "https://oss.test/base/", "b", "https://b.oss.test/base/k"},
+      {"virtual", "", "https://b.oss.test", "b", "https://b.oss.test/k"},
+      {"virtual", "", "http://localhost:90", "b", "http://b.localhost:90/k"},
+      {"virtual", "", "", "a.b", "https://a.b.s3.us-east-1.amazonaws.com/k"},
+      {"path", "virtual", "", "b", "https://s3.us-east-1.amazonaws.com/b/k"},
+      {"auto", "virtual", "https://oss.test", "b", "https://oss.test/b/k"},
+      {"", "virtual", "https://oss.test", "b", "https://b.oss.test/k"},
+      {"", "Auto", "", "b", "https://b.s3.us-east-1.amazonaws.com/k"},
+      {"virtual", "", "https://127.0.0.1:9000", "b", "the endpoint is an address"},
+      {"virtual", "", "https://[::1]:9000", "b", "the endpoint is an address"},
+      {"virtual", "", "https://oss.test", "A_b", "no host can have this name"},
+      {"", "dns", "https://oss.test", "b", "addressing_style \"dns\": path, virtual or auto is"},
+  };
+  for (const Case& c : cases) {
+    AwsEnvironment environment;
+    environment.write(".aws/config",
+                      std::string("[default]\ns3 =\n  addressing_style = ") + c.profile + "\n");
+    environment.set("AWS_ENDPOINT_URL", c.endpoint);
+    AnsweringHttp http([&](const HttpRequest&) { return object("bytes"); });
+    const auto store = make_s3_store(http, false, {.addressing = c.option});
+    const std::string name = std::string("s3://") + c.bucket + "/k";
+    if (std::string_view(c.url).starts_with("http")) {
+      EXPECT_EQ(store->remote(store->find(name, nullptr).version)->request({0, 1}).url, c.url);
+      EXPECT_EQ(http.requests().at(0).url, c.url);
+    } else {
+      expect_error([&] { store->find(name, nullptr); }, c.url);
+      EXPECT_TRUE(http.requests().empty());
+    }
+  }
+}
+
+TEST(S3, RequestsAreNotSignedAndTheRequesterPaysWhereTheUserSaysSo) {
+  struct Case {
+    S3Options options;
+    const char *no_sign, *payer;
+    bool is_signed, pays;
+  };
+  const Case cases[] = {{{}, "", "", true, false},
+                        {{.is_unsigned = true}, "", "", false, false},
+                        {{}, "YES", "", false, false},
+                        {{}, "no", "bucketowner", true, false},
+                        {{.requester_pays = true}, "", "", true, true},
+                        {{}, "", "requester", true, true}};
+  for (const Case& c : cases) {
+    AwsEnvironment environment;
+    environment.set_keys(kToken);
+    environment.set("AWS_NO_SIGN_REQUEST", c.no_sign);
+    environment.set("AWS_REQUEST_PAYER", c.payer);
+    AnsweringHttp http([&](const HttpRequest& request) {
+      return request.range ? object("bytes") : text_answer("<ListBucketResult/>");
+    });
+    const auto store = make_s3_store(http, false, c.options);
+    store->remote(store->find("s3://b/k", nullptr).version)->request({0, 1});
+    store->list("s3://b");
+    for (const HttpRequest& request : http.requests()) {
+      EXPECT_EQ(has_secret(request, "Authorization"), c.is_signed);
+      EXPECT_EQ(has_secret(request, "x-amz-security-token"), c.is_signed);
+      EXPECT_EQ(std::ranges::count(request.headers, "x-amz-request-payer: requester"), c.pays);
+      if (!c.is_signed) continue;
+      EXPECT_EQ(request.secrets[0].find(";x-amz-request-payer") != std::string::npos, c.pays)
+          << request.secrets[0];
+    }
+    EXPECT_EQ(http.requests().size(), 2U);
+  }
+}
+
 TEST(S3, AllBehindTheBucketIsTheKey) {
   AwsEnvironment environment;
   AnsweringHttp http([&](const HttpRequest&) { return object("bytes"); });
@@ -297,35 +369,89 @@ TEST(S3, ANameWithoutABucketIsRefused) {
   EXPECT_TRUE(http.requests().empty());
 }
 
-TEST(S3, ARefusalSaysWhatToDo) {
-  AwsEnvironment environment;
-  HttpAnswer answer;
-  AnsweringHttp http([&](const HttpRequest&) { return answer; });
-  const auto message = [&](int status, const std::string& code, ErrorCode kind) {
-    answer = refused(status, code, "\x1b[31mfree text " + kSecret);
-    const std::string text =
-        message_of([&] { make_s3_store(http, false)->find("s3://b/k", nullptr); }, kind);
-    EXPECT_EQ(text.find("free text"), std::string::npos);
-    EXPECT_EQ(text.find(kSecret), std::string::npos);
-    return text;
+TEST(S3, ARefusalQuotesTheServerThenSaysWhatToDo) {
+  struct Case {
+    int status;
+    const char *code, *message;
+    bool has_keys;
+    ErrorCode kind;
+    const char* text;  // after "s3://b/k: "
   };
-  EXPECT_EQ(message(404, "NoSuchKey", ErrorCode::kAbsent), "s3://b/k: no such object");
-  EXPECT_EQ(message(404, "NoSuchBucket", ErrorCode::kAbsent), "s3://b/k: no such bucket");
-  EXPECT_EQ(message(403, "AccessDenied", ErrorCode::kHidden),
-            "s3://b/k: Permission denied: the server answered 403 AccessDenied: no AWS credentials"
-            " were found: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
-  EXPECT_EQ(message(403, "\x1b]0;x", ErrorCode::kHidden).find('\x1b'), std::string::npos);
-  environment.set_keys();
-  EXPECT_NE(message(403, "AccessDenied", ErrorCode::kHidden).find("need s3:GetObject"),
-            std::string::npos);
-  EXPECT_NE(message(403, "SignatureDoesNotMatch", ErrorCode::kUnreadable).find("the secret key is"),
-            std::string::npos);
-  EXPECT_NE(message(403, "RequestTimeTooSkewed", ErrorCode::kUnreadable).find("set the clock"),
-            std::string::npos);
-  EXPECT_NE(message(403, "InvalidObjectState", ErrorCode::kUnreadable).find("restore it"),
-            std::string::npos);
-  EXPECT_EQ(message(405, "MethodNotAllowed", ErrorCode::kUnreadable),
-            "s3://b/k: the server answered 405 MethodNotAllowed");
+  constexpr const char* kKeys =
+      "these credentials need s3:GetObject, and s3:ListBucket for a directory; without it, a name"
+      " that is not there is answered so too; where the requester pays, use -o s3_requester_pays";
+  const std::string denied = R"(Permission denied: the server answered 403 AccessDenied: )";
+  const std::string keys = denied + "\"Access Denied\": " + kKeys;
+  const Case cases[] = {
+      {404, "NoSuchKey", "", false, ErrorCode::kAbsent, "no such object"},
+      {404, "NoSuchBucket", "", false, ErrorCode::kAbsent, "no such bucket"},
+      {403, "AccessDenied", "", false, ErrorCode::kHidden,
+       "Permission denied: the server answered 403 AccessDenied: no AWS credentials were found: set "
+       "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"},
+      {403, "AccessDenied", "Access Denied", true, ErrorCode::kHidden, keys.c_str()},
+      {403, "AccessDenied",
+       "User: me is not authorized to perform: kms:Decrypt on resource: k because no policy allows",
+       true, ErrorCode::kHidden,
+       "Permission denied: the server answered 403 AccessDenied: \"User: me is not authorized to "
+       "perform: kms:Decrypt on resource: k because no policy allows\""},
+      {403, "AccessDenied", "with an explicit deny in a VPC endpoint policy", true,
+       ErrorCode::kHidden,
+       "Permission denied: the server answered 403 AccessDenied: \"with an explicit deny in a VPC "
+       "endpoint policy\""},
+      {400, "InvalidRequest", "The object was stored using a form of Server Side Encryption.", true,
+       ErrorCode::kUnreadable,
+       "the server answered 400 InvalidRequest: \"The object was stored using a form of Server Side "
+       "Encryption.\": stfs cannot send the customer's key of an object (SSE-C): copy it without one"},
+      {403, "AccountProblem", "Contact billing.", true, ErrorCode::kUnreadable,
+       "Permission denied: the server answered 403 AccountProblem: \"Contact billing.\""},
+      {403, "SecondLevelDomainForbidden", "Please use virtual hosted style to access.", true,
+       ErrorCode::kUnreadable,
+       "Permission denied: the server answered 403 SecondLevelDomainForbidden: \"Please use virtual "
+       "hosted style to access.\": use -o s3_addressing=virtual"},
+      {400, "PathStyleDomainForbidden", "must use COS virtual-styled domain.", true,
+       ErrorCode::kUnreadable,
+       "the server answered 400 PathStyleDomainForbidden: \"must use COS virtual-styled domain.\": "
+       "use -o s3_addressing=virtual"},
+      {403, "SignatureDoesNotMatch", "m", true, ErrorCode::kUnreadable,
+       "Permission denied: the server answered 403 SignatureDoesNotMatch: \"m\": the secret key is "
+       "not that of the access key"},
+      {403, "RequestTimeTooSkewed", "m", true, ErrorCode::kUnreadable,
+       "Permission denied: the server answered 403 RequestTimeTooSkewed: \"m\": set the clock of "
+       "this machine"},
+      {403, "InvalidObjectState", "m", true, ErrorCode::kUnreadable,
+       "the server answered 403 InvalidObjectState: \"m\": the object is archived: restore it first"},
+      {405, "MethodNotAllowed", "", true, ErrorCode::kUnreadable,
+       "the server answered 405 MethodNotAllowed"},
+      {405, "\x1b]0;x", "a\x1b[31m\n\n b\x9b", true, ErrorCode::kUnreadable,
+       "the server answered 405: \"a\\x1b[31m b\\x9b\""},
+  };
+  for (const Case& c : cases) {
+    AwsEnvironment environment;
+    if (c.has_keys) environment.set_keys();
+    AnsweringHttp http([&](const HttpRequest&) { return refused(c.status, c.code, c.message); });
+    EXPECT_EQ(message_of([&] { make_s3_store(http, false)->find("s3://b/k", nullptr); }, c.kind),
+              std::string("s3://b/k: ") + c.text);
+  }
+}
+
+// A server may answer with what it was sent.
+TEST(S3, ARefusalShowsNoSecretThatTheServerSendsBack) {
+  AwsEnvironment environment;
+  environment.set_keys(kToken);
+  AnsweringHttp http([&](const HttpRequest& request) {
+    std::string all = kSecret + " " + kToken;
+    for (const std::string& header : request.secrets) all += " " + header;
+    return refused(400, "InvalidRequest", all.substr(0, 190));
+  });
+  const std::string text =
+      message_of([&] { make_s3_store(http, false)->find("s3://b/k", nullptr); });
+  EXPECT_NE(text.find("400 InvalidRequest: \"*** ***"), std::string::npos) << text;
+  for (const HttpRequest& request : http.requests()) {
+    const std::string signature = request.secrets[0].substr(request.secrets[0].rfind('=') + 1);
+    EXPECT_EQ(text.find(signature.substr(0, 20)), std::string::npos) << text;
+  }
+  EXPECT_EQ(text.find(kSecret), std::string::npos) << text;
+  EXPECT_EQ(text.find(kToken), std::string::npos) << text;
 }
 
 TEST(S3, AnAnswerThatIsNotTheFirstBlockIsRefused) {
@@ -490,6 +616,24 @@ TEST(S3, AnObjectWinsOverAPrefixOfTheSameName) {
   Listings listings([](const std::string&) { return page({"m"}); });
   EXPECT_EQ(listings.list("s3://b/m"), std::nullopt);
   EXPECT_EQ(listings.requests(), 1U);
+}
+
+TEST(S3, AnEmptyObjectIsADirectoryIfObjectsAreBelowIt) {
+  bool has_more = true;
+  std::string size = "0";
+  Listings listings([&](const std::string& query) {
+    if (query.find("max-keys") != std::string::npos) {
+      return "<ListBucketResult><Contents><Key>m</Key><Size>" + size +
+             "</Size></Contents></ListBucketResult>";
+    }
+    return has_more ? page({"m/", "m/a"}) : page({});
+  });
+  EXPECT_EQ(listings.list("s3://b/m"), Names{"a"});
+  size = "10";
+  EXPECT_EQ(listings.list("s3://b/m"), std::nullopt);
+  size = "0";
+  has_more = false;
+  EXPECT_EQ(listings.list("s3://b/m"), std::nullopt);
 }
 
 TEST(S3, WhatIsNotThereIsNoDirectory) {
@@ -723,9 +867,17 @@ TEST(S3Credentials, ARoleIsAssumedWithTheKeysOfItsSource) {
 
 TEST(S3Credentials, SingleSignOnIsRefusedWithWhatHelps) {
   AwsEnvironment environment;
-  environment.write(".aws/config", "[default]\nsso_session = corp\n");
   AnsweringHttp http(no_network());
-  expect_error([&] { S3CredentialChain(http).get(); }, "export-credentials");
+  for (const auto& [key, what] : std::map<std::string, std::string>{
+           {"sso_session", "single sign-on"},
+           {"sso_start_url", "single sign-on"},
+           {"login_session", "`aws login`"}}) {
+    environment.write(".aws/config", "[default]\n" + key + " = corp\n");
+    expect_error([&] { S3CredentialChain(http).get(); },
+                 "profile \"default\": " + what +
+                     " is not supported; write a second profile with credential_process = aws "
+                     "configure export-credentials --profile default --format process");
+  }
 }
 
 TEST(S3Credentials, AContainerHasARole) {

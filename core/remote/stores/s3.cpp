@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/sha256.h"
 #include "core/base/text.h"
+#include "core/remote/http/server_reason.h"
 #include "core/remote/http/url.h"
 #include "core/remote/stores/s3_credentials.h"
 #include "core/remote/stores/s3_signature.h"
@@ -87,15 +88,47 @@ bool is_slow_down(const HttpAnswer& answer) {
 
 struct S3Answer {
   HttpAnswer answer;
-  std::string code;  // of an error
+  std::string code = {};    // of an error
+  std::string reason = {};  // the same with its message, as reason_text() has them
   bool is_signed = false;
+  bool is_unsigned = false;  // because the user wants it so
 };
+
+// What the user can do about a refusal; "" when the server's own reason says it all.
+std::string advice_on(const S3Answer& refused) {
+  const std::string& code = refused.code;
+  const auto says = [&](std::string_view word) {
+    return lower_case(refused.reason).find(word) != std::string::npos;
+  };
+  const bool is_denied = code.empty() || code == "AccessDenied";
+  if (code == "InvalidObjectState") return "the object is archived: restore it first";
+  if (code == "RequestTimeTooSkewed") return "set the clock of this machine";
+  if (code == "SignatureDoesNotMatch") return "the secret key is not that of the access key";
+  if (code == "InvalidAccessKeyId") return "the server does not know this access key";
+  if (is_expired(code)) return "the credentials have expired: get new ones";
+  if (says("virtual") && says("style")) return "use -o s3_addressing=virtual";
+  if (code == "SecondLevelDomainForbidden") return "use -o s3_addressing=virtual";
+  if (says("server side encryption") || says("sse-c") || says("customer-provided")) {
+    return "stfs cannot send the customer's key of an object (SSE-C): copy it without one";
+  }
+  const int status = refused.answer.head.status;
+  if (status != 401 && !(status == 403 && is_denied)) return "";
+  if (!refused.is_signed) {
+    return refused.is_unsigned
+               ? "requests are not signed (s3_unsigned, AWS_NO_SIGN_REQUEST)"
+               : "no AWS credentials were found: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and"
+                 " AWS_SECRET_ACCESS_KEY";
+  }
+  if (says("not authorized") || says("explicit deny") || says("kms")) return "";
+  return "these credentials need s3:GetObject, and s3:ListBucket for a directory; without it, a"
+         " name that is not there is answered so too; where the requester pays, use -o"
+         " s3_requester_pays";
+}
 
 [[noreturn]] void throw_refused(const std::string& name, const S3Answer& refused) {
   const int status = refused.answer.head.status;
   const std::string& code = refused.code;
-  const std::string said =
-      "the server answered " + std::to_string(status) + (code.empty() ? "" : " " + code);
+  const std::string said = "the server answered " + std::to_string(status) + refused.reason;
   if (code == "NoSuchBucket") throw Error(ErrorCode::kAbsent, name, "no such bucket");
   if (status == 404) throw Error(ErrorCode::kAbsent, name, "no such object");
   if (status == 301 || status == 307) {
@@ -104,26 +137,14 @@ struct S3Answer {
                     ": the bucket is in another region or place: set AWS_REGION, or"
                     " AWS_ENDPOINT_URL_S3");
   }
-  if (code == "InvalidObjectState") {
-    throw Error(ErrorCode::kUnreadable, name, "the object is archived: restore it first");
-  }
-  if (status != 401 && status != 403 && !is_expired(code)) {
-    throw Error(ErrorCode::kUnreadable, name, said);
-  }
+  const std::string advice = advice_on(refused);
+  const bool is_forbidden = status == 401 || (status == 403 && code != "InvalidObjectState") ||
+                            is_expired(code);
   // Without s3:ListBucket, an object that is not there is answered so too.
   const bool is_hidden = status == 403 && (code.empty() || code == "AccessDenied");
-  throw Error(
-      is_hidden ? ErrorCode::kHidden : ErrorCode::kUnreadable, name,
-      "Permission denied: " + said + ": " +
-          (!refused.is_signed                ? "no AWS credentials were found: set AWS_PROFILE, or"
-                                               " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-           : code == "RequestTimeTooSkewed"  ? "set the clock of this machine"
-           : code == "SignatureDoesNotMatch" ? "the secret key is not that of the access key"
-           : code == "InvalidAccessKeyId"    ? "the server does not know this access key"
-           : is_expired(code)                ? "the credentials have expired: get new ones"
-                                             : "these credentials need s3:GetObject, and"
-                                               " s3:ListBucket for a directory; without it, a name"
-                                               " that is not there is answered so too"));
+  throw Error(is_hidden ? ErrorCode::kHidden : ErrorCode::kUnreadable, name,
+              (is_forbidden ? "Permission denied: " : "") + said +
+                  (advice.empty() ? "" : ": " + advice));
 }
 
 class S3Store;
@@ -149,7 +170,8 @@ class S3Remote : public Remote {
 
 class S3Store : public Store {
  public:
-  S3Store(Http& http, bool insecure_http) : http_(http), insecure_http_(insecure_http) {}
+  S3Store(Http& http, bool insecure_http, S3Options options)
+      : http_(http), insecure_http_(insecure_http), options_(std::move(options)) {}
 
   Found find(const std::string& name, const RemoteVersion* known, Patience patience) override;
   std::optional<std::vector<std::string>> list(const std::string& name) override;
@@ -167,11 +189,18 @@ class S3Store : public Store {
   };
   HttpRequest make_request(const Target& target, const std::optional<S3Credentials>& credentials);
   S3CredentialChain& chain();
+  // nullopt when no place has any, or when requests shall not be signed.
+  std::optional<S3Credentials> credentials() {
+    return is_unsigned() ? std::nullopt : chain().get();
+  }
+  bool is_unsigned() { return options_.is_unsigned || chain().settings().is_unsigned; }
   // Whether an answer says that a bucket is in another region: ask again.
   bool learn_region(const std::string& bucket, const HttpHead& head);
 
  private:
   S3Answer ask(const Target& target, std::size_t most, Patience patience = {});
+  bool is_virtual_host(const std::string& bucket, const std::string& host,
+                       const S3Settings& settings) const;
   RemoteVersion version_of(const std::string& name, const HttpHead& head, std::uint64_t size);
   std::string token_of(const RemoteVersion& version);
   // The names directly under a prefix, as entries() has them; nullopt when nothing is there.
@@ -181,6 +210,7 @@ class S3Store : public Store {
 
   Http& http_;
   const bool insecure_http_;
+  const S3Options options_;
   std::mutex mutex_;
   std::unique_ptr<S3CredentialChain> chain_;
   std::map<std::string, std::string> regions_;  // of buckets, where a server said it
@@ -203,6 +233,32 @@ bool S3Store::learn_region(const std::string& bucket, const HttpHead& head) {
   return is_new || (head.status == 400 ? false : at->second == region);
 }
 
+// Whether the bucket's name stands in the host of its URLs, and not in their path.
+bool S3Store::is_virtual_host(const std::string& bucket, const std::string& host,
+                              const S3Settings& settings) const {
+  // A certificate is for one label before "s3", a host has no upper case, and an address has no
+  // names below it.
+  const bool is_name = bucket.size() <= 63 && std::ranges::all_of(bucket, [](char c) {
+                         return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-' ||
+                                c == '.';
+                       });
+  const bool has_dot = bucket.find('.') != std::string::npos;
+  const std::string& style =
+      options_.addressing.empty() ? settings.addressing : options_.addressing;
+  if (style.empty() || style == "auto") return settings.endpoint.empty() && is_name && !has_dot;
+  if (style == "path") return false;
+  if (style != "virtual") {
+    throw Error(ErrorCode::kUnreadable, "s3://" + bucket,
+                "addressing_style " + in_quotes(style) + ": path, virtual or auto is expected");
+  }
+  const bool is_address = host.starts_with('[') ||
+                          host.find_first_not_of("0123456789.:") == std::string::npos;
+  if (is_name && !is_address) return true;
+  throw Error(ErrorCode::kUnreadable, "s3://" + bucket,
+              std::string(is_name ? "the endpoint is an address" : "no host can have this name") +
+                  ", so virtual-host style is impossible: use -o s3_addressing=path");
+}
+
 HttpRequest S3Store::make_request(const Target& target,
                                   const std::optional<S3Credentials>& credentials) {
   const S3Settings& settings = chain().settings();
@@ -213,8 +269,7 @@ HttpRequest S3Store::make_request(const Target& target,
     if (const auto at = regions_.find(name.bucket); at != regions_.end()) region = at->second;
   }
   const std::string url_name = "s3://" + name.bucket + "/" + name.key;
-  std::string scheme = "https";
-  S3Request request;
+  std::string scheme = "https", host, base;
   if (!settings.endpoint.empty()) {
     const auto endpoint = parse_web_url(settings.endpoint);
     if (!endpoint) {
@@ -226,32 +281,36 @@ HttpRequest S3Store::make_request(const Target& target,
                   "the endpoint is http: use https, or -o insecure_http");
     }
     scheme = endpoint->scheme;
-    request.host = endpoint->authority();
-    std::string base = percent_decode(endpoint->path);
+    host = endpoint->authority();
+    base = percent_decode(endpoint->path);
     while (base.ends_with('/')) base.pop_back();
-    request.path = base + "/" + name.bucket + "/" + name.key;
   } else {
     if (!is_region(region)) {
       throw Error(ErrorCode::kUnreadable, url_name, "AWS_REGION: not the name of a region");
     }
-    request.host = "s3." + region + ".amazonaws.com" + (region.starts_with("cn-") ? ".cn" : "");
-    // A certificate is for one label before "s3"; a host has no upper case.
-    const bool is_label = name.bucket.size() <= 63 && std::ranges::all_of(name.bucket, [](char c) {
-                            return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-';
-                          });
-    request.path = (is_label ? "/" : "/" + name.bucket + "/") + name.key;
-    if (is_label) request.host = name.bucket + "." + request.host;
+    host = "s3." + region + ".amazonaws.com" + (region.starts_with("cn-") ? ".cn" : "");
   }
+  S3Request request;
+  const bool is_virtual = is_virtual_host(name.bucket, host, settings);
+  request.path = base + (is_virtual ? "/" : "/" + name.bucket + "/") + name.key;
+  // An endpoint may name the bucket already.
+  const bool has_bucket = is_virtual && host.starts_with(name.bucket + ".");
+  request.host = is_virtual && !has_bucket ? name.bucket + "." + host : host;
   request.query = target.query;
   if (target.range) {
     request.headers.emplace_back(
         "range", "bytes=" + std::to_string(target.range->offset) + "-" +
                      std::to_string(target.range->offset + target.range->length - 1));
   }
+  std::vector<std::string> headers = target.headers;
+  if (options_.requester_pays || settings.requester_pays) {
+    request.headers.emplace_back("x-amz-request-payer", "requester");
+    headers.emplace_back("x-amz-request-payer: requester");
+  }
   const std::string query = canonical_query(request.query);
   HttpRequest sent{.url = scheme + "://" + request.host + canonical_path(request.path) +
                           (query.empty() ? "" : "?" + query),
-                   .headers = target.headers,
+                   .headers = std::move(headers),
                    .range = target.range,
                    .follow = false,
                    .ca_file = settings.ca_file};
@@ -265,12 +324,19 @@ S3Answer S3Store::ask(const Target& target, std::size_t most, Patience patience)
   constexpr unsigned kMostTries = 8;
   bool is_renewed = false;
   for (unsigned tries = 1;; ++tries) {
-    const std::optional<S3Credentials> credentials = chain().get();
-    S3Answer result{http_.get(make_request(target, credentials), most, patience, &is_slow_down),
-                    {},
-                    credentials.has_value()};
+    const std::optional<S3Credentials> credentials = this->credentials();
+    const HttpRequest request = make_request(target, credentials);
+    S3Answer result{.answer = http_.get(request, most, patience, &is_slow_down),
+                    .is_signed = credentials.has_value(),
+                    .is_unsigned = is_unsigned()};
     const HttpHead& head = result.answer.head;
-    if (head.status >= 400) result.code = aws_error_code(result.answer.body);
+    if (head.status >= 300) {
+      // The query is the name of an object, and no secret.
+      std::vector<std::string> secrets = secrets_of({.url = "", .secrets = request.secrets});
+      if (credentials) secrets.push_back(credentials->secret);
+      result.code = aws_error_code(result.answer.body);
+      result.reason = reason_text(result.answer, secrets);
+    }
     if (tries == kMostTries) return result;
     if (learn_region(target.name.bucket, head)) continue;
     if (is_renewed || !is_expired(result.code) || !chain().renew(credentials)) return result;
@@ -452,14 +518,18 @@ std::optional<std::vector<std::string>> S3Store::list(const std::string& name) {
     if (first.answer.head.status == 403 || first.answer.head.status == 401) return std::nullopt;
     const pugi::xml_document document = parse_page(name, first);
     const pugi::xml_node listing = document.document_element();
-    std::string key = listing.child("Contents").child_value("Key");
+    const pugi::xml_node object = listing.child("Contents");
+    std::string key = object.child_value("Key");
     if (key.empty()) throw Error(ErrorCode::kAbsent, name, "no such object");
     if (std::string_view(listing.child_value("EncodingType")) == "url") {
       std::ranges::replace(key, '+', ' ');
       key = percent_decode(key);
     }
-    if (key == asked.key) return std::nullopt;
     prefix.key += '/';
+    if (key == asked.key) {
+      if (object.child_value("Size") != std::string_view("0")) return std::nullopt;
+      if (!list_prefix(name, prefix)) return std::nullopt;  // the object marks no directory
+    }
   }
   auto names = list_prefix(name, prefix);
   if (!names && !asked.key.empty()) throw Error(ErrorCode::kAbsent, name, "no such object");
@@ -482,7 +552,7 @@ HttpRequest S3Remote::request(ByteRange range) {
   if (!version_.version_id.empty() && by_version_) {
     target.query.emplace_back("versionId", version_.version_id);
   }
-  const std::optional<S3Credentials> credentials = store_.chain().get();
+  const std::optional<S3Credentials> credentials = store_.credentials();
   {
     const std::lock_guard lock(mutex_);
     used_ = credentials;
@@ -512,8 +582,8 @@ bool S3Remote::renew() {
 
 }  // namespace
 
-std::unique_ptr<Store> make_s3_store(Http& http, bool insecure_http) {
-  return std::make_unique<S3Store>(http, insecure_http);
+std::unique_ptr<Store> make_s3_store(Http& http, bool insecure_http, S3Options options) {
+  return std::make_unique<S3Store>(http, insecure_http, std::move(options));
 }
 
 }  // namespace stfs

@@ -5,6 +5,7 @@
 #include "core/base/spawn.h"
 #include "core/base/text.h"
 #include "core/remote/http/http_rules.h"
+#include "core/remote/http/server_reason.h"
 #include "core/remote/http/url.h"
 #include "core/remote/stores/s3_signature.h"
 
@@ -209,9 +210,10 @@ class CredentialLook {
   S3Credentials of_sts(const HttpRequest& request, const std::string& from) const {
     const HttpAnswer answer = http_.get(request, kMostCredentialBytes);
     if (answer.head.status == 200) return credentials_of_xml(answer.body, from);
-    const std::string code = aws_error_code(answer.body);
     fail_credentials(from + ": STS answered " + std::to_string(answer.head.status) +
-                     (code.empty() ? "" : " " + code));
+                     reason_text(answer, secrets_of({.url = "",
+                                                     .body = request.body,
+                                                     .secrets = request.secrets})));
   }
 
   Http& http_;
@@ -234,10 +236,13 @@ std::optional<S3Credentials> CredentialLook::from_profile(const std::string& nam
   if (const std::string command = files_.value(name, "credential_process"); !command.empty()) {
     return credentials_of_json(process_output(command), "SessionToken", "credential_process");
   }
-  if (!files_.value(name, "sso_session").empty() || !files_.value(name, "sso_start_url").empty()) {
-    fail_credentials(place + ": single sign-on is not supported; write a second profile with" +
-                     " credential_process = aws configure export-credentials --profile " +
-                     printable(name));
+  for (const char* const key : {"sso_session", "sso_start_url", "login_session"}) {
+    if (files_.value(name, key).empty()) continue;
+    fail_credentials(place + ": " +
+                     (key == std::string_view("login_session") ? "`aws login`" : "single sign-on") +
+                     " is not supported; write a second profile with credential_process = aws"
+                     " configure export-credentials --profile " +
+                     printable(name) + " --format process");
   }
   return std::nullopt;
 }
@@ -334,7 +339,8 @@ std::optional<S3Credentials> CredentialLook::from_container() const {
   const HttpAnswer answer = http_.get(request, kMostCredentialBytes, 10s);
   if (answer.head.status != 200) {
     fail_credentials("role of the container: its endpoint answered " +
-                     std::to_string(answer.head.status));
+                     std::to_string(answer.head.status) +
+                     reason_text(answer, secrets_of(request)));
   }
   return credentials_of_json(answer.body, "Token", "role of the container");
 }
@@ -400,23 +406,17 @@ S3Settings read_settings(const AwsVariables& variables) {
   }
   settings.endpoint = configured;
   settings.ca_file = first({variables["AWS_CA_BUNDLE"], files.value(files.profile, "ca_bundle")});
+  settings.addressing = lower_case(files.value(files.profile, "s3.addressing_style"));
+  constexpr std::array<std::string_view, 4> kYes{"yes", "true", "on", "1"};
+  settings.is_unsigned =
+      std::ranges::find(kYes, lower_case(variables["AWS_NO_SIGN_REQUEST"])) != kYes.end();
+  settings.requester_pays = lower_case(variables["AWS_REQUEST_PAYER"]) == "requester";
   return settings;
 }
 
 }  // namespace
 
-std::string aws_error_code(const std::string& xml) {
-  pugi::xml_document document;
-  if (!document.load_buffer(xml.data(), std::min(xml.size(), kMostCredentialBytes))) return "";
-  pugi::xml_node node = document.document_element();
-  if (node.child("Error")) node = node.child("Error");  // STS
-  const std::string code = node.child_value("Code");
-  const bool is_word =
-      code.size() <= 64 && std::ranges::all_of(code, [](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
-      });
-  return is_word ? code : "";
-}
+std::string aws_error_code(const std::string& xml) { return reason_in(xml).code; }
 
 S3CredentialChain::S3CredentialChain(Http& http, Clock now)
     : http_(http), now_(std::move(now)), settings_(read_settings(variables_)) {}

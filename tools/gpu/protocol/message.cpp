@@ -264,7 +264,10 @@ Json to_json(const SourceOptions& options) {
           {"connections", options.connections},
           {"timeout", options.timeout},
           {"offline", options.offline},
-          {"insecure_http", options.insecure_http}};
+          {"insecure_http", options.insecure_http},
+          {"s3_addressing", options.s3.addressing},
+          {"s3_unsigned", options.s3.is_unsigned},
+          {"s3_requester_pays", options.s3.requester_pays}};
 }
 
 SourceOptions source_options_from_json(const Json& json) {
@@ -281,6 +284,9 @@ SourceOptions source_options_from_json(const Json& json) {
   options.timeout = number("timeout", options.timeout, 3600);
   options.offline = flag_of(json, "offline");
   options.insecure_http = flag_of(json, "insecure_http");
+  if (json.contains("s3_addressing")) options.s3.addressing = text_of(json, "s3_addressing");
+  options.s3.is_unsigned = flag_of(json, "s3_unsigned");
+  options.s3.requester_pays = flag_of(json, "s3_requester_pays");
   return options;
 }
 

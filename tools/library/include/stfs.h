@@ -78,7 +78,8 @@ typedef struct stfs_open_extra {
  * An option is "key=value", or "key" for a switch: the words of `stfs -o` about the content, which
  * are allow_missing and the layers (dequantize=bf16|f16|f32, lora=[SCALE@]ADAPTER, edit=FILE; the
  * last two may be given several times, as may edits=LINES, lines in place of a file), about remote
- * sources (cache_dir, cache_size, connections, timeout, offline, insecure_http), and version=HEX
+ * sources (cache_dir, cache_size, connections, timeout, offline, insecure_http, s3_addressing,
+ * s3_unsigned, s3_requester_pays), and version=HEX
  * fail with ESTALE unless stfs_version_of() is this
  *
  * `extra` may be NULL. The caller frees the checkpoint with stfs_close. */
@@ -259,8 +260,8 @@ typedef struct stfs_follower stfs_follower;
 /* Begins to follow a directory: of this machine, s3://bucket/prefix or hf://org/name/path. Looks at
  * nothing yet. Options are `latest` (the newest complete version alone), marker=NAME (a version is
  * complete once this file is in it too), and those about remote sources (cache_dir, cache_size,
- * connections, timeout, insecure_http). The caller frees the follower with stfs_unfollow. A child of
- * fork(2) makes its own. */
+ * connections, timeout, insecure_http, s3_addressing, s3_unsigned, s3_requester_pays). The caller
+ * frees the follower with stfs_unfollow. A child of fork(2) makes its own. */
 STFS_API int stfs_follow(const char* directory, const char* const* options, size_t option_count,
                          stfs_follower** follower);
 
