@@ -145,6 +145,28 @@ class Surgeries(unittest.TestCase):
             {"change": "metadata", "key": "title", "before": "old"}])
         self.assertIn("renamed", run("edit", self.source, "-e", "rename s/^model.norm/norm/"))
 
+    def test_the_empty_name_is_a_name(self):
+        ones, twos = ("F32", numpy.ones(3, numpy.float32)), ("F32", numpy.full(3, 2, numpy.float32))
+        old, new = self.work / "old.safetensors", self.work / "new.safetensors"
+        write(old, {"": ones, "w": ones})
+        write(new, {"": twos, "w": ones})
+        self.assertEqual(run("list", old).splitlines()[1:], ["\tF32\t[3]\t12", "w\tF32\t[3]\t12"])
+        shape = {"dtype": "F32", "shape": [3]}
+        for line, changes in (("drop ''", [{"change": "dropped", "from": "", **shape}]),
+                              ("copy s/^$/v/", [{"change": "copied", "name": "v", "from": "", **shape}]),
+                              ("cast '' F16", [{"change": "cast", "name": "", "from": "", "dtype": "F16", "shape": [3]}]),
+                              (f"replace w {new}::", [{"change": "replaced", "name": "w", "from": "w", **shape}]),
+                              (f"add {new}::w as v", [{"change": "added", "name": "v", **shape}])):
+            self.assertEqual(json.loads(run("edit", old, "-e", line, "--json")), changes)
+        first = self.work / "weight_v000000"
+        first.mkdir()
+        old.rename(first / "model.safetensors")
+        delta = self.work / "weight_v000001"
+        for encoding in ("xor", "overwrite"):
+            run("delta", first, new, "--encoding", encoding, "-o", delta, "--force")
+            run("diff", delta, new)
+            self.assertEqual(read(delta / "model-00001-of-00001.safetensors")[0].keys(), {""})
+
     def test_nothing_is_overwritten_unasked_and_no_source_ever(self):
         before = self.source.read_bytes()
         link = self.work / "link.safetensors"

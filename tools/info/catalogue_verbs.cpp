@@ -70,8 +70,8 @@ void print_tensors(const std::vector<Tensor>& tensors, bool with_heading) {
     if (with_heading) print(any_computed ? "name\tdtype\tshape\tbytes\tstored\n"
                                          : "name\tdtype\tshape\tbytes\n");
     for (const auto& row : rows) {
-      std::string line;
-      for (const std::string& field : row) line += (line.empty() ? "" : "\t") + field;
+      std::string line = row.front();  // may be ""
+      for (const std::string& field : std::span(row).subspan(1)) line += "\t" + field;
       print(line + "\n");
     }
     return;

@@ -35,9 +35,9 @@ constexpr std::size_t kTile = 1 << 20;  // bytes that are read of each checkpoin
 
 // A tensor that changed. Its frame lies in the file of frames.
 struct EncodedTensor {
-  std::string_view name;
+  std::string_view name;  // may be ""
   std::uint64_t offset = 0, length = 0;  // of the frame
-  std::string digest;
+  std::string digest;  // "": the tensor did not change
 };
 
 std::string six_digits(std::uint64_t number) {
@@ -94,7 +94,7 @@ class DeltaWriter {
   void write() {
     frames_ = directory_.create(kFrames);
     encode_all();
-    std::erase_if(encoded_, [](const EncodedTensor& tensor) { return tensor.name.empty(); });
+    std::erase_if(encoded_, [](const EncodedTensor& tensor) { return tensor.digest.empty(); });
     write_shards();
     directory_.remove(kFrames);
     write_index();

@@ -26,8 +26,8 @@ namespace {
 
 struct Change {
   std::string what;  // "renamed"
-  std::string from;  // the name before; "" for a new tensor
-  std::string name;  // the name after; "" for one that is gone
+  std::optional<std::string> from;  // the name before; nullopt for a new tensor
+  std::optional<std::string> name;  // the name after; nullopt for one that is gone
   std::string type, shape;
 };
 
@@ -86,7 +86,7 @@ std::vector<Change> changes(const Checkpoint& before, const Checkpoint& after) {
       if (const auto at = by_places.find(places_of(tensor)); at != by_places.end()) {
         const std::uint32_t origin = at->second;
         change.from = before.name(origin);
-        change.what = after.find(change.from) ? "copied" : "renamed";
+        change.what = after.find(*change.from) ? "copied" : "renamed";
         is_left[origin] = true;
       }
     }
@@ -125,10 +125,9 @@ void print_changes(const std::vector<Change>& changes, const Values& values) {
                                {.heading = "FROM", .least = 8}});
     std::vector<std::vector<std::string>> rows;
     for (const Change& change : changes) {
-      const bool is_gone = change.name.empty();
-      const bool is_elsewhere = !is_gone && change.from != change.name;
-      rows.push_back({change.what, printable(is_gone ? change.from : change.name), change.type,
-                      change.shape, is_elsewhere ? printable(change.from) : ""});
+      const bool is_elsewhere = change.name && change.from && change.from != change.name;
+      rows.push_back({change.what, printable(change.name ? *change.name : *change.from), change.type,
+                      change.shape, is_elsewhere ? printable(*change.from) : ""});
       table.measure(rows.back());
     }
     print(table.heading());
@@ -145,8 +144,8 @@ void print_json(const std::vector<Change>& changes, const Values& values) {
   JsonArray objects;
   for (const Change& change : changes) {
     Json json{{"change", change.what}};
-    if (!change.name.empty()) json["name"] = change.name;
-    if (!change.from.empty()) json["from"] = change.from;
+    if (change.name) json["name"] = *change.name;
+    if (change.from) json["from"] = *change.from;
     json["dtype"] = change.type;
     json["shape"] = Json::parse(change.shape);
     objects.add(json_line(json));

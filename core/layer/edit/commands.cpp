@@ -143,7 +143,7 @@ struct From {
 From from(const EditLine& line, Edited& edited, const std::string& text) {
   const std::size_t at = text.rfind("::");
   const bool is_npy = at == std::string::npos && public_name(text).ends_with(".npy");
-  if (!is_npy && (at == std::string::npos || at == 0 || at + 2 == text.size())) {
+  if (!is_npy && (at == std::string::npos || at == 0)) {  // the name may be empty
     line.refuse(in_quotes(public_name(text)) + ": SOURCE::NAME or a .npy file is expected");
   }
   std::string path = text.substr(0, at);
