@@ -26,6 +26,8 @@
 namespace stfs::test {
 namespace {
 
+using namespace std::string_literals;
+
 std::span<const std::byte> as_bytes(const std::string& text) {
   return std::as_bytes(std::span(text));
 }
@@ -100,11 +102,14 @@ class DeltaFaults : public ::testing::Test {
       return Shown::kNothing;
     }
   }
-  std::string refusal(unsigned number = 1) const {
+  std::string refusal(unsigned number = 1, std::uint64_t memory = 256 << 20) const {
+    Sources sources({.memory = memory});
     const std::string base = (dir_ / "base.safetensors").string();
     try {
-      const Checkpoint checkpoint(std::span(&base, 1),
-                                  {.layers = {{"delta", run(number).string()}}});
+      const Checkpoint checkpoint(std::span(&base, 1), {.layers = {{"delta", run(number).string()}}, .sources = &sources});
+      std::string bytes(checkpoint.tensor(0).length, '\0');
+      const int error = checkpoint.tensor(0).content().copy(0, std::as_writable_bytes(std::span(bytes)));
+      if (error != 0) return checkpoint.parts().front().source->failure_text();
     } catch (const Error& error) {
       return error.what();
     }
@@ -223,6 +228,28 @@ TEST_F(DeltaFaults, AVersionThatVanishesAfterItWasLoadedIsShownOrStale) {
   EXPECT_EQ(checkpoint.tensor(0).content().copy(0, std::as_writable_bytes(std::span(bytes))), 0);
   EXPECT_EQ(bytes, after_[0]);  // its file is open
   EXPECT_NE(refusal(), "");
+}
+
+// Two raw bytes for the window and the block, and what was changed.
+std::string frame_with_window(unsigned log, const std::string& before, const std::string& after) {
+  std::string frame = "\x28\xb5\x2f\xfd"s + '\0' + static_cast<char>((log - 10) << 3);
+  const std::uint32_t block = static_cast<std::uint32_t>(before.size()) << 3 | 1;
+  frame.append(reinterpret_cast<const char*>(&block), 3);
+  for (std::size_t i = 0; i < before.size(); ++i) frame += static_cast<char>(before[i] ^ after[i]);
+  return frame;
+}
+
+TEST_F(DeltaFaults, AFrameThatLooksBackFartherThanTheMemoryAllowsIsRefused) {
+  const auto refused = [&](unsigned log, std::uint64_t memory) {
+    publish(frame_with_window(log, before_[0], after_[0]));
+    return refusal(1, memory);
+  };
+  EXPECT_EQ(refused(27, 256 << 20), "");
+  EXPECT_EQ(refused(21, 1), "");  // as zstd -3 writes it
+  const std::string words = "\"a\" in the chain of the delta " + shard() +
+                            " looks back farther than the 16.0 MiB that each of its 1 decoders has of 16.0 MiB: "
+                            "give more with -o memory=";
+  EXPECT_NE(refused(27, 16 << 20).find(words), std::string::npos) << refused(27, 16 << 20);
 }
 
 TEST_F(DeltaFaults, AnOverwriteOf4GiBIsRefusedAndLessIsNot) {

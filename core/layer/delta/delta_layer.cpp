@@ -191,6 +191,8 @@ class Patcher {
       throw_read_failure(*base.locator->source, base.locator->source->path(),
                          "tensor " + in_quotes(base.name), error);
     }
+    const std::string why = tensor.patched().patch().links.back().frame.source->failure_text();
+    if (why.find("looks back") != std::string::npos) refuse(link, why);
     refuse(link, "tensor " + in_quotes(base.name) +
                      ": its checksum does not hold: " +
                      printable(base.locator ? base.locator->source->path() : "the source") +

@@ -1,9 +1,11 @@
 #include "core/layer/delta/frame.h"
 
 #include <zstd.h>
+#include <zstd_errors.h>
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <new>
@@ -17,8 +19,12 @@ constexpr std::size_t kRead = 128 << 10;  // bytes of a frame that are read at a
 // The content of a frame of zstd, in order.
 class Stream {
  public:
-  explicit Stream(const Extent& frame) : frame_(frame), context_(ZSTD_createDCtx()) {
+  Stream(const Extent& frame, std::uint64_t window) : frame_(frame), context_(ZSTD_createDCtx()) {
     if (context_ == nullptr) throw std::bad_alloc();
+    const ZSTD_bounds logs = ZSTD_dParam_getBounds(ZSTD_d_windowLogMax);
+    const int log = static_cast<int>(std::bit_width(window)) - 1;
+    constexpr int kUsual = 27;  // of ZSTD_d_windowLogMax
+    ZSTD_DCtx_setParameter(context_, ZSTD_d_windowLogMax, std::clamp(log, logs.lowerBound, kUsual));
     ZSTD_outBuffer nothing{nullptr, 0, 0};
     begun_ = step(nothing);
   }
@@ -78,6 +84,7 @@ class Stream {
     }
     const std::size_t before_in = input_.pos, before_out = to.pos;
     const std::size_t left = ZSTD_decompressStream(context_, &to, &input_);
+    if (ZSTD_getErrorCode(left) == ZSTD_error_frameParameter_windowTooLarge) return EFBIG;
     if (ZSTD_isError(left) != 0U) return EBADMSG;
     has_ended_ = left == 0;
     const bool is_stuck = !has_ended_ && input_.pos == before_in && to.pos == before_out;
@@ -96,7 +103,7 @@ class Stream {
 
 class XorFrame : public Frame {
  public:
-  explicit XorFrame(const Extent& frame) : stream_(frame) {}
+  XorFrame(const Extent& frame, std::uint64_t window) : stream_(frame, window) {}
 
   int apply(std::span<std::byte> next) override {
     std::array<std::byte, 64 << 10> changes;
@@ -118,8 +125,8 @@ class XorFrame : public Frame {
 
 class OverwriteFrame : public Frame {
  public:
-  OverwriteFrame(const Extent& frame, std::uint64_t length)
-      : positions_(frame), values_(frame), length_(length) {}
+  OverwriteFrame(const Extent& frame, std::uint64_t length, std::uint64_t window)
+      : positions_(frame, window), values_(frame, window), length_(length) {}
 
   int apply(std::span<std::byte> next) override {
     return walk(next.size(), [&](std::uint64_t at, std::byte value) { next[at] = value; });
@@ -211,9 +218,11 @@ int Frame::apply_to_zeros(std::span<std::byte> next) {
 }
 
 std::unique_ptr<Frame> Frame::open(DeltaEncoding encoding, const Extent& frame,
-                                   std::uint64_t length) {
-  if (encoding == DeltaEncoding::kXor) return std::make_unique<XorFrame>(frame);
-  return std::make_unique<OverwriteFrame>(frame, length);
+                                   std::uint64_t length, std::uint64_t window) {
+  if (encoding == DeltaEncoding::kXor) return std::make_unique<XorFrame>(frame, window);
+  return std::make_unique<OverwriteFrame>(frame, length, window);
 }
+
+std::uint64_t streams_of(DeltaEncoding encoding) { return encoding == DeltaEncoding::kXor ? 1 : 2; }
 
 }  // namespace stfs

@@ -21,16 +21,17 @@ void exclusive_or(std::span<const std::byte> change, std::span<std::byte> bytes)
 
 class Frame {
  public:
-  // `length` is the tensor's, in bytes. What is wrong with the frame is told by the functions.
+  // `length` is the tensor's, in bytes; `window`: bytes that the frame may look back at most. What is
+  // wrong with the frame is told by the functions.
   static std::unique_ptr<Frame> open(DeltaEncoding encoding, const Extent& frame,
-                                     std::uint64_t length);
+                                     std::uint64_t length, std::uint64_t window);
   Frame() = default;
   Frame(const Frame&) = delete;
   Frame& operator=(const Frame&) = delete;
   virtual ~Frame() = default;
 
-  // Changes the next bytes of the tensor. Returns 0, an errno of a read, or EBADMSG for a frame that
-  // breaks the format.
+  // Changes the next bytes of the tensor. Returns 0, an errno of a read, EBADMSG for a frame that
+  // breaks the format, or EFBIG for one that needs a larger window.
   virtual int apply(std::span<std::byte> next) = 0;
   // As apply() to zeros, which `next` need not be.
   virtual int apply_to_zeros(std::span<std::byte> next);
@@ -41,5 +42,8 @@ class Frame {
   // Bytes of memory, all that the frame's own header asks for: it is read by open().
   virtual std::size_t memory() const = 0;
 };
+
+// As many streams are decoded for a frame.
+std::uint64_t streams_of(DeltaEncoding encoding);
 
 }  // namespace stfs

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <memory>
 #include <new>
@@ -19,6 +20,9 @@ namespace {
 
 // Bytes that are decoded at a time: both versions of them stay in a core's cache.
 constexpr std::size_t kDecodedAtOnce = 64 << 10;
+
+// What a frame may always look back, bytes: zstd's levels up to 3 look back no farther.
+constexpr std::uint64_t kUsualWindow = 2 << 20;
 
 }  // namespace
 
@@ -37,11 +41,18 @@ Patches::~Patches() {
   ::munmap(is_checked_.data(), std::max<std::size_t>(is_checked_.size(), 1));
 }
 
-void Patches::break_all(const Tensor& tensor) const {
+void Patches::break_all(const Tensor& tensor, int error) const {
   const Source& newest = *tensor.patch().links.back().frame.source;
-  const std::string why = "the checksum of tensor " + in_quotes(tensor.base().name) +
-                          " does not hold: the source is not the base of the delta " +
-                          printable(newest.path()) + ", or one of both is damaged";
+  const std::string name = in_quotes(tensor.base().name);
+  const std::string why =
+      error == EFBIG
+          ? "a frame of tensor " + name + " in the chain of the delta " + printable(newest.path()) +
+                " looks back farther than the " + human_bytes(tensor.window()) +
+                " that each of its " + std::to_string(tensor.streams()) + " decoders has of " +
+                human_bytes(room_.most()) + ": give more with -o memory="
+          : "the checksum of tensor " + name +
+                " does not hold: the source is not the base of the delta " +
+                printable(newest.path()) + ", or one of both is damaged";
   for (const Source* const source : sources_) source->mark_changed(why);
 }
 
@@ -93,9 +104,19 @@ bool Patches::Tensor::has_changes() const { return all_.room_.changes(number_) !
 Frames Patches::Tensor::open_frames() const {
   Frames frames;
   for (const Patch::Link& link : patch_.links) {
-    frames.push_back(Frame::open(link.encoding, link.frame, base_.length));
+    frames.push_back(Frame::open(link.encoding, link.frame, base_.length, window()));
   }
   return frames;
+}
+
+std::uint64_t Patches::Tensor::streams() const {
+  std::uint64_t streams = 0;
+  for (const Patch::Link& link : patch_.links) streams += streams_of(link.encoding);
+  return streams;
+}
+
+std::uint64_t Patches::Tensor::window() const {
+  return std::bit_floor(std::max(kUsualWindow, all_.room_.most() / streams()));
 }
 
 // One reader checks; the others wait for it.
@@ -114,12 +135,13 @@ int Patches::Tensor::check() const {
     error = ENOMEM;
   }
   if (error == 0) all_.is_checked_[number_] = true;
-  if (error == EBADMSG) all_.break_all(*this);  // before any other reader gets ESTALE: it asks why
+  const bool is_broken = error == EBADMSG || error == EFBIG;
+  if (is_broken) all_.break_all(*this, error);  // before any other reader gets ESTALE: it asks why
   lock.lock();
   // After another errno the next reader tries again.
-  state_ = error == 0 ? State::kChecked : error == EBADMSG ? State::kBroken : State::kUnchecked;
+  state_ = error == 0 ? State::kChecked : is_broken ? State::kBroken : State::kUnchecked;
   checked_.notify_all();
-  return error == EBADMSG ? ESTALE : error;
+  return is_broken ? ESTALE : error;
 }
 
 // The changes of a tensor while they are collected, within the room of all.

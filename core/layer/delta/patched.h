@@ -65,7 +65,7 @@ class Patches {
  private:
   friend class Tensor;
   class Collected;
-  void break_all(const Tensor& tensor) const;
+  void break_all(const Tensor& tensor, int error) const;
 
   mutable Room room_;
   std::vector<const Source*> sources_;
@@ -85,6 +85,8 @@ class Patches::Tensor {
   std::unique_ptr<const Producer> producer() const;
   bool is_checked() const { return all_.is_checked_[number_]; }
   bool has_changes() const;  // kept in memory
+  std::uint64_t streams() const;  // that are decoded at a time
+  std::uint64_t window() const;   // that each of them may have, bytes
 
  private:
   friend class PatchedBytes;

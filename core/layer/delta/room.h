@@ -62,6 +62,7 @@ class Room {
   using Open = std::function<Frames()>;
   class Turn;
 
+  std::uint64_t most() const { return most_; }
   std::uint64_t most_used() const;  // bytes, so far
 
  private:
