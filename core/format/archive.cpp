@@ -27,6 +27,11 @@ std::uint64_t archive_beginning(std::span<const std::byte> first) {
 }
 
 Header read_archive(const Source& source, const std::string& place, const ReadBytes& read) {
+  if (place.ends_with(".distcp")) {
+    throw Error(ErrorCode::kArchive, place,
+                "a shard of a distributed checkpoint of PyTorch, which has no names of tensors: " +
+                    std::string(kConvertDistributed));
+  }
   const ZipDirectory zip = read_zip_directory(source, place, read);
   if (is_torch(zip)) return read_torch(zip, source, place, read);
   if (is_npz(zip)) return read_npz(zip, source, place, read);

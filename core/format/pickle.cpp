@@ -1,6 +1,7 @@
 #include "core/format/pickle.h"
 
 #include "core/base/error.h"
+#include "core/base/text.h"
 
 #include <algorithm>
 #include <array>
@@ -15,8 +16,10 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-// A value may be one byte long, and a container two; of many they are more, on the average.
-constexpr std::uint64_t kFewValues = 1 << 20;
+// A value may be one byte long, and takes 16: as many as a short pickle may hold, and what a long one
+// may take for a byte of its length.
+constexpr std::uint64_t kFewBytes = 16 << 20, kBytesForOne = 8;
+constexpr std::size_t kKeptItems = 64;  // of a list, before plain values are counted alone
 constexpr std::uint64_t kDecoded = std::uint64_t{1} << 63;  // in PickleValue::at
 
 }  // namespace
@@ -25,8 +28,7 @@ constexpr std::uint64_t kDecoded = std::uint64_t{1} << 63;  // in PickleValue::a
 class Pickle::Reader {
  public:
   Reader(Pickle& out, const std::string& place) : out_(out), text_(out.text_), place_(place) {
-    most_values_ = text_.size() / 2 + kFewValues;
-    most_nodes_ = text_.size() / 4 + kFewValues;
+    room_ = text_.size() * kBytesForOne + kFewBytes;
   }
 
   void read();
@@ -65,7 +67,17 @@ class Pickle::Reader {
     return {kind, static_cast<std::uint32_t>(text.size()),
             static_cast<std::uint64_t>(text.data() - text_.data())};
   }
+  // Takes memory out of what the length of the pickle allows.
+  void take(std::uint64_t memory) {
+    if (memory > room_) {
+      refuse("its values are out of proportion to its " + human_bytes(text_.size()) +
+             ": they would take more than " +
+             human_bytes(text_.size() * kBytesForOne + kFewBytes) + " of memory");
+    }
+    room_ -= memory;
+  }
   PickleValue decoded_value(Kind kind, std::string_view text) {
+    take(text.size());
     const std::uint64_t at = out_.decoded_.size();
     out_.decoded_ += text;
     return {kind, static_cast<std::uint32_t>(text.size()), kDecoded | at};
@@ -74,7 +86,10 @@ class Pickle::Reader {
   // --- the stack
 
   void push(PickleValue value) {
-    if (stack_.size() >= most_values_) refuse("more values than its length allows");
+    if (stack_.size() >= deepest_) {
+      take(sizeof value + sizeof(std::size_t));  // one of a mark
+      ++deepest_;
+    }
     stack_.push_back(value);
   }
   PickleValue pop() {
@@ -97,12 +112,13 @@ class Pickle::Reader {
   void drop_from(std::size_t mark_and_one) { stack_.resize(mark_and_one - 1); }
 
   PickleValue new_node(Kind kind, Node node) {
-    if (out_.nodes_.size() >= most_nodes_) refuse("more containers than its length allows");
+    take(sizeof node + (node.items.size() + 1) * sizeof(PickleValue));
     out_.nodes_.push_back(std::move(node));
     return {kind, 0, out_.nodes_.size() - 1};
   }
   PickleValue new_tuple(std::span<const PickleValue> items) {
     const std::uint64_t at = out_.items_.size();
+    take(items.size() * sizeof(PickleValue));
     out_.items_.insert(out_.items_.end(), items.begin(), items.end());
     return {Kind::kTuple, static_cast<std::uint32_t>(items.size()), at};
   }
@@ -120,13 +136,24 @@ class Pickle::Reader {
     const bool is_list = stack_[first - 2].kind == Kind::kList;
     if (stack_[first - 2].kind == Kind::kDict) refuse("items without keys for a dictionary");
     for (std::size_t i = first; i < stack_.size(); ++i) {
+      if (is_list && node.items.size() > kKeptItems && stack_[i].is_plain() && count_plain(node)) continue;
+      take((is_list ? 1 : 2) * sizeof(PickleValue));
       if (!is_list) node.items.push_back({Kind::kInt, 0, node.items.size() / 2});
       node.items.push_back(stack_[i]);
     }
     drop_from(first);
   }
+  // Counts a plain value of a list with those before it; false where none stands before it.
+  static bool count_plain(Node& node) {
+    PickleValue& last = node.items.back();
+    const bool is_count = last.kind == Kind::kOther && last.count > 0;
+    if (!is_count && !last.is_plain()) return false;
+    last = {Kind::kOther, is_count ? last.count + 1 : 2, 0};
+    return true;
+  }
   void set_from(std::size_t first) {
     Node& node = node_below(first);
+    take((stack_.size() - first) * sizeof(PickleValue));
     if (stack_[first - 2].kind == Kind::kList) refuse("keys for a list");
     if ((stack_.size() - first) % 2 != 0) refuse("a key without a value");
     node.items.insert(node.items.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first),
@@ -316,6 +343,7 @@ class Pickle::Reader {
   void setitems() { set_from(marked()); }
 
   void push_global(PickleValue module, PickleValue name) {
+    take(sizeof(GlobalTexts));
     out_.globals_.push_back({module, name});
     push({Kind::kGlobal, 0, out_.globals_.size() - 1});
   }
@@ -345,6 +373,7 @@ class Pickle::Reader {
     const PickleValue keywords = pop();
     reduce();
     if (keywords.is_node()) {
+      take(2 * sizeof(PickleValue));
       out_.nodes_[top().at].items.insert(out_.nodes_[top().at].items.end(),
                                          {{Kind::kState, 0, 0}, keywords});
     }
@@ -370,6 +399,7 @@ class Pickle::Reader {
     const PickleValue object = top();
     if (object.kind != Kind::kObject) return;  // a state of what has none, such as a class
     std::vector<PickleValue>& items = out_.nodes_[object.at].items;
+    take(2 * sizeof(PickleValue));
     items.insert(items.end(), {{Kind::kState, 0, 0}, state});
   }
   void binpersid() { push(new_object({}, pop())); }
@@ -379,7 +409,10 @@ class Pickle::Reader {
     // Writers number from 0: one that is far away would take memory.
     if (index > 4 * puts_ + 1024) refuse("a number of the memo that is too large");
     ++puts_;
-    if (index >= memo_.size()) memo_.resize(static_cast<std::size_t>(index + 1), {Kind::kMark});
+    if (index >= memo_.size()) {
+      take((index + 1 - memo_.size()) * sizeof(PickleValue));
+      memo_.resize(static_cast<std::size_t>(index + 1), {Kind::kMark});
+    }
     memo_[static_cast<std::size_t>(index)] = top();
   }
   void get(std::uint64_t index) {
@@ -479,11 +512,11 @@ class Pickle::Reader {
   std::size_t at_ = 0;
   std::size_t begin_ = 0;  // of the opcode
   bool has_ended_ = false;
-  std::uint64_t most_values_ = 0;
-  std::uint64_t most_nodes_ = 0;
+  std::uint64_t room_ = 0;   // bytes of memory that are left
+  std::size_t deepest_ = 0;  // of the stack, so far
   std::vector<PickleValue> stack_;
   std::vector<std::size_t> marks_;
-  std::vector<PickleValue> memo_;
+  std::deque<PickleValue> memo_;
   std::uint64_t puts_ = 0;
 };
 

@@ -5,7 +5,8 @@
 //   value     none, bool, integer, text, bytes, tuple: immutable
 //   node      list, dict, object: may be changed after it was made, and hold itself
 //
-// Time and memory are linear in the length of the pickle. What it holds may be shared, so a walk
+// Time is linear in the length of the pickle, and memory at most nine times its length and 16 MiB; of
+// a long list the values that are no text, container or global are counted alone. What it holds may be shared, so a walk
 // through it needs a bound of its own.
 //
 // Thread safety: const members may be called from any thread. Lifetime: string_views and spans are
@@ -13,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,7 +29,7 @@ enum class PickleKind : std::uint8_t {
   kInt,
   kText,
   kBytes,
-  kOther,   // a float, an integer of more than 64 bits
+  kOther,   // a float, an integer of more than 64 bits; or `count` values that are not kept
   kGlobal,  // a module and a name
   kTuple,
   kList,    // a set too
@@ -38,9 +40,10 @@ enum class PickleKind : std::uint8_t {
 
 struct PickleValue {
   PickleKind kind = PickleKind::kNone;
-  std::uint32_t count = 0;  // bytes of a text, items of a tuple
+  std::uint32_t count = 0;  // bytes of a text, items of a tuple; of kOther, see there
   std::uint64_t at = 0;     // the value of a number; else where it is kept
 
+  bool is_plain() const { return kind >= PickleKind::kNone && kind <= PickleKind::kInt; }
   bool is_node() const {
     return kind == PickleKind::kList || kind == PickleKind::kDict || kind == PickleKind::kObject;
   }
@@ -88,8 +91,8 @@ class Pickle {
   std::string text_;     // the pickle
   std::string decoded_;  // texts that it has escaped
   std::vector<PickleValue> items_;  // of tuples
-  std::vector<Node> nodes_;
-  std::vector<GlobalTexts> globals_;
+  std::deque<Node> nodes_;
+  std::deque<GlobalTexts> globals_;
   PickleValue result_;
 };
 

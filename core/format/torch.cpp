@@ -8,7 +8,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <functional>
+#include <iterator>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -16,8 +19,15 @@ namespace stfs {
 namespace {
 
 constexpr std::uint64_t kMostPickle = 256 << 20;  // bytes: two million tensors
-constexpr std::uint64_t kFewUnpacked = 4 << 20, kMostRatio = 64;  // of a compressed pickle
-constexpr std::uint64_t kMostTensorBytes = std::uint64_t{1} << 60;  // of all tensors, expanded ones too
+constexpr std::uint64_t kFewUnpacked = 256 << 10, kMostRatio = 16;  // of a compressed pickle
+constexpr std::uint64_t kMostTensorBytes = std::uint64_t{1} << 60;  // of all tensors
+// Of all tensors that have more bytes than their storage, which are repeated: a few bytes of a file
+// would keep whoever reads a tensor whole busy for years.
+constexpr std::uint64_t kMostRepeated = 16ULL << 30;
+// What may be decompressed anew for 8 MiB of a tensor whose strides go back over a compressed storage.
+constexpr std::uint64_t kMostInflatedAgain = 1 << 30;
+constexpr std::uint64_t kLeastStep = 1 << 20;  // between places in a compressed storage that are kept
+constexpr std::uint64_t kInWindow = 128 << 10;  // a way back that reads nothing again
 constexpr std::uint64_t kBeforeStorage = 64;  // bytes before a storage
 constexpr std::string_view kPickleName = "/data.pkl";
 
@@ -53,9 +63,10 @@ class TorchReader {
     prefetch_members(source_, zip_.members, kBeforeStorage);
     {
       Refusals refusals(place_, header_);
-      walk_tensors(read_pickle, place_, [&](std::string_view name, const TorchTensor& tensor) {
-        add(name, tensor, refusals);
-      });
+      const ClassCounts left_out = walk_tensors(
+          read_pickle, place_,
+          [&](std::string_view name, const TorchTensor& tensor) { add(name, tensor, refusals); });
+      warn_of(left_out);
     }
     header_.metadata.add("format", "pt");  // loaders ask a safetensors file for it
     finish_header(header_, place_);
@@ -63,6 +74,45 @@ class TorchReader {
   }
 
  private:
+  // Says what of the file is not shown, where that is much or all, or looks like tensors to a user.
+  void warn_of(const ClassCounts& left_out) {
+    struct Step {
+      std::string_view end, advice;  // of the name of a class
+    };
+    constexpr Step kSteps[] = {
+        {".DTensor", "save what full_tensor() gives"},
+        {".TensorReference", "the tensors are in files of their own beside it"},
+        {".ndarray", "save arrays with numpy.savez, or as tensors"},
+    };
+    std::uint64_t count = 0;
+    bool has_arrays = false;
+    std::vector<std::pair<std::uint64_t, std::string_view>> classes;
+    for (const auto& [name, of_class] : left_out) {
+      count += of_class;
+      has_arrays = has_arrays || name.ends_with(".ndarray");
+      classes.emplace_back(of_class, name);
+    }
+    const std::size_t shown = header_.tensors.size();
+    if (shown != 0 && count < shown && !has_arrays) return;
+    std::ranges::sort(classes, [](const auto& a, const auto& b) {
+      return a.first != b.first ? a.first > b.first : a.second < b.second;
+    });
+    constexpr std::size_t kNamed = 4;
+    std::string text, steps;
+    for (const auto& [of_class, name] : std::span(classes).first(std::min(kNamed, classes.size()))) {
+      text += (text.empty() ? "" : ", ") + std::to_string(of_class) + " " + std::string(name);
+      const auto* const step = std::ranges::find_if(kSteps, [&](const Step& row) { return name.ends_with(row.end); });
+      if (step != std::end(kSteps) && steps.find(step->advice) == std::string::npos) {
+        steps += ": " + std::string(step->advice);
+      }
+    }
+    if (classes.size() > kNamed) text += ", and " + std::to_string(classes.size() - kNamed) + " more classes";
+    const std::string rule = shown == 0 && count == 0 ? "it holds no tensors"
+                             : shown == 0             ? "nothing of it can be shown: it holds "
+                                                      : "not shown are ";
+    header_.warnings.push_back(printable(place_) + ": " + rule + text + steps);
+  }
+
   const ZipMember* member(const std::string& name) const {
     return zip_.find(std::string(root_) + "/" + name);
   }
@@ -129,7 +179,23 @@ class TorchReader {
     if (tensor.bytes > kMostTensorBytes - bytes_) {
       return refusals.add(name, "it has more elements than can be shown");
     }
+    if (tensor.bytes > tensor.storage_bytes) {
+      if (tensor.bytes > kMostRepeated - repeated_) {
+        return refusals.add(name, "it repeats a storage of " + human_bytes(tensor.storage_bytes) + " to " +
+                                      human_bytes(tensor.bytes) + ", and all such tensors may have " +
+                                      human_bytes(kMostRepeated) + ": save what clone() gives");
+      }
+      repeated_ += tensor.bytes;
+    }
     bytes_ += tensor.bytes;
+    if (storage->method == ZipMember::kDeflated) {
+      const std::uint64_t again = inflated_again(tensor, storage->unpacked);
+      if (again > kMostInflatedAgain) {
+        return refusals.add(name, "its strides go back and forth over a compressed storage: " + human_bytes(again) +
+                                      " would be decompressed for one byte: unpack the archive, and pack it"
+                                      " again with zip -0");
+      }
+    }
     const Place& place = place_of(*storage);
     Description from{.member = place.member,
                      .stored = place.data,
@@ -139,6 +205,28 @@ class TorchReader {
       from.deflated = {.length = storage->unpacked, .crc = storage->crc};
     }
     add_described(name, tensor.dtype, tensor.shape, tensor.bytes, std::move(from), header_);
+  }
+
+  // Bytes to decompress beside the storage itself for a read: what is read goes in the order of the
+  // strides, and where a dimension ends behind the next step of the one outside of it, it goes back.
+  static std::uint64_t inflated_again(const TorchTensor& tensor, std::uint64_t length) {
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> dims;  // stride, count
+    for (std::size_t i = 0; i < tensor.strides.size(); ++i) {
+      if (tensor.shape[i] > 1 && tensor.strides[i] > 0) dims.emplace_back(tensor.strides[i], tensor.shape[i]);
+    }
+    std::ranges::sort(dims, std::greater<>());
+    const auto product = [](std::uint64_t a, std::uint64_t b) {
+      return __builtin_mul_overflow(a, b, &a) ? ~std::uint64_t{0} : a;
+    };
+    const std::uint64_t step = std::max(kLeastStep, length / 32);
+    std::uint64_t again = 0, times = 1;
+    for (std::size_t i = 0; i + 1 < dims.size(); ++i) {
+      std::uint64_t reach = 0;  // of the dimensions inside, within the storage
+      for (std::size_t j = i + 1; j < dims.size(); ++j) reach += dims[j].first * (dims[j].second - 1);
+      times = product(times, dims[i].second);
+      if (reach > std::max(dims[i].first, kInWindow)) again = std::max(again, product(times, reach + step));
+    }
+    return again;
   }
 
   // A storage that a tensor needs.
@@ -164,6 +252,7 @@ class TorchReader {
   const ReadBytes& read_;
   std::vector<std::optional<Place>> places_;  // by member of the archive
   std::uint64_t bytes_ = 0;                   // of all tensors
+  std::uint64_t repeated_ = 0;                // of those with more bytes than their storage
   Header header_;
 };
 

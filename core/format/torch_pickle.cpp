@@ -74,7 +74,7 @@ constexpr MakerRow kTensorMakers[] = {
     {"torch._utils", "_rebuild_meta_tensor_no_storage", Maker::kRefused,
      "has no bytes: it was on the device meta"},
     {"torch._utils", "_rebuild_wrapper_subclass", Maker::kRefused,
-     "is computed by a class of its own"},
+     "is made of other tensors by code of its class"},
     {"torch._utils", "_rebuild_device_tensor_from_numpy", Maker::kRefused,
      "has its bytes inside of the pickle: save what cpu() gives"},
     {"torch.storage", "_load_from_bytes", Maker::kRefused,
@@ -82,6 +82,26 @@ constexpr MakerRow kTensorMakers[] = {
 };
 constexpr std::string_view kMakersModule = "torch._utils";
 constexpr std::string_view kMakersBegin = "_rebuild_";
+
+std::string name_of(const Pickle::Global& global) {
+  constexpr std::size_t kLongest = 100;  // bytes
+  const auto cut = [](std::string_view text) {
+    return printable(text.substr(0, text.size() > kLongest ? utf8_floor(text, kLongest) : text.size()));
+  };
+  return cut(global.module) + "." + cut(global.name);
+}
+
+// The class of an object: of a function's result the class that the function is told, where it is.
+std::string class_of(const Pickle& pickle, const Pickle::Node& object) {
+  if (object.callable.kind != PickleKind::kGlobal) return "(unknown)";
+  const Pickle::Global called = pickle.global_of(object.callable);
+  if (called.name.starts_with('_') && object.arguments.kind == PickleKind::kTuple) {
+    for (const PickleValue argument : pickle.items_of(object.arguments)) {
+      if (argument.kind == PickleKind::kGlobal) return name_of(pickle.global_of(argument));
+    }
+  }
+  return name_of(called);
+}
 
 // Reads what an object says about a tensor.
 class TensorReader {
@@ -96,6 +116,7 @@ class TensorReader {
     PickleValue callable = first.callable;
     PickleValue arguments = first.arguments;
     if (Pickle::is_persistent(first)) return refused("is a storage, without a type and a shape");
+    std::string class_name;
     for (int wraps = 0; wraps < kMostWraps; ++wraps) {
       if (callable.kind != PickleKind::kGlobal || arguments.kind != PickleKind::kTuple) return std::nullopt;
       const Pickle::Global called = pickle_.global_of(callable);
@@ -106,11 +127,17 @@ class TensorReader {
         if (called.module != kMakersModule || !called.name.starts_with(kMakersBegin)) {
           return std::nullopt;
         }
-        return refused("is made by " + printable(called.module) + "." + printable(called.name) +
-                       ", which stfs does not know");
+        TorchTensor tensor = refused("is made by " + name_of(called) + ", which stfs does not know");
+        tensor.class_name = class_of(pickle_, first);
+        return tensor;
       }
       const std::span items = pickle_.items_of(arguments);
-      if (row->maker == Maker::kRefused) return refused(std::string(row->refusal));
+      if (row->maker == Maker::kRefused) {
+        const std::string what = class_name.empty() ? "" : "is a " + class_name + ": it ";
+        TorchTensor tensor = refused(what + std::string(row->refusal));
+        tensor.class_name = class_name.empty() ? class_of(pickle_, first) : class_name;
+        return tensor;
+      }
       if (row->maker == Maker::kPlain || row->maker == Maker::kUntyped) {
         return plain(items, row->maker == Maker::kUntyped);
       }
@@ -122,6 +149,7 @@ class TensorReader {
         if (items.size() < 3) return std::nullopt;
         callable = items[0];
         arguments = items[2];
+        if (items[1].kind == PickleKind::kGlobal) class_name = name_of(pickle_.global_of(items[1]));
       }
     }
     return refused("is wrapped too often");
@@ -268,9 +296,10 @@ class TensorWalk {
         is_barren_tuple_(pickle.item_count()),
         most_visits_(8 * pickle.length() + 1024),
         most_tensors_(pickle.length() / 16 + 1024),
-        most_names_(64 * pickle.length() + 1024) {}
+        most_parts_(64 * pickle.length() + 1024),
+        most_names_(2 * pickle.length() + (64 << 10)) {}
 
-  void walk() {
+  ClassCounts walk() {
     visit(pickle_.result(), {});
     while (!frames_.empty()) {
       const std::size_t here = frames_.size() - 1;
@@ -283,6 +312,8 @@ class TensorWalk {
         leave();
       }
     }
+    for (const PickleValue object : barren_) count(class_of(pickle_, pickle_.node(object)));
+    return std::move(left_out_);
   }
 
  private:
@@ -296,13 +327,15 @@ class TensorWalk {
     PickleValue value;
     Way way;
     std::uint64_t found;   // tensors before it
+    std::size_t barren;    // of barren_ before it
     std::uint64_t at = 0;  // the next child
+    std::uint64_t skipped = 0;  // values of a list before it that are not kept
   };
   // A node without tensors is passed over the next time; one that is open holds itself.
   enum class State : std::uint8_t { kNew, kOpen, kBarren };
 
   // Frames take memory, and a byte of the pickle may make one. Python's own recursion ends long before.
-  static constexpr std::size_t kMostDepth = 1'000'000;
+  static constexpr std::size_t kFewDeep = 1 << 17;
 
   static bool may_hold_tensors(PickleValue value) {
     return value.kind == PickleKind::kTuple || value.is_node();
@@ -316,28 +349,35 @@ class TensorWalk {
     way.name = name_.size();
     if (const std::optional<TorchTensor> tensor = reader_.read(value)) return tell(*tensor, way);
     if (value.is_node()) states_[value.at] = State::kOpen;
-    if (frames_.size() >= kMostDepth) {
+    if (frames_.size() >= kFewDeep + pickle_.length() / 16) {
       throw Error(ErrorCode::kPickle, place_, "the pickle is nested too deeply");
     }
-    frames_.push_back({.value = value, .way = way, .found = count_});
+    frames_.push_back({.value = value, .way = way, .found = count_, .barren = barren_.size()});
   }
 
   void tell(const TorchTensor& tensor, const Way& way) {
     const std::string_view name = way.is_named ? std::string_view(name_) : "tensor";
     if (++count_ > most_tensors_) refuse();
-    charge(name.size());
+    if (!tensor.refusal.empty()) count(tensor.class_name.empty() ? "torch.Tensor" : tensor.class_name);
+    charge(name.size(), names_, most_names_);
     found_(name, tensor);
   }
 
+  void count(const std::string& class_name) {
+    constexpr std::size_t kMostClasses = 64;
+    ++left_out_[left_out_.size() < kMostClasses ? class_name : "other classes"];
+  }
+
   // A shared value may be written in two bytes, and named at length: all names have a bound.
-  void charge(std::uint64_t bytes) {
-    names_ += bytes;
-    if (names_ > most_names_) refuse();
+  void charge(std::uint64_t bytes, std::uint64_t& sum, std::uint64_t most) const {
+    sum += bytes;
+    if (sum > most) refuse();
   }
 
   [[noreturn]] void refuse() const {
     throw Error(ErrorCode::kPickle, place_,
-                "the pickle shares so much that its paths are out of proportion to its length");
+                "the pickle shares so much that its paths are out of proportion to its " +
+                    human_bytes(pickle_.length()));
   }
 
   void leave() {
@@ -346,6 +386,10 @@ class TensorWalk {
       is_barren_tuple_[frame.value.at] = count_ == frame.found;
     } else {
       states_[frame.value.at] = count_ == frame.found ? State::kBarren : State::kNew;
+      if (count_ == frame.found && frame.value.kind == PickleKind::kObject) {
+        barren_.resize(frame.barren);  // those inside are parts of it
+        barren_.push_back(frame.value);
+      }
     }
     frames_.pop_back();
   }
@@ -377,10 +421,11 @@ class TensorWalk {
   bool next_item(Frame& frame, std::span<const PickleValue> items, PickleValue& child, Way& way) {
     if (frame.at >= items.size()) return false;
     child = items[static_cast<std::size_t>(frame.at)];
+    if (child.kind == PickleKind::kOther && child.count > 0) frame.skipped += child.count - 1;
     // A state of two dictionaries: attributes, and slots.
     const bool is_part_of_state = frame.way.is_state && frame.value.kind == PickleKind::kTuple;
     way.is_named = frame.way.is_named || !is_part_of_state;
-    if (!is_part_of_state && may_hold_tensors(child)) add_part(frame, std::to_string(frame.at));
+    if (!is_part_of_state && may_hold_tensors(child)) add_part(frame, std::to_string(frame.at + frame.skipped));
     ++frame.at;
     return true;
   }
@@ -402,7 +447,7 @@ class TensorWalk {
   }
 
   void add_part(const Frame& frame, std::string_view part) {
-    charge(part.size());
+    charge(part.size(), parts_, most_parts_);
     if (frame.way.is_named) name_ += '.';
     name_ += part;
   }
@@ -413,17 +458,19 @@ class TensorWalk {
   const Found& found_;
   std::vector<State> states_;  // by node
   std::vector<bool> is_barren_tuple_;  // by the place of its first item
-  std::uint64_t most_visits_, most_tensors_, most_names_;
-  std::uint64_t visits_ = 0, names_ = 0, count_ = 0;
+  std::uint64_t most_visits_, most_tensors_, most_parts_, most_names_;
+  std::uint64_t visits_ = 0, parts_ = 0, names_ = 0, count_ = 0;
+  ClassCounts left_out_;
+  std::vector<PickleValue> barren_;  // objects without tensors
   std::string name_;
   std::vector<Frame> frames_;
 };
 
 }  // namespace
 
-void walk_tensors(const Pickle& pickle, const std::string& place,
-                  const std::function<void(std::string_view name, const TorchTensor&)>& found) {
-  TensorWalk(pickle, place, found).walk();
+ClassCounts walk_tensors(const Pickle& pickle, const std::string& place,
+                         const std::function<void(std::string_view name, const TorchTensor&)>& found) {
+  return TensorWalk(pickle, place, found).walk();
 }
 
 }  // namespace stfs

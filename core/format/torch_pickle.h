@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,7 +17,8 @@
 namespace stfs {
 
 struct TorchTensor {
-  std::string refusal;       // why it is not shown; nothing else is set then
+  std::string refusal;       // why it is not shown; only the class is set then
+  std::string class_name;    // of one that is not shown
   std::string_view storage;  // its key
   std::uint64_t storage_bytes = 0;  // that it must have
   DType dtype = DType::kU8;
@@ -26,10 +28,14 @@ struct TorchTensor {
   std::uint64_t bytes = 0;
 };
 
+// Objects that are no tensors, or none that can be shown: how many there are of each class.
+using ClassCounts = std::map<std::string, std::uint64_t>;
+
 // Calls `found` for each tensor with its name, in the order of the pickle. A tensor that is reached
-// by several paths has several names. Throws Error kPickle, also for a pickle that shares so much
+// by several paths has several names. Returns the objects without tensors that no other such object
+// holds. Throws Error kPickle, also for a pickle that shares so much
 // that its paths are out of proportion to its length.
-void walk_tensors(const Pickle& pickle, const std::string& place,
-                  const std::function<void(std::string_view name, const TorchTensor&)>& found);
+ClassCounts walk_tensors(const Pickle& pickle, const std::string& place,
+                         const std::function<void(std::string_view name, const TorchTensor&)>& found);
 
 }  // namespace stfs

@@ -78,9 +78,7 @@ class ZipReader {
       if (at == 0) at = std::string::npos;
       if (at == std::string::npos) break;
     }
-    if (at == std::string::npos) {
-      refuse_zip(place_, "the zip archive has no end record: truncated? download it again");
-    }
+    if (at == std::string::npos) refuse_without_end(tail);
     directory_end_ = size - tail.size() + at;
     length_ = number_in<std::uint32_t>(tail, at + 12);
     std::uint64_t begin = number_in<std::uint32_t>(tail, at + 16);
@@ -99,7 +97,29 @@ class ZipReader {
       refuse_zip(place_, "the central directory lies outside of the zip archive");
     }
     if (length_ > kMostDirectory) refuse_zip(place_, "the central directory is over 256 MiB");
-    shift_ = directory_end_ - length_ - begin;
+    if (const std::uint64_t before = directory_end_ - length_ - begin; before != 0) {
+      refuse_several(before);
+    }
+  }
+
+  [[noreturn]] void refuse_without_end(std::string_view tail) const {
+    const std::size_t at = tail.rfind("PK\5\6");
+    if (at != std::string_view::npos && tail.size() - at >= kEndRecordBytes) {
+      const std::size_t length = kEndRecordBytes + number_in<std::uint16_t>(tail, at + 20);
+      if (at + length < tail.size()) {
+        refuse_zip(place_, "the file goes on for " + std::to_string(tail.size() - at - length) +
+                               " bytes behind its zip archive: damaged? download it again");
+      }
+    }
+    refuse_zip(place_, "the zip archive has no end record: truncated? download it again");
+  }
+
+  // Which of several is meant nobody can say, and torch.load takes what the sizes happen to lead to.
+  [[noreturn]] void refuse_several(std::uint64_t before) const {
+    refuse_zip(place_, "the file is several zip archives one after the other (the last begins at byte " +
+                           std::to_string(before) +
+                           "): save each into a file of its own; of a shard of a distributed checkpoint, " +
+                           std::string(kConvertDistributed));
   }
 
   // The zip64 record, and makes it the directory's end. `before`: where its locator begins.
@@ -108,6 +128,9 @@ class ZipReader {
       if (before < kRecord64Bytes || at > before - kRecord64Bytes) continue;
       std::string record = text_at(at, kRecord64Bytes);
       if (!record.starts_with("PK\6\6")) continue;
+      // Of another archive, which ends before this one does.
+      constexpr std::uint64_t kUncounted = 12;  // bytes of the record, by its own size
+      if (number_in<std::uint64_t>(record, 4) != before - at - kUncounted) continue;
       directory_end_ = at;
       return record;
     }
@@ -133,10 +156,9 @@ class ZipReader {
                      .is_encrypted = (number_in<std::uint16_t>(rest, 8) & kEncrypted) != 0};
     apply_extra(rest.substr(kEntryBytes + name, extra), member);
     rest.remove_prefix(kEntryBytes + name + extra + comment);
-    if (member.header > directory_end_ - length_ - shift_) {
+    if (member.header > directory_end_ - length_) {
       refuse_member(member, "lies outside of the archive");
     }
-    member.header += shift_;
     return member;
   }
 
@@ -164,6 +186,9 @@ class ZipReader {
 
   void check(ZipDirectory& directory) const {
     std::ranges::stable_sort(directory.members, {}, &ZipMember::header);
+    if (!directory.members.empty() && directory.members.front().header != 0) {
+      refuse_several(directory.members.front().header);
+    }
     for (std::size_t i = 0; i < directory.members.size(); ++i) {
       ZipMember& member = directory.members[i];
       const bool is_last = i + 1 == directory.members.size();
@@ -199,7 +224,6 @@ class ZipReader {
   const ReadBytes& read_;
   std::uint64_t directory_end_ = 0;  // of the central directory
   std::uint64_t length_ = 0;         // of it
-  std::uint64_t shift_ = 0;          // bytes before the archive
 };
 
 }  // namespace

@@ -5,9 +5,9 @@
 //   zip64 record and locator, where a number needs them | end record, and a comment
 //
 // The central directory alone is believed: the numbers of local headers may stand behind the data.
-// Of a local header the length is needed, and its name must be the same. Something may stand before
-// the archive; then all places shift by its length. Refused: members that overlap or lie outside,
-// two of one name, an archive of several disks.
+// Of a local header the length is needed, and its name must be the same. Refused: members that
+// overlap or lie outside, two of one name, an archive of several disks, and a file that is more than
+// one archive: several of them, or something before or behind the archive.
 //
 // Thread safety: the functions may be called from any thread. Lifetime: names are valid while the
 // directory lives, also when it is moved.
@@ -49,6 +49,10 @@ struct ZipDirectory {
 
   std::vector<char> text;  // what `raw` holds
 };
+
+// What to do about a distributed checkpoint of PyTorch.
+inline constexpr std::string_view kConvertDistributed =
+    "convert its directory with python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIR FILE";
 
 // Whether a file that begins so is a zip archive. No safetensors file is one.
 bool is_zip(std::span<const std::byte> first);

@@ -34,7 +34,7 @@ std::string deflated(const std::string& data) {
 }  // namespace
 
 std::string ZipFile::bytes() const {
-  std::string out, directory;
+  std::string out = prefix, directory;
   for (const Member& member : members) {
     const std::string data = member.is_deflated ? deflated(member.data) : member.data;
     const std::uint32_t crc =
@@ -73,7 +73,7 @@ std::string ZipFile::bytes() const {
   out += "PK\5\6" + u16(0) + u16(0) + u16(members.size()) + u16(members.size()) +
          u32(is_zip64 ? ~0U : directory.size()) + u32(is_zip64 ? ~0U : begin) +
          u16(comment.size()) + comment;
-  return prefix + out;
+  return out;
 }
 
 std::string npy_file(std::string_view descr, std::string_view shape, std::string_view data,

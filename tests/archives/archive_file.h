@@ -22,7 +22,7 @@ struct ZipFile {
     std::uint32_t crc_flip = 0;
   };
   std::vector<Member> members;
-  std::string prefix;   // before the archive
+  std::string prefix;   // before the archive, whose places count from the beginning of the file
   std::string comment;
   bool is_zip64 = false;  // the directory has its numbers in zip64 fields, and a zip64 record
 

@@ -172,6 +172,15 @@ TEST(PickleReader, RefusesWhatBreaksTheFormat) {
 TEST(PickleReader, MemoryIsBoundedByItsLength) {
   EXPECT_THROW(read(std::string(4 << 20, 'N') + "."), Error);
   EXPECT_THROW(read("](" + std::string(4 << 20, '}') + "e."), Error);
+  for (const std::string unit : {"(Nl0", "]0", "\x94", "\x85", "(K\1K\2d0", "()"}) {
+    std::string many = "N";
+    while (many.size() < 4 << 20) many += unit;
+    EXPECT_THROW(read(many + "0N."), Error) << unit;
+  }
+  // Of a long list what is no text or container is counted alone.
+  std::string numbers = "](";
+  for (int i = 0; i < 4 << 20; ++i) numbers += i % 1000 == 999 ? "Ne(" : "N";
+  EXPECT_NO_THROW(read(numbers + "e."));
 }
 
 TEST(PickleReader, ManyShortValuesAreNoMistake) {
