@@ -4,6 +4,7 @@
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/format/gguf_split.h"
+#include "core/format/guess.h"
 #include "core/format/index.h"
 #include "core/format/safetensors.h"
 #include "core/remote/http/url.h"
@@ -15,6 +16,7 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/inotify.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,6 +25,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -30,7 +33,14 @@
 namespace stfs {
 namespace {
 
-constexpr std::array<std::string_view, 4> kDirectories{"weight_v", "step_", "checkpoint-", "iter_"};
+constexpr std::array<std::string_view, 5> kDirectories{"weight_v", "step_", "step-", "checkpoint-", "iter_"};
+
+// Trainers write under such a name, and rename what is complete.
+bool is_temporary(std::string_view name) {
+  constexpr std::array<std::string_view, 3> kWithin{".tmp", "-tmp", "_tmp"};
+  return name.starts_with('.') || name.starts_with("tmp") || is_unfinished_name(name) ||
+         std::ranges::any_of(kWithin, [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
+}
 
 std::string mark_of(const Source& source) {
   return source.token() + " " + std::to_string(source.size()) + "\n";
@@ -148,7 +158,7 @@ std::optional<std::string> Follower::next() {
 }
 
 bool Follower::is_candidate(const std::string& entry) const {
-  if (entry.starts_with('.') || entry.starts_with("tmp")) return false;
+  if (is_temporary(std::string_view(entry).substr(0, entry.size() - (entry.ends_with('/') ? 1 : 0)))) return false;
   if (entry.ends_with('/')) {
     return std::ranges::any_of(kDirectories,
                                [&](std::string_view begin) { return entry.starts_with(begin); });
@@ -177,6 +187,34 @@ std::string Follower::files_of(const std::string& entry) {
   return files_of_file(child_name(path, *chosen), sources_);
 }
 
+// What tells a version that was replaced from the one that was named, at the price of a few calls:
+// of a local one the files that may be its checkpoint, of the newest on a server what files_of() reads.
+std::string Follower::glance(const std::string& entry, bool is_newest) {
+  if (is_url(directory_)) return is_newest ? files_of(entry) : "";
+  namespace fs = std::filesystem;
+  std::string marks;
+  const auto add = [&](const fs::path& path) {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) return;
+    for (const auto number : {static_cast<std::int64_t>(status.st_dev), static_cast<std::int64_t>(status.st_ino),
+                              static_cast<std::int64_t>(status.st_mtim.tv_sec),
+                              static_cast<std::int64_t>(status.st_mtim.tv_nsec)}) {
+      marks += std::to_string(number) + " ";
+    }
+    marks += std::to_string(status.st_size) + "\n";
+  };
+  const std::string path = child_name(directory_, entry);
+  if (!entry.ends_with('/')) {
+    add(path);
+    return marks;
+  }
+  std::vector<std::string> names = sources_.entries_in(path);
+  std::erase_if(names, [](const std::string& name) { return !is_checkpoint_name(name); });
+  std::ranges::sort(names);
+  for (const std::string& name : names) add(fs::path(path) / name);
+  return marks;
+}
+
 std::vector<std::string> Follower::look() {
   ++looks_;
   sources_.forget();
@@ -191,11 +229,13 @@ std::vector<std::string> Follower::look() {
   bool is_settled = true;
   for (const std::string& entry : entries) {
     const auto before = seen_.find(entry);
-    if (before != seen_.end() && before->second.empty()) {
-      found[entry] = "";
-      continue;
-    }
     try {
+      std::string mark = options_.latest ? "" : glance(entry, &entry == &entries.back());
+      if (before != seen_.end() && before->second.empty() && (mark.empty() || mark == glances_[entry])) {
+        found[entry] = "";
+        continue;
+      }
+      glances_[entry] = std::move(mark);
       std::string files = files_of(entry);
       const bool is_unchanged = before != seen_.end() && before->second == files;
       if (is_unchanged && std::exchange(returned_[entry], files) != files) {

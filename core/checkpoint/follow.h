@@ -1,12 +1,13 @@
 // Finds the complete versions in a directory that a trainer writes into, of this machine, of S3 or of
-// the Hub: directories `weight_v*`, `step_*`, `checkpoint-*` and `iter_*`, and checkpoint files.
+// the Hub: directories `weight_v*`, `step_*`, `step-*`, `checkpoint-*` and `iter_*`, and checkpoint files.
 //
 // It looks again and again, since S3 and network file systems tell of no change. A version:
 //
 //   listed ─ all that its index names is there, with headers that are valid and sizes that fit ─►
 //   seen ─ the next look finds the same files ─► complete: named once
 //      ▲└─ it finds other files, or less
-//      └── a version that went away is looked at anew; with the files that it had, it is not named again
+//      └── a version that went away, or whose files changed, is looked at anew; with the files that it
+//          had, it is not named again
 //
 // Thread safety: one thread at a time uses a Follower; any thread may call cancel().
 #pragma once
@@ -53,6 +54,7 @@ class Follower {
   void watch();
   bool is_candidate(const std::string& entry) const;
   std::string files_of(const std::string& entry);
+  std::string glance(const std::string& entry, bool is_newest);
 
   std::string directory_;
   Sources& sources_;
@@ -67,6 +69,7 @@ class Follower {
   std::deque<std::string> ready_;
   std::map<std::string, std::string> seen_;  // by name: the files of the last look; "": complete
   std::map<std::string, std::string> returned_;  // by name: the files of a version that was named
+  std::map<std::string, std::string> glances_;   // by name: what glance() saw of it
 };
 
 }  // namespace stfs

@@ -72,6 +72,40 @@ TEST_F(FollowerTest, WhatComesBackIsNamedAgainOnlyWithOtherFiles) {
   EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_1"});
 }
 
+TEST_F(FollowerTest, AVersionThatIsReplacedUnderItsNameIsNamedAgain) {
+  const auto tensor = [](char value) {
+    const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+    return static_cast<char>(header.size()) + std::string(7, '\0') + header + value;
+  };
+  for (const char* name : {"step_1/model.safetensors", "step_2/model.safetensors", "other/model.safetensors", "x.safetensors"}) {
+    write(name, tensor('x'));
+  }
+  Follower follower(run_, sources_, {});
+  follower.look();
+  EXPECT_EQ(follower.look(), (FoundPaths{run_ + "/step_1", run_ + "/step_2", run_ + "/x.safetensors"}));
+  const std::string version = run_ + "/step_1";
+  const auto expect_again = [&](const std::string& named) {
+    EXPECT_EQ(follower.look(), FoundPaths());
+    EXPECT_EQ(follower.look(), FoundPaths{named});
+    for (int looks = 0; looks < 3; ++looks) EXPECT_EQ(follower.look(), FoundPaths());
+  };
+  const auto set_time = [&](const std::string& file, int seconds) {  // else both may be of one instant
+    std::filesystem::last_write_time(file, std::filesystem::file_time_type(std::chrono::seconds(seconds)));
+  };
+  write("step_1/model.safetensors", tensor('y'));  // in place
+  set_time(version + "/model.safetensors", 1);
+  expect_again(version);
+  std::filesystem::remove_all(version);  // another between two looks
+  std::filesystem::rename(run_ + "/other", version);
+  expect_again(version);
+  write("x.safetensors", tensor('y'));
+  set_time(run_ + "/x.safetensors", 2);
+  expect_again(run_ + "/x.safetensors");
+  write("step_1/notes.txt", "not its files");
+  std::filesystem::permissions(version + "/model.safetensors", std::filesystem::perms::owner_read);
+  for (int looks = 0; looks < 3; ++looks) EXPECT_EQ(follower.look(), FoundPaths());
+}
+
 TEST_F(FollowerTest, WaitsForWhatTheIndexNames) {
   write("weight_v000001/model.safetensors.index.json", R"({"weight_map":{"a":"1.safetensors"}})");
   write("weight_v000001/1.safetensors", "too short");
@@ -86,10 +120,11 @@ TEST_F(FollowerTest, WaitsForWhatTheIndexNames) {
 }
 
 TEST_F(FollowerTest, PassesOverTemporaryNamesAndWaitsForAMarker) {
-  for (const char* name : {"tmp-checkpoint-1", ".step_1", "other_1", "step_1", "step_2"}) {
+  for (const char* name : {"tmp-checkpoint-1", ".step_1", "other_1", "step_1", "step_2", "checkpoint-5.tmp",
+                           "step_3.incomplete", "checkpoint-6-tmp", "step_7.orbax-checkpoint-tmp-1"}) {
     write_version(name);
+    if (std::string_view(name) != "step_1") write(name + std::string("/STABLE"), "");
   }
-  write("step_2/STABLE", "");
   Follower follower(run_, sources_, {.marker = "STABLE"});
   follower.look();
   EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_2"});
