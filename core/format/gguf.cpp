@@ -11,6 +11,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <string_view>
@@ -27,7 +28,8 @@ constexpr std::uint64_t kSmallestTensor = 24;  // bytes: no name, no dimensions
 constexpr std::uint64_t kUsualTensor = 80;     // bytes: a name of 32 bytes, three dimensions
 constexpr std::uint64_t kUsualString = 16;     // bytes: a token of a vocabulary
 constexpr std::uint64_t kMaxKey = 65'535;      // bytes, docs/gguf.md
-constexpr std::uint64_t kMaxName = 63;         // bytes, GGML_MAX_NAME less its NUL
+constexpr std::uint64_t kUsualName = 63;       // bytes, GGML_MAX_NAME less its NUL
+constexpr std::uint64_t kMaxName = 127;        // as stable-diffusion.cpp builds ggml
 constexpr std::uint32_t kMaxRank = 4;          // GGML_MAX_DIMS
 constexpr std::uint64_t kMaxLength = 1 << 30;  // of a string and of an array, in the reference
 constexpr std::uint64_t kMaxTexts = 16 << 20;  // bytes of strings that are kept in memory
@@ -41,6 +43,15 @@ T little(const std::byte* at) {
   T value;
   std::memcpy(&value, at, sizeof value);
   return value;
+}
+
+// The name of a type that ggml once had; "" for another.
+std::string_view removed_type(std::uint32_t number) {
+  constexpr std::pair<std::uint32_t, std::string_view> kRemoved[] = {
+      {4, "Q4_2"},      {5, "Q4_3"},        {31, "Q4_0_4_4"},    {32, "Q4_0_4_8"},
+      {33, "Q4_0_8_8"}, {36, "IQ4_NL_4_4"}, {37, "IQ4_NL_4_8"}, {38, "IQ4_NL_8_8"}};
+  const auto* const row = std::ranges::find(kRemoved, number, &std::pair<std::uint32_t, std::string_view>::first);
+  return row == std::end(kRemoved) ? "" : row->second;
 }
 
 std::optional<ValueType> value_type(std::uint32_t number) {
@@ -177,6 +188,11 @@ class GgufReader {
     sort_tensors();
     std::ranges::sort(header_.original_shapes, {}, &OriginalShape::name);
     apply_original_shapes(header_.original_shapes, header_);
+    if (long_names_ > 0) {
+      header_.warnings.push_back(printable(place_) + ": " + std::to_string(long_names_) +
+                                 (long_names_ == 1 ? " tensor has a name" : " tensors have names") +
+                                 " of 64 to 127 bytes, which stable-diffusion.cpp reads, and llama.cpp refuses");
+    }
     return std::move(header_);
   }
 
@@ -369,8 +385,9 @@ class GgufReader {
     if (name_length > kMaxName) {
       refuse(ErrorCode::kGgufName, "tensor " + std::to_string(header_.tensors.size()) +
                                        ": a name of " + std::to_string(name_length) +
-                                       " bytes, over 63");
+                                       " bytes, over 127");
     }
+    if (name_length > kUsualName) ++long_names_;
     const std::string_view whole = text(name_length);
     const std::string_view name = up_to_nul(whole);
     tensor.name_begin = header_.names.size();
@@ -394,8 +411,12 @@ class GgufReader {
     const auto type = number_of_tensor<std::uint32_t>();
     const std::optional<DType> dtype = dtype_from_gguf(type);
     if (!dtype) {
+      const std::string_view removed = removed_type(type);
       refuse_tensor(ErrorCode::kGgufType,
-                    "type " + std::to_string(type) + " is unknown: a newer stfs may know it");
+                    removed.empty()
+                        ? "type " + std::to_string(type) + " is unknown: a newer stfs may know it"
+                        : "type " + std::to_string(type) + ", " + std::string(removed) +
+                              ", was removed from ggml: download or convert the model again");
     }
     tensor.dtype = *dtype;
     tensor.length = length_of(*dtype, dims);
@@ -489,6 +510,7 @@ class GgufReader {
   const std::string& place_;
   Header header_;
   std::uint64_t tensor_count_ = 0;
+  std::uint64_t long_names_ = 0;  // longer than ggml's
   std::uint64_t key_count_ = 0;
   std::uint32_t alignment_ = 32;
   bool has_alignment_ = false;      // a key has told it

@@ -168,6 +168,9 @@ class GgmlFiles : public GgmlTest {
 
   // The disagreements that are promised, by name; "" for any other.
   static std::string promised(const Verdict& us, const Verdict& them) {
+    // stable-diffusion.cpp builds ggml so that it reads them.
+    const std::string long_name(64, 'n');
+    if (us.is_accepted && us.text.find(long_name) != std::string::npos) return "a name of 64 to 127 bytes";
     if (us.is_accepted || !them.is_accepted) return "";
     const auto says = [&us](const char* words) { return us.text.find(words) != std::string::npos; };
     // ggml's reader does not look at the size of the file; llama.cpp's loader does.
