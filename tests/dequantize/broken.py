@@ -536,6 +536,9 @@ def zeros(dtype, *shape):
     return tensor(dtype, np.zeros(shape))
 
 
+row("refused-tensorrt-llm", "plain", "TensorRT-LLM",
+    lambda model: model.config.update(quantization={"quant_algo": "W4A16_AWQ", "group_size": 128, "has_zero_point": False}))
+
 MODELOPT = {"quant_method": "modelopt"}
 refused("modelopt-svdquant", ("svdquant", "pre_quant_scale"), {**MODELOPT, "quant_algo": "NVFP4_SVD"},
         {W: zeros("U8", 8, 32), Q + ".weight_scale": zeros("F8_E4M3", 8, 4), Q + ".weight_scale_2": zeros("F32"),

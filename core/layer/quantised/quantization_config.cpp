@@ -498,8 +498,13 @@ bool read_main(const Json& json, QuantizationConfig& out) {
     if (text != nullptr) mlx = object_at(*text, "quantization", out.file);
     out.is_of_text = mlx != nullptr;
   }
-  if (mlx != nullptr) {
+  const auto algorithm = mlx == nullptr ? Json::const_iterator() : mlx->find("quant_algo");
+  if (mlx != nullptr && algorithm == mlx->end()) {
     read_mlx(*mlx, out);
+    return true;
+  }
+  if (mlx != nullptr && !is_nothing(*algorithm)) {
+    out.method = "TensorRT-LLM";
     return true;
   }
   for (const Json* const at : places_in(json, out.file)) {
