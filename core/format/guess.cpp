@@ -5,7 +5,10 @@
 #include "core/format/safetensors.h"
 #include "core/format/zip.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -45,10 +48,32 @@ bool is_answer(std::string_view first) {
   return is_object(first) && first.substr(0, kNear).find("\"error\"") != std::string_view::npos;
 }
 
-// A pickle begins with its protocol, then an operation: a frame, a container or torch's magic.
+bool is_torch_before_1_6(std::string_view first) {
+  return first.starts_with("\x80\2\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv);
+}
+
+// A pickle begins with its protocol, then an operation: a frame, a container or a number.
 bool is_pickle(std::string_view first) {
   return first.size() > 2 && first[0] == '\x80' && first[1] >= 2 && first[1] <= 5 &&
          "\x95\x8a}](c"sv.find(first[2]) != std::string_view::npos;
+}
+
+// Of Flax: a map with a text as its first key.
+bool is_msgpack(std::string_view first) {
+  const auto at = [&](std::size_t i) { return i < first.size() ? static_cast<unsigned char>(first[i]) : 0U; };
+  const std::size_t key = (at(0) & 0xF0U) == 0x80 ? 1 : at(0) == 0xDE ? 3 : at(0) == 0xDF ? 5 : 0;
+  return key != 0 && first.size() > key + 1 && ((at(key) & 0xE0U) == 0xA0 || at(key) == 0xD9) &&
+         static_cast<unsigned char>(first[key + (at(key) == 0xD9 ? 2 : 1)]) >= ' ' &&
+         static_cast<unsigned char>(first[key + (at(key) == 0xD9 ? 2 : 1)]) < 0x7F;
+}
+
+// CTranslate2's model.bin: its version, the length of a name, and the name, such as "TransformerSpec".
+bool is_ctranslate2(std::string_view first) {
+  constexpr std::size_t kName = 6;
+  if (first.size() < kName || first[1] != 0 || first[2] != 0 || first[3] != 0) return false;
+  const std::size_t length = static_cast<unsigned char>(first[4]) + (static_cast<unsigned char>(first[5]) << 8);
+  return length > 5 && length < 256 && first.size() >= kName + length &&
+         first.substr(kName, length - 1).ends_with("Spec") && first[kName + length - 1] == '\0';
 }
 
 bool is_printable_ascii(std::string_view text) {
@@ -101,12 +126,28 @@ constexpr FileKind kFileKinds[] = {
     {is_answer, "is a server's error", kAgain, true},
     {is_object, "is JSON", "name a .safetensors file, or an index *.safetensors.index.json", false,
      true},
-    {is_pickle, "is a Python pickle, as a PyTorch file before 1.6 is",
+    {is_torch_before_1_6, "is a PyTorch file from before 1.6",
      "load it with torch.load and save it again: torch.save writes what stfs reads"},
+    {is_pickle, "is a Python pickle that torch.save did not write",
+     "if you trust it, load it with pickle.load, which runs code, and save its arrays with numpy.savez"},
     {[](std::string_view f) { return f.starts_with("\x93NUMPY"); }, "is a NumPy array, .npy",
      "numpy.savez makes an archive that stfs reads"},
     {[](std::string_view f) { return f.starts_with("\x89HDF\r\n\x1A\n"); },
      "is HDF5, as Keras writes it", "convert it to safetensors"},
+    {[](std::string_view f) { return f.starts_with("lmgg"); },
+     "is a ggml file, as whisper.cpp has them", "no stfs reads it: name a model in safetensors"},
+    {[](std::string_view f) {
+       return f.starts_with("tjgg") || f.starts_with("fmgg") || f.starts_with("algg");
+     },
+     "is a ggml file from before GGUF", "download a GGUF file of the model"},
+    {[](std::string_view f) { return f.size() > 8 && f.substr(4, 4) == "TFL3"; },
+     "is TensorFlow Lite", "convert it to safetensors"},
+    {is_ctranslate2, "is a model of CTranslate2", "download the model that it was converted from"},
+    {[](std::string_view f) { return f.starts_with("|TZR|"); }, "is of tensorizer",
+     "load it with tensorizer, and save it as safetensors"},
+    {[](std::string_view f) { return f.starts_with("7z\xBC\xAF\x27\x1C"); }, "is a 7z archive",
+     "unpack it"},
+    {[](std::string_view f) { return f.starts_with("Rar!\x1A\x07"); }, "is a RAR archive", "unpack it"},
     {[](std::string_view f) { return f.starts_with("\x1F\x8B\x08"); }, "is compressed with gzip",
      "decompress it with gzip -d"},
     {[](std::string_view f) { return f.starts_with("\x28\xB5\x2F\xFD"); },
@@ -122,6 +163,7 @@ constexpr FileKind kFileKinds[] = {
     {[](std::string_view f) { return f.size() > 262 && f.substr(257, 5) == "ustar"; },
      "is a tar archive", "unpack it"},
     {is_onnx, "is ONNX", "convert it to safetensors"},
+    {is_msgpack, "is msgpack, as Flax writes it", "convert it to safetensors"},
     {is_text, "is text", "download it again, or name another file", true},
 };
 
@@ -185,6 +227,14 @@ bool is_unfinished_name(std::string_view name) {
                              [&](std::string_view end) { return name.ends_with(end); });
 }
 
+bool is_piece_name(std::string_view name) {
+  const std::string last(name.substr(name.rfind('/') + 1));
+  constexpr std::array kPatterns{"*.part[0-9]of[0-9]", "*.part[0-9]*of[0-9][0-9]", "*.part[0-9][0-9]of[0-9]*",
+                                 "*-split-[a-z]", "*.gguf.0[0-9][0-9]", "*.gguf.parta[a-z]",
+                                 "*.safetensors.0[0-9][0-9]", "*.safetensors.parta[a-z]"};
+  return std::ranges::any_of(kPatterns, [&](const char* pattern) { return ::fnmatch(pattern, last.c_str(), 0) == 0; });
+}
+
 Error explained(const Error& refusal, const Source& source, const std::string& place) {
   if (exit_status(refusal.code()) != 1) return refusal;
   std::string first(std::min<std::uint64_t>(kGuessBytes, source.size()), '\0');
@@ -193,6 +243,16 @@ Error explained(const Error& refusal, const Source& source, const std::string& p
     constexpr FileKind kUnfinished{nullptr, "has the name of an unfinished download",
                                    "finish the download"};
     return with_words(refusal, place, kUnfinished, first);
+  }
+  if (is_piece_name(place) || is_piece_name(source.path())) {
+    constexpr FileKind kPiece{nullptr, "has the name of a piece of a file",
+                              "join all pieces in their order with cat, and name the result"};
+    return with_words(refusal, place, kPiece, first);
+  }
+  if (place.ends_with("/data.pkl") || place == "data.pkl") {
+    constexpr FileKind kUnpacked{nullptr, "has the name of the pickle of a PyTorch file that was unpacked",
+                                 "pack its directory again, with zip -0 -r FILE.pt in the directory above"};
+    return with_words(refusal, place, kUnpacked, first);
   }
   const bool begins_well = has_header(first);
   if (!begins_well) {

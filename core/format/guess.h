@@ -24,5 +24,7 @@ Error explained(const Error& refusal, std::string_view index, const std::string&
 inline constexpr std::array<std::string_view, 5> kUnfinishedSuffixes{
     ".incomplete", ".part", ".partial", ".crdownload", ".aria2"};
 bool is_unfinished_name(std::string_view name);
+// Whether a name is that of a piece that cat joins with others: "m.gguf.part1of2".
+bool is_piece_name(std::string_view name);
 
 }  // namespace stfs

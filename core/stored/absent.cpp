@@ -4,6 +4,7 @@
 #include "core/base/posix.h"
 #include "core/base/text.h"
 #include "core/format/guess.h"
+#include "core/format/zip.h"
 #include "core/remote/http/url.h"
 #include "core/stored/directory.h"
 
@@ -74,8 +75,29 @@ std::string listed(const std::vector<std::string>& names) {
 bool holds_checkpoint(const fs::path& directory) {
   constexpr std::array kUsual{"model.safetensors", "model.safetensors.index.json",
                               "diffusion_pytorch_model.safetensors",
-                              "diffusion_pytorch_model.safetensors.index.json"};
+                              "diffusion_pytorch_model.safetensors.index.json", ".metadata"};
   return std::ranges::any_of(kUsual, [&](const char* name) { return is_there(directory / name); });
+}
+
+// What programs other than stfs make of the directory, by the names in it; "" for none.
+std::string store_of(const std::vector<std::string>& names) {
+  const auto has = [&](std::string_view name) { return std::ranges::find(names, name) != names.end(); };
+  const auto first_like = [&](const char* pattern) {
+    return std::ranges::find_if(names, [&](const std::string& name) { return ::fnmatch(pattern, name.c_str(), 0) == 0; });
+  };
+  if (has(".metadata")) {
+    return "it is a distributed checkpoint of PyTorch: " + std::string(kConvertDistributed);
+  }
+  if (const auto shard = first_like("*.distcp"); shard != names.end()) {
+    return "it has " + in_quotes(*shard) + " and no .metadata: an unfinished distributed checkpoint of PyTorch";
+  }
+  if ((has("blobs") && has("manifests")) || first_like("sha256-????????????????*") != names.end()) {
+    return "it is Ollama's: the line FROM that \"ollama show --modelfile MODEL\" prints has the file to name";
+  }
+  if (has("data.pkl") && (has("version") || has("data"))) {
+    return "it is a PyTorch file that was unpacked: in the directory above, pack it again with zip -0 -r FILE.pt and this name";
+  }
+  return "";
 }
 
 // The contents of a directory without a checkpoint, as far as they suggest a next step; else "".
@@ -94,8 +116,12 @@ std::string found_in(const std::string& directory, const std::vector<std::string
              in_quotes((snapshots / revisions.front()).string());
     }
   }
+  if (const std::string store = store_of(names); !store.empty()) return store;
   if (const auto files = those(is_unfinished_name); !files.empty()) {
     return "it has " + listed(files) + ", an unfinished download: finish it";
+  }
+  if (const auto files = those(is_piece_name); !files.empty()) {
+    return "it has " + listed(files) + ", pieces of a file: join them in their order with cat, and name the result";
   }
   if (const auto files = those(is_source_name); !files.empty()) {
     return "it has " + listed(files) + ": name the file that you mean";
@@ -140,14 +166,20 @@ std::string absence_of(const std::string& file) {
   std::error_code error;
   const fs::path target =
       link.empty() ? fs::path(file) : fs::path(file).parent_path() / fs::read_symlink(file, error);
-  std::string text = link.empty() ? "missing" : link;
+  const std::string text = link.empty() ? "missing" : link;
+  const std::string sidecar = sidecar_of(target);
+  return sidecar.empty() ? text : text + " (" + in_quotes(sidecar) + " is an unfinished download)";
+}
+
+std::string sidecar_of(const fs::path& file) {
   for (const std::string_view suffix : kUnfinishedSuffixes) {
-    fs::path unfinished = target;
+    fs::path unfinished = file;
     unfinished += suffix;
-    if (!is_there(unfinished)) continue;
-    return text + " (" + in_quotes(unfinished.filename().string()) + " is an unfinished download)";
+    if (is_there(unfinished)) return unfinished.filename().string();
   }
-  return text;
+  std::error_code error;
+  const fs::path target = fs::is_symlink(file, error) ? fs::canonical(file, error) : fs::path();
+  return target.empty() ? "" : sidecar_of(target);
 }
 
 bool is_shard_name(std::string_view name) {

@@ -20,6 +20,7 @@ constexpr std::uint64_t kMaxIndexBytes = 100'000'000;  // as a header
 
 constexpr std::string_view kUsual = "model";
 constexpr std::string_view kUsualOfTorch = "pytorch_model";
+constexpr std::string_view kUsualOfDiffusers = "diffusion_pytorch_model";
 constexpr std::string_view kTorchSuffix = ".bin";
 
 std::optional<std::string> choose(const std::vector<std::string>& names, std::string_view stem,
@@ -31,24 +32,47 @@ std::optional<std::string> choose(const std::vector<std::string>& names, std::st
 }
 
 // A directory has other .bin files too: an optimizer's, a vocabulary.
-bool is_torch_file(std::string_view name) {
-  return name.starts_with(kUsualOfTorch) && name.ends_with(kTorchSuffix);
+bool begins_as_torch(std::string_view name) {
+  return name.starts_with(kUsualOfTorch) || name.starts_with(kUsualOfDiffusers);
+}
+bool is_torch_file(std::string_view name) { return begins_as_torch(name) && name.ends_with(kTorchSuffix); }
+
+// As that of model.fp16.safetensors: "model.safetensors.index.fp16.json", "model.safetensors.fp16.index.json".
+bool is_index_of_variant(std::string_view name, std::string_view suffix) {
+  constexpr std::string_view kEnd = ".json", kIndex = ".index";
+  const std::size_t at = name.rfind(suffix);
+  if (at == std::string_view::npos || !name.ends_with(kEnd)) return false;
+  const std::size_t begin = at + suffix.size();
+  if (name.size() < begin + kIndex.size() + kEnd.size()) return false;
+  const std::string_view rest = name.substr(begin, name.size() - begin - kEnd.size());  // ".index.fp16"
+  const std::string_view variant = rest.starts_with(kIndex) ? rest.substr(kIndex.size())
+                                   : rest.ends_with(kIndex) ? rest.substr(0, rest.size() - kIndex.size())
+                                                            : std::string_view();
+  return variant.size() > 1 && variant.front() == '.' && variant.find('.', 1) == std::string_view::npos;
 }
 
 bool is_torch_index(std::string_view name) {
-  return name.starts_with(kUsualOfTorch) && name.ends_with(kTorchIndexSuffix);
+  return begins_as_torch(name) &&
+         (name.ends_with(kTorchIndexSuffix) || is_index_of_variant(name, kTorchSuffix));
+}
+
+// Whether a directory's files are taken although it has the index of a variant.
+bool has_whole_file(const Candidates& candidates) {
+  const std::optional<std::string> file = candidates.file();
+  return file && file->find("-of-") == std::string::npos;
 }
 
 }  // namespace
 
 bool is_index_name(std::string_view name) {
-  return name.ends_with(kIndexSuffix) || name.ends_with(kTorchIndexSuffix);
+  return name.ends_with(kIndexSuffix) || name.ends_with(kTorchIndexSuffix) ||
+         is_index_of_variant(name, kFileSuffix) || is_index_of_variant(name, kTorchSuffix);
 }
 
 bool is_checkpoint_name(std::string_view name) {
   const std::string_view last = name.substr(name.rfind('/') + 1);
-  return name.ends_with(kIndexSuffix) || name.ends_with(kFileSuffix) ||
-         name.ends_with(kGgufSuffix) || is_torch_index(last) || is_torch_file(last);
+  return name.ends_with(kIndexSuffix) || is_index_of_variant(last, kFileSuffix) ||
+         name.ends_with(kFileSuffix) || name.ends_with(kGgufSuffix) || is_torch_index(last) || is_torch_file(last);
 }
 
 bool is_source_name(std::string_view name) {
@@ -61,7 +85,8 @@ bool is_source_name(std::string_view name) {
 std::optional<std::string> Candidates::index() const {
   if (!indexes.empty()) return choose(indexes, kUsual, kIndexSuffix);
   if (!files.empty() || !ggufs.empty()) return std::nullopt;
-  return choose(torch_indexes, kUsualOfTorch, kTorchIndexSuffix);
+  const auto usual = choose(torch_indexes, kUsualOfTorch, kTorchIndexSuffix);
+  return usual ? usual : choose(torch_indexes, kUsualOfDiffusers, kTorchIndexSuffix);
 }
 
 std::optional<std::string> Candidates::file() const {
@@ -69,11 +94,13 @@ std::optional<std::string> Candidates::file() const {
   if (!files.empty()) return choose(files, kUsual, kFileSuffix);
   if (!ggufs.empty()) return ggufs.size() == 1 ? std::optional(ggufs.front()) : std::nullopt;
   if (!torch_indexes.empty()) return std::nullopt;
-  return choose(torch_files, kUsualOfTorch, kTorchSuffix);
+  const auto usual = choose(torch_files, kUsualOfTorch, kTorchSuffix);
+  return usual ? usual : choose(torch_files, kUsualOfDiffusers, kTorchSuffix);
 }
 
 Candidates candidates_of(std::span<const std::string> names) {
   Candidates candidates;
+  std::vector<std::string> variants;
   for (const std::string& name : names) {
     if (name.ends_with(kIndexSuffix)) {
       candidates.indexes.push_back(name);
@@ -81,6 +108,8 @@ Candidates candidates_of(std::span<const std::string> names) {
       candidates.files.push_back(name);
     } else if (name.ends_with(kGgufSuffix)) {
       candidates.ggufs.push_back(name);
+    } else if (is_index_of_variant(name, kFileSuffix)) {
+      variants.push_back(name);
     } else if (is_torch_index(name)) {
       candidates.torch_indexes.push_back(name);
     } else if (is_torch_file(name)) {
@@ -90,6 +119,10 @@ Candidates candidates_of(std::span<const std::string> names) {
   for (auto* const kind : {&candidates.indexes, &candidates.files, &candidates.ggufs,
                            &candidates.torch_indexes, &candidates.torch_files}) {
     std::ranges::sort(*kind);
+  }
+  if (candidates.indexes.empty() && !has_whole_file(candidates)) {
+    std::ranges::sort(variants);
+    candidates.indexes = std::move(variants);
   }
   // Keeps the first part of each split file: sorting has put it before the others.
   std::set<std::string> splits;

@@ -229,7 +229,7 @@ class Loader {
             others += is_absent(files[j], opened[j]) ? 1 : 0;
           }
           throw Error(ErrorCode::kMissingShard, public_name(path),
-                      missing_rule("shard", shard, files[i], opened[i], others, options_));
+                      missing_rule("shard", shard, files[i], opened[i], others, options_) + unnamed_beside(path, index));
         }
         for (const std::string_view name : names) list_.add_missing({std::string(name), shard});
         continue;
@@ -249,6 +249,19 @@ class Loader {
                         ", but the tensors have " + std::to_string(bytes) +
                         " bytes (the sum in the index is wrong; no tensor is lost)");
     }
+  }
+
+  // Shards in the directory that an index does not name, which may be an old one.
+  std::string unnamed_beside(const std::string& path, const Index& index) {
+    if (is_url(path)) return "";  // another request
+    auto names = sources_.names_in(parent_name(path).empty() ? "." : parent_name(path));
+    if (!names) return "";
+    std::erase_if(*names, [&](const std::string& name) {
+      return !is_shard_name(name) || std::ranges::find(index.shards, name) != index.shards.end();
+    });
+    if (names->empty()) return "";
+    return " (the directory has " + in_quotes(std::ranges::min(*names)) + more("and", names->size() - 1, "shard") +
+           ", which the index does not name: is it the index of another download?)";
   }
 
   void load_file(const std::string& path, std::string label) {
@@ -345,6 +358,12 @@ class Loader {
 
   void add(Part part) {
     part.directory = directory_;
+    const std::string& path = part.source->path();
+    if (const std::string sidecar = is_url(path) ? "" : sidecar_of(path); !sidecar.empty()) {
+      part.header.warnings.push_back(printable(path) + ": " + in_quotes(sidecar) +
+                                     " beside it is of an unfinished download: bytes that have not arrived"
+                                     " are zeros here: finish the download");
+    }
     list_.add(std::move(part));
   }
 

@@ -142,14 +142,19 @@ TEST_F(ArchiveMount, ADirectoryMeansPytorchModelBehindTheOtherFormats) {
                       {bytes})
         .bytes();
   };
-  write_file(model / "pytorch_model-00001-of-00002.bin", shard("a", "aaaa"));
-  write_file(model / "pytorch_model-00002-of-00002.bin", shard("b", "bbbb"));
-  write_index(model / "pytorch_model.bin.index.json",
-              {{"a", "pytorch_model-00001-of-00002.bin"}, {"b", "pytorch_model-00002-of-00002.bin"}},
-              8);
-  const Mounted sharded({model});
-  EXPECT_EQ(names_in(sharded.path()), (Names{"a", "b"}));
-  EXPECT_EQ(read_file(sharded / "b"), "bbbb");
+  std::filesystem::create_directory(dir_ / "unet");
+  write_file(dir_ / "unet/diffusion_pytorch_model.bin", torch_bytes());
+  write_file(dir_ / "unet/diffusion_pytorch_model.fp16.bin", "x");
+  expect_all(Mounted({dir_ / "unet"}).path());
+  for (const std::filesystem::path& stem : {model / "pytorch_model", dir_ / "unet/diffusion_pytorch_model"}) {
+    const std::string first = stem.filename().string() + "-00001-of-00002.bin", second = stem.filename().string() + "-00002-of-00002.bin";
+    write_file(stem.parent_path() / first, shard("a", "aaaa"));
+    write_file(stem.parent_path() / second, shard("b", "bbbb"));
+    write_index(stem.string() + ".bin.index.json", {{"a", first}, {"b", second}}, 8);
+    const Mounted sharded({stem.parent_path()});
+    EXPECT_EQ(names_in(sharded.path()), (Names{"a", "b"}));
+    EXPECT_EQ(read_file(sharded / "b"), "bbbb");
+  }
   write_safetensors(model / "x.safetensors", {random_tensor("safe", "U8", {4}, 1)});
   EXPECT_EQ(names_in(Mounted({model}).path()), (Names{"safe"}));
 }

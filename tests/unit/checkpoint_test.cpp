@@ -95,6 +95,64 @@ TEST_F(CheckpointTest, OfAFileHasItsTensors) {
   EXPECT_TRUE(checkpoint.warnings().empty());
 }
 
+// What aria2 and browsers leave beside a file that is not whole yet, though it may have its whole size.
+TEST_F(CheckpointTest, ASidecarOfAnUnfinishedDownloadIsAWarning) {
+  write("m.safetensors", {"a"});
+  write("1.safetensors", {"b"});
+  write_index(dir_ / "m.safetensors.index.json", {{"b", "1.safetensors"}}, 1);
+  fs::create_directory(dir_ / "links");
+  fs::create_symlink("../1.safetensors", dir_ / "links/1.safetensors");
+  const auto warned = [&](const std::string& source) {
+    std::string lines;
+    LoadOptions options;
+    options.warn = [&](const std::string& line) { lines += line + "\n"; };
+    options.warns_of_refused_alone = true;  // as `check` asks
+    const Checkpoint checkpoint(Strings{at(source)}, options);
+    return lines;
+  };
+  for (const char* end : {".aria2", ".part", ".incomplete", ".crdownload"}) {
+    for (const char* file : {"m.safetensors", "1.safetensors"}) write_file(at(file) + end, "x");
+    EXPECT_NE(warned("m.safetensors").find("m.safetensors: \"m.safetensors" + std::string(end) +
+                                           "\" beside it is of an unfinished download"),
+              std::string::npos);
+    for (const char* source : {"m.safetensors.index.json", "links/1.safetensors"}) {
+      EXPECT_NE(warned(source).find("\"1.safetensors" + std::string(end) + "\" beside it"), std::string::npos) << source;
+    }
+    for (const char* file : {"m.safetensors", "1.safetensors"}) fs::remove(at(file) + end);
+    EXPECT_EQ(warned("m.safetensors") + warned("m.safetensors.index.json"), "");
+  }
+}
+
+TEST_F(CheckpointTest, TheIndexOfAVariantIsAnIndex) {
+  const auto variant = [&](const std::string& directory, const std::string& index, const std::string& shard) {
+    fs::create_directory(dir_ / directory);
+    write(directory + "/" + shard, {"a", "b"});
+    write_index(dir_ / directory / index, {{"a", shard}}, 1);
+    for (const std::string& source : {directory, directory + "/" + index}) {
+      EXPECT_EQ(names_of(Checkpoint(Strings{at(source)})), Strings{"a"}) << source;
+    }
+  };
+  variant("transformers", "model.safetensors.index.fp16.json", "model.fp16-00001-of-00001.safetensors");
+  variant("diffusers", "diffusion_pytorch_model.safetensors.fp16.index.json", "diffusion_pytorch_model-00001-of-00001.fp16.safetensors");
+  // A whole file, and an index without a variant, are preferred.
+  write("transformers/model.safetensors", {"whole"});
+  EXPECT_EQ(names_of(Checkpoint(Strings{at("transformers")})), Strings{"whole"});
+  write("diffusers/1.safetensors", {"plain"});
+  write_index(dir_ / "diffusers/diffusion_pytorch_model.safetensors.index.json", {{"plain", "1.safetensors"}}, 1);
+  EXPECT_EQ(names_of(Checkpoint(Strings{at("diffusers")})), Strings{"plain"});
+  EXPECT_TRUE(is_index_name("diffusion_pytorch_model.bin.index.json") && is_index_name("pytorch_model.bin.index.fp16.json"));
+  EXPECT_FALSE(is_index_name("model.safetensors.json") || is_index_name("model.index.json") || is_index_name("x.bin.json"));
+}
+
+TEST_F(CheckpointTest, AnOldIndexIsToldOfTheShardsThatItDoesNotName) {
+  write("model-00001-of-00002.safetensors", {"a"});
+  write("model-00002-of-00002.safetensors", {"b"});
+  write_index(dir_ / "model.safetensors.index.json", {{"a", "model-00001-of-00030.safetensors"}}, 1);
+  expect_refused(Strings{at("model.safetensors.index.json")}, ErrorCode::kMissingShard, 3,
+                 "(the directory has \"model-00001-of-00002.safetensors\", and 1 more shard, which the index does not name:"
+                 " is it the index of another download?)");
+}
+
 TEST_F(CheckpointTest, FindsATensorByItsName) {
   write("1.safetensors", {"m", "", "z"});
   write("2.safetensors", {"a", "\u00e9"});
