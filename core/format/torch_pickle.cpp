@@ -95,6 +95,7 @@ std::string name_of(const Pickle::Global& global) {
 std::string class_of(const Pickle& pickle, const Pickle::Node& object) {
   if (object.callable.kind != PickleKind::kGlobal) return "(unknown)";
   const Pickle::Global called = pickle.global_of(object.callable);
+  if (called.name == "_frombuffer" && called.module.starts_with("numpy.")) return "numpy.ndarray";
   if (called.name.starts_with('_') && object.arguments.kind == PickleKind::kTuple) {
     for (const PickleValue argument : pickle.items_of(object.arguments)) {
       if (argument.kind == PickleKind::kGlobal) return name_of(pickle.global_of(argument));
@@ -349,7 +350,7 @@ class TensorWalk {
     way.name = name_.size();
     if (const std::optional<TorchTensor> tensor = reader_.read(value)) return tell(*tensor, way);
     if (value.is_node()) states_[value.at] = State::kOpen;
-    if (frames_.size() >= kFewDeep + pickle_.length() / 16) {
+    if (frames_.size() >= kFewDeep + pickle_.length() / 64) {
       throw Error(ErrorCode::kPickle, place_, "the pickle is nested too deeply");
     }
     frames_.push_back({.value = value, .way = way, .found = count_, .barren = barren_.size()});
@@ -448,6 +449,7 @@ class TensorWalk {
 
   void add_part(const Frame& frame, std::string_view part) {
     charge(part.size(), parts_, most_parts_);
+    if (name_.size() + part.size() > most_names_) refuse();  // a name has it whole
     if (frame.way.is_named) name_ += '.';
     name_ += part;
   }

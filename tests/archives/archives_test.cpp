@@ -336,6 +336,13 @@ TEST_F(TorchFile, NamesOutOfProportionAreRefused) {
     return refusal(torch_file(whole(dict({{std::string(1 << 20, 'k'), list + "e"}})), {"q"}).bytes());
   };
   EXPECT_EQ(with(2), "");
+  // The same key over and over, within itself.
+  std::string deep = "](" + pickled::text(std::string(1 << 20, 'k')) + "q\1", ends;
+  for (int i = 0; i < 60; ++i) {
+    deep += "}h\1";
+    ends += "s";
+  }
+  EXPECT_NE(refusal(torch_file(whole(deep + t + ends + "e"), {"q"}).bytes()).find("out of proportion to its 1.0 MiB"), std::string::npos);
   EXPECT_NE(with(60).find("out of proportion to its 1.0 MiB"), std::string::npos);
 }
 
@@ -383,8 +390,10 @@ TEST_F(TorchFile, WhatIsNotShownIsCountedByClass) {
   EXPECT_TRUE(warns("nothing of it can be shown: it holds 2 torch.distributed.tensor.DTensor: save what full_tensor() gives"));
   opened(dict({{"a", array}, {"b", array}, {"c", reference}}));
   EXPECT_TRUE(warns("nothing of it can be shown: it holds 2 numpy.ndarray, 1 torch_xla.utils.serialization.TensorReference: save arrays"));
-  opened(dict({{"a", array}, {"t", t}, {"u", t}}));
-  EXPECT_TRUE(warns("not shown are 1 numpy.ndarray"));
+  for (const std::string& each : {array, pickled::call("numpy._core.numeric", "_frombuffer", {pickled::text("x")})}) {
+    opened(dict({{"a", each}, {"t", t}, {"u", t}}));
+    EXPECT_TRUE(warns("not shown are 1 numpy.ndarray"));
+  }
   opened(dict({{"a", reference}, {"t", t}}));
   EXPECT_TRUE(warns("not shown are 1 torch_xla.utils.serialization.TensorReference"));
   opened(dict({{"a", pickled::call("argparse", "Namespace", {})}, {"t", t}, {"u", t}}));

@@ -536,8 +536,12 @@ def zeros(dtype, *shape):
     return tensor(dtype, np.zeros(shape))
 
 
-row("refused-tensorrt-llm", "plain", "TensorRT-LLM",
-    lambda model: model.config.update(quantization={"quant_algo": "W4A16_AWQ", "group_size": 128, "has_zero_point": False}))
+def tensorrt(model):
+    model.config["quantization"] = {"quant_algo": "W4A16_AWQ", "group_size": 128, "has_zero_point": False}
+    model.tensors.update({W: zeros("I8", 64, 32), Q + ".weights_scaling_factor": zeros("F16", 64, 1)})
+
+
+row("refused-engine", "plain", "\"TensorRT-LLM\"", tensorrt)
 
 MODELOPT = {"quant_method": "modelopt"}
 refused("modelopt-svdquant", ("svdquant", "pre_quant_scale"), {**MODELOPT, "quant_algo": "NVFP4_SVD"},
