@@ -2,24 +2,215 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "core/checkpoint/at_signal.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/file.h>
 #include <sys/random.h>
+#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 namespace stfs {
-NewFile::NewFile(const std::string& path, Existing existing, Begin begin)
-    : path_(path), existing_(existing) {
+namespace {
+
+constexpr std::string_view kTemporary = ".stfs-new-";
+constexpr const char* kInTheWay = "there is something of this name: name a new directory";
+
+// It does not contain the target's name, which may have 255 bytes (NAME_MAX) already.
+std::string temporary_name() {
+  std::uint64_t number = 0;
+  if (::getrandom(&number, sizeof number, 0) != sizeof number) {
+    throw_errno(ErrorCode::kUnreadable, "", "getrandom", errno);
+  }
+  std::array<char, 20> digits{};
+  std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(number));
+  return std::string(kTemporary) + digits.data();
+}
+
+// Calls `use` with each name in a directory. Takes no memory and no descriptor: there may be none.
+template <class Use>
+void for_each_name(int directory, const Use& use) {
+  alignas(dirent64) std::array<char, 8192> entries;
+  ::lseek(directory, 0, SEEK_SET);
+  for (ssize_t end; (end = ::getdents64(directory, entries.data(), entries.size())) > 0;) {
+    for (ssize_t at = 0; at < end;) {
+      const auto* const entry = reinterpret_cast<const dirent64*>(entries.data() + at);
+      use(entry->d_name);
+      at += entry->d_reclen;
+    }
+  }
+}
+
+// Removes a file, or a directory with the files in it, which is open as `fd`.
+void remove(int above, const char* name, int fd) {
+  if (::unlinkat(above, name, 0) == 0 || errno != EISDIR) return;
+  bool has_removed = true;
+  while (has_removed) {  // some file systems skip names while others are removed
+    has_removed = false;
+    for_each_name(fd, [&](const char* file) {
+      if (::unlinkat(fd, file, 0) == 0) has_removed = true;
+    });
+  }
+  ::unlinkat(above, name, AT_REMOVEDIR);
+}
+
+// Removes what writers that were killed have left in a directory: nobody has it locked.
+void remove_left(int above) {
+  const UniqueFd directory(::openat(above, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory) return;
+  for_each_name(directory.get(), [&](const char* name) {
+    struct stat status {};
+    if (!std::string_view(name).starts_with(kTemporary) ||
+        ::fstatat(above, name, &status, AT_SYMLINK_NOFOLLOW) != 0 ||
+        status.st_uid != ::geteuid() || (!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))) {
+      return;
+    }
+    const UniqueFd left(::openat(above, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (left && ::flock(left.get(), LOCK_EX | LOCK_NB) == 0) remove(above, name, left.get());
+  });
+}
+
+}  // namespace
+
+// Takes the signals that end the process while it lives.
+class NewOutput::Watcher {
+ public:
+  explicit Watcher(NewOutput& output) : output_(output), end_(::eventfd(0, EFD_CLOEXEC)) {
+    if (!end_) throw_errno(ErrorCode::kUnreadable, "", "eventfd", errno);
+    pthread_sigmask(SIG_BLOCK, nullptr, &before_);
+    try {
+      signals_ = take_ending_signals(ErrorCode::kUnreadable);
+      thread_ = start_thread([this] { wait(); });
+    } catch (...) {
+      pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+      throw;
+    }
+  }
+  Watcher(const Watcher&) = delete;
+  Watcher& operator=(const Watcher&) = delete;
+  ~Watcher() {
+    ::eventfd_write(end_.get(), 1);
+    thread_.join();
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+
+ private:
+  void wait() {
+    std::array<pollfd, 2> polled{{{signals_.get(), POLLIN, 0}, {end_.get(), POLLIN, 0}}};
+    while (::poll(polled.data(), polled.size(), -1) < 0) {
+      if (errno != EINTR) return;
+    }
+    signalfd_siginfo signal{};
+    if ((polled[1].revents & POLLIN) != 0 ||
+        ::read(signals_.get(), &signal, sizeof signal) != sizeof signal) {
+      return;
+    }
+    output_.naming_.lock();  // for ever: no name may appear any more
+    output_.discard();
+    const int number = static_cast<int>(signal.ssi_signo);
+    sigset_t one;
+    sigemptyset(&one);
+    sigaddset(&one, number);
+    pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
+    ::raise(number);
+    ::_exit(128 + number);  // process 1 of a container survives raise(3)
+  }
+
+  NewOutput& output_;
+  UniqueFd end_;
+  UniqueFd signals_;
+  sigset_t before_{};
+  std::thread thread_;
+};
+
+NewOutput::NewOutput(std::string path, AtSignal at_signal) : path_(std::move(path)) {
+  if (at_signal == AtSignal::kNothing) return;
+  try {
+    watcher_ = std::make_unique<Watcher>(*this);
+  } catch (const std::exception&) {
+    // No descriptor, memory or thread: go on; a signal leaves what SIGKILL leaves.
+  }
+}
+
+NewOutput::~NewOutput() {
+  const std::lock_guard lock(naming_);
+  discard();
+}
+
+void NewOutput::open_directory_above(const std::string& target) {
+  const std::size_t slash = target.rfind('/');
+  const std::string above = slash == std::string::npos ? "." : target.substr(0, slash + 1);
+  name_ = target.substr(slash + 1);  // npos + 1 is 0
+  above_ = UniqueFd(::open(above.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!above_ && errno == EACCES) {  // not readable, but perhaps writable
+    above_ = UniqueFd(::open(above.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  }
+  if (!above_) {
+    throw_errno(ErrorCode::kUnreadable, path_, "directory " + in_quotes(above), errno);
+  }
+  remove_left(above_.get());
+}
+
+void NewOutput::begin_named(const std::function<int(const char* name)>& make) {
+  const std::lock_guard lock(naming_);
+  for (int left = 100;; --left) {
+    temporary_ = temporary_name();
+    fd_ = UniqueFd(make(temporary_.c_str()));
+    // ENOENT: a writer that looks for what others left removed it before it was locked.
+    const int error = !fd_ ? errno : is_mine() ? 0 : ENOENT;
+    if (error == 0) return;
+    temporary_.clear();
+    fd_ = UniqueFd();
+    if (left == 0 || (error != EEXIST && error != ENOENT)) {
+      throw_errno(ErrorCode::kUnreadable, path_, "a temporary name beside it", error);
+    }
+  }
+}
+
+// Locks what has the temporary name. False where it is another's now.
+bool NewOutput::is_mine() const {
+  if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
+  struct stat made {}, named {};
+  return ::fstat(fd_.get(), &made) == 0 &&
+         ::fstatat(above_.get(), temporary_.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+         made.st_ino == named.st_ino;
+}
+
+void NewOutput::discard() {
+  if (!temporary_.empty()) remove(above_.get(), temporary_.c_str(), fd_.get());
+  temporary_.clear();
+}
+
+void NewOutput::sync_directory_above() const {
+  // EBADF: opened with O_PATH. EINVAL: the file system cannot sync directories.
+  if (::fsync(above_.get()) != 0 && errno != EBADF && errno != EINVAL) fail(errno);
+}
+
+void NewOutput::fail(int error) const {
+  if (error == EEXIST) {
+    throw Error(ErrorCode::kUsage, path_, "there is a file of this name: --force replaces it");
+  }
+  throw_errno(ErrorCode::kUnreadable, path_, "", error);
+}
+
+NewFile::NewFile(const std::string& path, Existing existing, AtSignal at_signal, Begin begin)
+    : NewOutput(path, at_signal), existing_(existing) {
   struct stat status {};
   const bool is_link = ::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
   if (const std::string link = dangling_link(path); !link.empty()) {
@@ -27,18 +218,8 @@ NewFile::NewFile(const std::string& path, Existing existing, Begin begin)
   }
   // The kernel decides whether this link may be followed (fs.protected_symlinks).
   if (is_link && !UniqueFd(::open(path.c_str(), O_PATH | O_CLOEXEC))) fail(errno);
-  const std::string target = is_link ? absolute_path(path) : path;
-  const std::size_t slash = target.rfind('/');
-  const std::string directory = slash == std::string::npos ? "." : target.substr(0, slash + 1);
-  name_ = target.substr(slash + 1);  // npos + 1 is 0
-  directory_ = UniqueFd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!directory_ && errno == EACCES) {  // not readable, but perhaps writable
-    directory_ = UniqueFd(::open(directory.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-  }
-  if (!directory_) {
-    throw_errno(ErrorCode::kUnreadable, path_, "directory " + in_quotes(directory), errno);
-  }
-  const bool exists = ::fstatat(directory_.get(), name_.c_str(), &status, 0) == 0;
+  open_directory_above(is_link ? absolute_path(path) : path);
+  const bool exists = ::fstatat(above_.get(), name_.c_str(), &status, 0) == 0;
   if (name_.empty() || (exists && !S_ISREG(status.st_mode))) {
     throw Error(ErrorCode::kUnreadable, path_,
                 path_.empty()                              ? "the name is empty: name a file"
@@ -47,97 +228,126 @@ NewFile::NewFile(const std::string& path, Existing existing, Begin begin)
   }
   if (exists && existing_ == Existing::kKeep) fail(EEXIST);
   if (begin == Begin::kUnnamed) begin_unnamed();
-  if (!fd_) begin_named();
+  if (fd_) return;
+  begin_named([this](const char* name) {
+    return ::openat(above_.get(), name, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
+  });
 }
-
-NewFile::~NewFile() { discard(); }
 
 // Leaves fd_ empty without support for O_TMPFILE, or without /proc, which link() needs.
 void NewFile::begin_unnamed() {
   if (::access("/proc/self/fd", F_OK) != 0) return;
-  fd_ = UniqueFd(::openat(directory_.get(), ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666));
+  fd_ = UniqueFd(::openat(above_.get(), ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666));
   // A kernel or file system without O_TMPFILE returns one of these.
   if (!fd_ && errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL) fail(errno);
-}
-
-void NewFile::begin_named() {
-  // Before the file: no signal may come between the two.
-  try {
-    at_signal_ = std::make_unique<AtSignal>();
-  } catch (const std::exception&) {
-    // No descriptor or memory: go on; a signal will leave the temporary file behind.
-  }
-  do {
-    temporary_ = temporary_name();
-    fd_ = UniqueFd(::openat(directory_.get(), temporary_.c_str(),
-                            O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666));
-  } while (!fd_ && errno == EEXIST);
-  if (!fd_) {
-    temporary_.clear();
-    fail(errno);
-  }
-  try {
-    if (at_signal_) {
-      at_signal_->watch([directory = directory_.get(), name = temporary_] {
-        ::unlinkat(directory, name.c_str(), 0);
-      });
-    };
-  } catch (const std::exception&) {
-    at_signal_.reset();  // no thread: as above
-  }
+  if (fd_) ::flock(fd_.get(), LOCK_EX | LOCK_NB);  // for the time that it has a temporary name
 }
 
 void NewFile::commit() {
   if (::fsync(fd_.get()) != 0) fail(errno);
   {
-    // A signal must not end the process between linkat(2) and renameat2(2).
-    const BlockedSignals blocked;
-    if (temporary_.empty()) link();
-    if (const int error = rename()) {
-      discard();
-      fail(error);
+    const std::lock_guard lock(naming_);
+    const int error = give_name();
+    if (error != 0) discard();
+    if (error != 0) fail(error);
+    temporary_.clear();
+  }
+  sync_directory_above();
+}
+
+// The functions below return 0 or an errno.
+int NewFile::link(const std::string& name) const {
+  const std::string unnamed = "/proc/self/fd/" + std::to_string(fd_.get());
+  const int result =
+      ::linkat(AT_FDCWD, unnamed.c_str(), above_.get(), name.c_str(), AT_SYMLINK_FOLLOW);
+  return result == 0 ? 0 : errno;
+}
+
+// A file that appeared since the constructor looked is kept too.
+int NewFile::give_name() {
+  const int above = above_.get();
+  if (temporary_.empty()) {
+    int error = link(name_);
+    if (error != EEXIST || existing_ == Existing::kKeep) return error;
+    std::string name;
+    do {
+      name = temporary_name();
+      error = link(name);
+    } while (error == EEXIST);
+    if (error != 0) return error;
+    temporary_ = name;
+  }
+  const auto result = [](int status) { return status == 0 ? 0 : errno; };
+  const unsigned flags = existing_ == Existing::kKeep ? RENAME_NOREPLACE : 0;
+  const int error = result(::renameat2(above, temporary_.c_str(), above, name_.c_str(), flags));
+  if (error != EINVAL || flags == 0) return error;
+  // A file system without RENAME_NOREPLACE (NFS): link(2) replaces nothing either.
+  if (::linkat(above, temporary_.c_str(), above, name_.c_str(), 0) != 0) return errno;
+  return result(::unlinkat(above, temporary_.c_str(), 0));
+}
+
+NewDirectory::NewDirectory(const std::string& path, AtSignal at_signal)
+    : NewOutput(path.substr(0, std::max<std::size_t>(path.find_last_not_of('/') + 1, 1)),
+                at_signal) {
+  std::error_code error;
+  const auto status = std::filesystem::symlink_status(path_, error);
+  if (std::filesystem::exists(status) &&
+      (!std::filesystem::is_directory(status) || !std::filesystem::is_empty(path_, error) ||
+       error)) {
+    throw Error(ErrorCode::kUsage, path_, kInTheWay);
+  }
+  open_directory_above(path_);
+  begin_named([this](const char* name) {
+    if (::mkdirat(above_.get(), name, 0777) != 0) return -1;
+    const int fd = ::openat(above_.get(), name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    const int failure = errno;
+    if (fd < 0) ::unlinkat(above_.get(), name, AT_REMOVEDIR);
+    errno = failure;
+    return fd;
+  });
+}
+
+UniqueFd NewDirectory::create(const std::string& name) {
+  const std::lock_guard lock(naming_);
+  UniqueFd file(
+      ::openat(fd_.get(), name.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666));
+  if (!file) throw_errno(ErrorCode::kUnreadable, path_ + "/" + name, "", errno);
+  return file;
+}
+
+void NewDirectory::finish(const UniqueFd& file, const std::string& name) const {
+  if (::fsync(file.get()) != 0) {
+    throw_errno(ErrorCode::kUnreadable, path_ + "/" + name, "", errno);
+  }
+}
+
+UniqueFd NewDirectory::open(const std::string& name) const {
+  UniqueFd file(::openat(fd_.get(), name.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) throw_errno(ErrorCode::kUnreadable, path_ + "/" + name, "", errno);
+  return file;
+}
+
+void NewDirectory::remove(const std::string& name) const {
+  if (::unlinkat(fd_.get(), name.c_str(), 0) != 0) {
+    throw_errno(ErrorCode::kUnreadable, path_ + "/" + name, "", errno);
+  }
+}
+
+void NewDirectory::commit() {
+  if (::fsync(fd_.get()) != 0 && errno != EINVAL) fail(errno);
+  {
+    const std::lock_guard lock(naming_);
+    // An empty directory is replaced; a file or another directory is not.
+    const int above = above_.get();
+    if (::renameat(above, temporary_.c_str(), above, name_.c_str()) != 0) {
+      if (errno == EEXIST || errno == ENOTEMPTY || errno == ENOTDIR) {
+        throw Error(ErrorCode::kUsage, path_, kInTheWay);
+      }
+      fail(errno);
     }
     temporary_.clear();
   }
-  // EBADF: opened with O_PATH. EINVAL: the file system cannot sync directories.
-  if (::fsync(directory_.get()) != 0 && errno != EBADF && errno != EINVAL) fail(errno);
-}
-
-void NewFile::link() {
-  const std::string unnamed = "/proc/self/fd/" + std::to_string(fd_.get());
-  std::string name;
-  int result = 0;
-  do {
-    name = temporary_name();
-    result = ::linkat(AT_FDCWD, unnamed.c_str(), directory_.get(), name.c_str(), AT_SYMLINK_FOLLOW);
-  } while (result != 0 && errno == EEXIST);
-  if (result != 0) fail(errno);
-  temporary_ = std::move(name);
-}
-
-// Returns 0 or an errno. A file that appeared since the constructor looked is kept too.
-int NewFile::rename() {
-  const int directory = directory_.get();
-  const unsigned flags = existing_ == Existing::kKeep ? RENAME_NOREPLACE : 0;
-  const auto result = [](int status) { return status == 0 ? 0 : errno; };
-  const int error =
-      result(::renameat2(directory, temporary_.c_str(), directory, name_.c_str(), flags));
-  if (error != EINVAL || flags == 0) return error;
-  // A file system without RENAME_NOREPLACE (NFS): link(2) replaces nothing either.
-  if (::linkat(directory, temporary_.c_str(), directory, name_.c_str(), 0) != 0) return errno;
-  return result(::unlinkat(directory, temporary_.c_str(), 0));
-}
-
-void NewFile::discard() {
-  if (!temporary_.empty()) ::unlinkat(directory_.get(), temporary_.c_str(), 0);
-  temporary_.clear();
-}
-
-void NewFile::fail(int error) const {
-  if (error == EEXIST) {
-    throw Error(ErrorCode::kUsage, path_, "there is a file of this name: --force replaces it");
-  }
-  throw_errno(ErrorCode::kUnreadable, path_, "", error);
+  sync_directory_above();
 }
 
 }  // namespace stfs

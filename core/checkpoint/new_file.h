@@ -1,27 +1,64 @@
-// A file that gets its name when it is complete; it may replace an older file of that name, at
-// once.
+// A new file, or a new directory of files, that gets its name when it is complete: it appears whole
+// or not at all.
 //
-//   constructor   creates a file without a name (O_TMPFILE). Without O_TMPFILE: a file with a
-//                 temporary name, which SIGHUP, SIGINT and SIGTERM unlink
-//   commit()      fsync(2), linkat(2) to a temporary name, renameat2(2) to its own, and then
-//                 fsync(2) of the directory
-//   destructor    without commit(): removes the file; the target is unchanged
+//   constructor   opens the directory above, and uses names by its descriptor alone: that directory
+//                 may be renamed meanwhile. A NewFile begins without a name (O_TMPFILE) where the
+//                 file system can do that; else, as every NewDirectory, with a temporary one
+//   commit()      fsync(2), linkat(2) or renameat2(2) to its own name, fsync(2) of the directory
+//                 above
+//   destructor    without commit(): removes it; what had the name before is unchanged
 //
-// A process that dies earlier leaves no file behind; without O_TMPFILE, SIGKILL leaves one.
+// The writer holds a lock (flock(2)) of what has a temporary name. A process that is killed leaves
+// it, unlocked, and the next writer in the same directory removes it.
 //
 // Thread safety: one thread constructs, commits and destroys it.
 #pragma once
 
 #include "core/base/posix.h"
 
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 
 namespace stfs {
 
-class AtSignal;
+// What SIGHUP, SIGINT and SIGTERM do meanwhile. kRemove: they are blocked in this thread, and so in
+// those that it starts; a thread of the output takes them, removes what has a temporary name, and
+// ends the process by the signal. kNothing: for a library, which leaves signals to its program.
+enum class AtSignal { kRemove, kNothing };
 
-class NewFile {
+// What files and directories share.
+class NewOutput {
+ public:
+  NewOutput(const NewOutput&) = delete;
+  NewOutput& operator=(const NewOutput&) = delete;
+
+ protected:
+  NewOutput(std::string path, AtSignal at_signal);
+  ~NewOutput();
+  void open_directory_above(const std::string& target);
+  // Calls `make`, which returns a descriptor or -1 with errno, with a new name, and locks what it
+  // made.
+  void begin_named(const std::function<int(const char* name)>& make);
+  bool is_mine() const;
+  void discard();
+  void sync_directory_above() const;
+  [[noreturn]] void fail(int error) const;
+
+  const std::string path_;  // for messages
+  std::string name_;        // in the directory above
+  UniqueFd above_;
+  UniqueFd fd_;
+  std::mutex naming_;      // held while names change; at a signal until the process ends
+  std::string temporary_;  // its name in the directory above; "" while it has none
+
+ private:
+  class Watcher;
+  std::unique_ptr<Watcher> watcher_;
+};
+
+class NewFile : public NewOutput {
  public:
   enum class Begin { kUnnamed, kNamed };
   enum class Existing { kKeep, kReplace };
@@ -29,10 +66,8 @@ class NewFile {
   // A symbolic link stands for the file that it leads to. kNamed: does not use O_TMPFILE (for
   // tests). Throws Error kUsage when there is a file and it is to be kept; kUnreadable, also when
   // `path` exists and is not a regular file.
-  NewFile(const std::string& path, Existing existing, Begin begin = Begin::kUnnamed);
-  ~NewFile();
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
+  NewFile(const std::string& path, Existing existing, AtSignal at_signal,
+          Begin begin = Begin::kUnnamed);
 
   int fd() const { return fd_.get(); }  // open for writing
 
@@ -42,19 +77,26 @@ class NewFile {
 
  private:
   void begin_unnamed();
-  void begin_named();
-  void link();
-  int rename();
-  void discard();
-  [[noreturn]] void fail(int error) const;
+  int link(const std::string& name) const;
+  int give_name();
 
-  std::string path_;  // for messages
   Existing existing_;
-  std::string name_;       // of the target in the directory
-  std::string temporary_;  // of our file in the directory; "" while it has no name
-  UniqueFd directory_;
-  UniqueFd fd_;
-  std::unique_ptr<AtSignal> at_signal_;
+};
+
+class NewDirectory : public NewOutput {
+ public:
+  // Throws Error kUsage when there is something of this name that is no empty directory;
+  // kUnreadable.
+  NewDirectory(const std::string& path, AtSignal at_signal);
+
+  // Creates a file in it for writing. Throws Error kUnreadable.
+  UniqueFd create(const std::string& name);
+  // fsync(2) of such a file, and mode 0666 less the umask. Throws Error kUnreadable.
+  void finish(const UniqueFd& file, const std::string& name) const;
+  // A file in it for reading; without it. Throw Error kUnreadable.
+  UniqueFd open(const std::string& name) const;
+  void remove(const std::string& name) const;
+  void commit();  // throws as the constructor does
 };
 
 }  // namespace stfs

@@ -3,7 +3,6 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
-#include "core/checkpoint/new_directory.h"
 #include "core/checkpoint/new_file.h"
 #include "core/checkpoint/placement.h"
 #include "core/checkpoint/read_files.h"
@@ -132,8 +131,8 @@ std::uint64_t Plan::write_file(int fd, const std::string& output, const Progress
                      options_.stop);
 }
 
-std::uint64_t Plan::write_directory(bool cleans_up, const Progress& progress) const {
-  NewDirectory directory(options_.output, cleans_up);
+std::uint64_t Plan::write_directory(AtSignal at_signal, const Progress& progress) const {
+  NewDirectory directory(options_.output, at_signal);
   std::uint64_t shared = 0;
   const auto write = [&](const Content& content, const std::string& name) {
     const UniqueFd file = directory.create(name);
@@ -255,13 +254,14 @@ std::uint64_t save(const Checkpoint& checkpoint, const Sources& sources, const S
   std::vector<std::uint32_t> all(checkpoint.tensor_count());
   std::iota(all.begin(), all.end(), 0U);
   const Plan plan(checkpoint, all, options);
-  if (plan.is_directory()) return plan.write_directory(false, nullptr);
+  if (plan.is_directory()) return plan.write_directory(AtSignal::kNothing, nullptr);
   struct stat status {};
   if (::stat(options.output.c_str(), &status) == 0 &&
       ReadFiles(std::array{&checkpoint}, sources).contain(status, options.output)) {
     throw Error(ErrorCode::kUsage, options.output, "a file of the source: name another");
   }
-  NewFile file(options.output, replaces ? NewFile::Existing::kReplace : NewFile::Existing::kKeep);
+  NewFile file(options.output, replaces ? NewFile::Existing::kReplace : NewFile::Existing::kKeep,
+               AtSignal::kNothing);
   const std::uint64_t shared = plan.write_file(file.fd(), options.output, nullptr);
   file.commit();
   return shared;

@@ -9,6 +9,7 @@
 
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/gguf_writer.h"
+#include "core/checkpoint/new_file.h"
 #include "core/checkpoint/writer.h"
 #include "core/recipe/content.h"
 
@@ -58,10 +59,9 @@ class Plan {
   // Writes the one file of a plan to `fd`. Returns the bytes that are shared. Throws Error
   // kUnreadable; messages name `output`.
   std::uint64_t write_file(int fd, const std::string& output, const Progress& progress) const;
-  // Writes SaveOptions::output, whole or not at all, the index last. `cleans_up`: also when a signal
-  // ends the process, for which threads of the process must not block these signals. Returns and
-  // throws as write_file() does, and kUsage when there is something of this name.
-  std::uint64_t write_directory(bool cleans_up, const Progress& progress) const;
+  // Writes SaveOptions::output, whole or not at all, the index last. Returns and throws as
+  // write_file() does, and kUsage when there is something of this name.
+  std::uint64_t write_directory(AtSignal at_signal, const Progress& progress) const;
 
  private:
   std::vector<std::vector<std::uint32_t>> shards_of(std::span<const std::uint32_t> tensors) const;

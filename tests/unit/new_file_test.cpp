@@ -3,7 +3,6 @@
 
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/new_directory.h"
 #include "core/checkpoint/saved.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
@@ -38,6 +37,20 @@ namespace {
 using NameList = std::vector<std::string>;
 
 constexpr auto kReplace = NewFile::Existing::kReplace;
+constexpr auto kRemove = AtSignal::kRemove;
+
+sigset_t blocked_signals() {
+  sigset_t blocked;
+  ::pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+  return blocked;
+}
+
+bool are_equal(const sigset_t& a, const sigset_t& b) {
+  for (int number = 1; number < SIGRTMIN; ++number) {
+    if (::sigismember(&a, number) != ::sigismember(&b, number)) return false;
+  }
+  return true;
+}
 
 class NewFileTest : public ::testing::TestWithParam<NewFile::Begin> {
  protected:
@@ -62,7 +75,7 @@ class NewFileTest : public ::testing::TestWithParam<NewFile::Begin> {
 
 TEST_P(NewFileTest, HasItsNameOnlyWhenItIsComplete) {
   write_file(path(), "before");
-  NewFile file(path(), kReplace, GetParam());
+  NewFile file(path(), kReplace, kRemove, GetParam());
   write(file, "after");
 
   EXPECT_EQ(read_file(path()), "before");
@@ -81,7 +94,7 @@ TEST_P(NewFileTest, IsOnTheDiskBeforeItsNameIs) {
     synced.push_back(std::string(S_ISDIR(status.st_mode) ? "directory" : "file") +
                      (std::filesystem::exists(path()) ? ", named" : ", without a name"));
   };
-  NewFile file(path(), kReplace, GetParam());
+  NewFile file(path(), kReplace, kRemove, GetParam());
   write(file, "after");
   file.commit();
   on_sync = nullptr;
@@ -91,14 +104,14 @@ TEST_P(NewFileTest, IsOnTheDiskBeforeItsNameIs) {
 
 TEST_P(NewFileTest, LeavesNothingWhenItIsGivenUp) {
   write_file(path(), "before");
-  write(NewFile(path(), kReplace, GetParam()), "after");
+  write(NewFile(path(), kReplace, kRemove, GetParam()), "after");
 
   EXPECT_EQ(read_file(path()), "before");
   EXPECT_EQ(left(), NameList{"new"});
 }
 
 TEST_P(NewFileTest, LeavesNothingWhenItCannotGetItsName) {
-  NewFile file(path(), kReplace, GetParam());
+  NewFile file(path(), kReplace, kRemove, GetParam());
   write(file, "after");
   std::filesystem::create_directory(path());  // rename(2) does not replace a directory
 
@@ -108,7 +121,7 @@ TEST_P(NewFileTest, LeavesNothingWhenItCannotGetItsName) {
 
 TEST_P(NewFileTest, HasTheModeThatTheUmaskLeaves) {
   const mode_t before = ::umask(027);
-  NewFile file(path(), kReplace, GetParam());
+  NewFile file(path(), kReplace, kRemove, GetParam());
   file.commit();
   ::umask(before);
 
@@ -117,8 +130,8 @@ TEST_P(NewFileTest, HasTheModeThatTheUmaskLeaves) {
 
 TEST_P(NewFileTest, OfADirectoryThatIsMissingNamesTheDirectory) {
   const std::string missing = "directory \"" + path("missing/") + "\": No such file or directory";
-  EXPECT_EQ(refusal([&] { NewFile(path("missing/new"), kReplace, GetParam()); }), path("missing/new") + ": " + missing);
-  EXPECT_EQ(refusal([&] { NewDirectory(path("missing/new"), false); }), path("missing/new") + ": " + missing);
+  EXPECT_EQ(refusal([&] { NewFile(path("missing/new"), kReplace, kRemove, GetParam()); }), path("missing/new") + ": " + missing);
+  EXPECT_EQ(refusal([&] { NewDirectory(path("missing/new"), kRemove); }), path("missing/new") + ": " + missing);
 }
 
 TEST_P(NewFileTest, MayBeMadeInADirectoryThatCannotBeRead) {
@@ -128,7 +141,7 @@ TEST_P(NewFileTest, MayBeMadeInADirectoryThatCannotBeRead) {
   ASSERT_EQ(::chmod(dir_.path().c_str(), 0300), 0);
   std::thread([&] {
     if (is_root) ::syscall(SYS_setfsuid, kNobody);  // of this thread
-    NewFile file(path(), kReplace, GetParam());
+    NewFile file(path(), kReplace, kRemove, GetParam());
     write(file, "bytes");
     file.commit();
   }).join();
@@ -139,7 +152,7 @@ TEST_P(NewFileTest, MayBeMadeInADirectoryThatCannotBeRead) {
 
 TEST_P(NewFileTest, MayHaveTheLongestName) {
   const std::string name(255, 'n');
-  NewFile file(path(name), kReplace, GetParam());
+  NewFile file(path(name), kReplace, kRemove, GetParam());
   file.commit();
 
   EXPECT_EQ(left(), NameList{name});
@@ -148,12 +161,12 @@ TEST_P(NewFileTest, MayHaveTheLongestName) {
 TEST_P(NewFileTest, ReplacesNothingButARegularFile) {
   std::filesystem::create_directory(path("directory"));
   for (const std::string& directory : {path("directory"), path(""), path(".")}) {
-    EXPECT_EQ(refusal([&] { NewFile(directory, kReplace, GetParam()); }),
+    EXPECT_EQ(refusal([&] { NewFile(directory, kReplace, kRemove, GetParam()); }),
               directory + ": a directory: name a file in it");
   }
-  EXPECT_EQ(refusal([&] { NewFile("/dev/null", kReplace, GetParam()); }),
+  EXPECT_EQ(refusal([&] { NewFile("/dev/null", kReplace, kRemove, GetParam()); }),
             "/dev/null: not a regular file: name another");
-  EXPECT_EQ(refusal([&] { NewFile("", kReplace, GetParam()); }), "the name is empty: name a file");
+  EXPECT_EQ(refusal([&] { NewFile("", kReplace, kRemove, GetParam()); }), "the name is empty: name a file");
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
   EXPECT_EQ(left(), NameList{"directory"});
 }
@@ -164,7 +177,7 @@ TEST_P(NewFileTest, KeepsAFileThatItMayNotReplace) {
   for (const std::string& name : {path(), path("link")}) {
     if (name != path()) std::filesystem::create_symlink("new", name);
     try {
-      const NewFile file(name, kKeep, GetParam());
+      const NewFile file(name, kKeep, kRemove, GetParam());
       ADD_FAILURE() << name;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kUsage);
@@ -172,7 +185,7 @@ TEST_P(NewFileTest, KeepsAFileThatItMayNotReplace) {
     }
   }
   // Also one that appears later.
-  NewFile file(path("late"), kKeep, GetParam());
+  NewFile file(path("late"), kKeep, kRemove, GetParam());
   write(file, "after");
   write_file(path("late"), "appeared");
   EXPECT_THROW(file.commit(), Error);
@@ -187,13 +200,13 @@ TEST_P(NewFileTest, OfALinkReplacesTheFileThatItLeadsTo) {
   std::filesystem::create_symlink("there/file", path("link"));
   std::filesystem::create_symlink("nothing", path("dangling"));
 
-  NewFile file(path("link"), kReplace, GetParam());
+  NewFile file(path("link"), kReplace, kRemove, GetParam());
   write(file, "after");
   file.commit();
 
   EXPECT_TRUE(std::filesystem::is_symlink(path("link")));
   EXPECT_EQ(read_file(path("there/file")), "after");
-  EXPECT_EQ(refusal([&] { NewFile(path("dangling"), kReplace, GetParam()); }),
+  EXPECT_EQ(refusal([&] { NewFile(path("dangling"), kReplace, kRemove, GetParam()); }),
             path("dangling") + ": a symbolic link to \"nothing\", which is missing: name another");
   EXPECT_EQ(left(), (NameList{"dangling", "link", "there"}));
 }
@@ -203,7 +216,7 @@ TEST_P(NewFileTest, LeavesNothingWhenASignalEndsTheProcess) {
     EXPECT_EXIT(
         {
           ::signal(number, SIG_DFL);  // nohup(1) makes the tests ignore one of them
-          const NewFile file(dir_ / "new", kReplace, GetParam());
+          const NewFile file(dir_ / "new", kReplace, kRemove, GetParam());
           write(file, "after");
           ::kill(::getpid(), number);
           for (;;) ::pause();
@@ -214,14 +227,99 @@ TEST_P(NewFileTest, LeavesNothingWhenASignalEndsTheProcess) {
 }
 
 TEST_P(NewFileTest, TakesTheSignalsForItsOwnLifeAlone) {
-  sigset_t before, after;
-  ::pthread_sigmask(SIG_BLOCK, nullptr, &before);
-  NewFile(path(), kReplace, GetParam()).commit();
-  NewFile(path(), kReplace, GetParam());
-  ::pthread_sigmask(SIG_BLOCK, nullptr, &after);
+  const sigset_t before = blocked_signals();
+  NewFile(path(), kReplace, kRemove, GetParam()).commit();
+  NewFile(path(), kReplace, kRemove, GetParam());
 
-  for (int number = 1; number < SIGRTMIN; ++number) {
-    EXPECT_EQ(::sigismember(&before, number), ::sigismember(&after, number)) << number;
+  EXPECT_TRUE(are_equal(before, blocked_signals()));
+}
+
+TEST_P(NewFileTest, OfALibraryLeavesSignalsToItsProgram) {
+  static volatile std::sig_atomic_t taken;
+  taken = 0;
+  const sigset_t before = blocked_signals();
+  const auto others = ::signal(SIGTERM, [](int) { taken = 1; });
+  {
+    NewFile file(path(), kReplace, AtSignal::kNothing, GetParam());
+    NewDirectory directory(path("directory"), AtSignal::kNothing);
+    EXPECT_TRUE(are_equal(before, blocked_signals()));
+    on_sync = [&](int) { EXPECT_TRUE(are_equal(before, blocked_signals())); };
+    ::kill(::getpid(), SIGTERM);
+    file.commit();
+    directory.commit();
+    on_sync = nullptr;
+  }
+  ::signal(SIGTERM, others);
+  EXPECT_EQ(taken, 1);
+  EXPECT_EQ(left(), (NameList{"directory", "new"}));
+}
+
+TEST_P(NewFileTest, StaysInItsDirectoryWhenThatIsRenamed) {
+  for (const bool is_given_up : {false, true}) {
+    const std::string before = path("before"), after = path(is_given_up ? "given up" : "after");
+    std::filesystem::create_directory(before);
+    {
+      NewFile file(before + "/new", kReplace, kRemove, GetParam());
+      NewDirectory directory(before + "/directory", kRemove);
+      directory.create("in it");
+      std::filesystem::rename(before, after);
+      std::filesystem::create_directory(before);
+      if (!is_given_up) file.commit();
+      if (!is_given_up) directory.commit();
+    }
+    EXPECT_EQ(names_in(before), NameList());
+    EXPECT_EQ(names_in(after), is_given_up ? NameList() : (NameList{"directory", "new"}));
+    std::filesystem::remove(before);
+  }
+}
+
+TEST_P(NewFileTest, OfAKilledProcessIsRemovedByTheNextWriter) {
+  const NewDirectory under_way(path("under way"), AtSignal::kNothing);
+  EXPECT_EXIT(
+      {
+        const NewFile file(path(), kReplace, kRemove, GetParam());
+        NewDirectory directory(path("directory"), kRemove);
+        directory.create("in it");
+        ::kill(::getpid(), SIGKILL);
+      },
+      ::testing::KilledBySignal(SIGKILL), "");
+  std::filesystem::create_directory(path(".stfs-new-theirs"));
+  const bool is_root = ::geteuid() == 0;
+  ASSERT_TRUE(!is_root || ::chown(path(".stfs-new-theirs").c_str(), 65534, 65534) == 0);
+  EXPECT_GT(left().size(), 2U);
+
+  NewFile(path(), kReplace, kRemove, GetParam()).commit();
+  EXPECT_EQ(left().size(), is_root ? 3U : 2U);  // that under way, another user's, the new
+}
+
+// The signal comes after each step. The writer goes on until it is held.
+TEST(NewDirectories, AreWholeOrAbsentWhenASignalEndsTheProcess) {
+  const NameList files{"0", "1", "2"};
+  for (int step = 0; step < 4; ++step) {
+    const TempDir dir;
+    EXPECT_EXIT(
+        {
+          ::signal(SIGTERM, SIG_DFL);
+          NewDirectory directory(dir / "out", kRemove);
+          const std::filesystem::path begun = dir / names_in(dir.path()).front();
+          const auto is_done = [&](int number) {
+            if (number != step) return;
+            ::kill(::getpid(), SIGTERM);
+            while (number < 3 && std::filesystem::exists(begun / files.front())) ::usleep(100);
+          };
+          for (int i = 0; i < 3; ++i) {
+            directory.finish(directory.create(files[static_cast<std::size_t>(i)]), "file");
+            is_done(i);
+          }
+          directory.commit();
+          is_done(3);
+          for (;;) ::pause();
+        },
+        ::testing::KilledBySignal(SIGTERM), "");
+    EXPECT_EQ(names_in(dir.path()), step < 3 ? NameList() : NameList{"out"}) << step;
+    if (step == 3) {
+      EXPECT_EQ(names_in(dir / "out"), files);
+    }
   }
 }
 

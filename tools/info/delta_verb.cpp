@@ -3,7 +3,7 @@
 #include "core/base/posix.h"
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/new_directory.h"
+#include "core/checkpoint/new_file.h"
 #include "core/command/terminal.h"
 #include "core/layer/delta/encoder.h"
 #include "core/layer/delta/version.h"
@@ -89,7 +89,7 @@ class DeltaWriter {
         arguments_(arguments),
         encoding_(*delta_encoding(arguments.encoding)),
         checksum_(*delta_checksum(arguments.checksum)),
-        directory_(arguments.output, true) {}
+        directory_(arguments.output, AtSignal::kRemove) {}
 
   void write() {
     frames_ = directory_.create(kFrames);

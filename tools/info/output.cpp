@@ -62,7 +62,8 @@ Output::Output(const Arguments& arguments, std::span<const Checkpoint* const> re
     return;
   }
   if (exists && ReadFiles(read, sources).contain(status, name_)) refuse(name_);
-  file_.emplace(name_, arguments.force ? NewFile::Existing::kReplace : NewFile::Existing::kKeep);
+  file_.emplace(name_, arguments.force ? NewFile::Existing::kReplace : NewFile::Existing::kKeep,
+                AtSignal::kRemove);
 }
 
 int Output::fd() const { return file_ ? file_->fd() : stream_ ? stream_.get() : STDOUT_FILENO; }
