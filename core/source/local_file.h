@@ -17,6 +17,7 @@
 // Thread safety and lifetime: as source.h says. The lease's members marked so belong to one thread.
 #pragma once
 
+#include "core/base/forks.h"
 #include "core/base/posix.h"
 #include "core/source/source.h"
 
@@ -143,7 +144,7 @@ class LocalFile final : public Source {
   mutable Turn turn_;
 
   mutable std::shared_mutex pins_;  // shared by pins; exclusive to change the lease
-  mutable std::mutex judging_;      // of judge() and of calls that change the lease; after pins_
+  mutable ForkMutex judging_;       // of judge() and of calls that change the lease; after pins_
   mutable Standing own_standing_;
   mutable Standing* standing_ = &own_standing_;
   mutable unsigned asks_in_vain_ = 0;           // asks for the lease since the ctime moved

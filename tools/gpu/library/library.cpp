@@ -1,5 +1,6 @@
 // The C ABI over TensorLeases: handles, sized structs, exceptions as statuses.
 #include "core/base/boundary.h"
+#include "core/base/forks.h"
 #include "core/base/text.h"
 #include "core/layer/quantised/quantised_layer.h"
 #include "tools/gpu/device/narrowing.h"
@@ -25,12 +26,12 @@ using stfs::abi::refuse;
 using stfs::abi::write_sized;
 
 struct stfs_gpu_connection {
-  pid_t process;
+  std::uint64_t process;
   std::shared_ptr<stfs::gpu::TensorLeases> leases;
 };
 
 struct stfs_gpu_tensors {
-  pid_t process;
+  std::uint64_t process;
   std::shared_ptr<stfs::gpu::TensorLeases> leases;
   stfs::gpu::TensorLeases::Tensors tensors;
 };
@@ -47,7 +48,7 @@ int guarded(Call&& call) noexcept {
 template <class Handle>
 Handle& checked(Handle* handle, const char* what) {
   if (handle == nullptr) refuse(std::string(what) + ": NULL");
-  if (handle->process != ::getpid())
+  if (handle->process != stfs::this_process())
     refuse(std::string(what) + ": belongs to the parent process (fork)");
   return *handle;
 }
@@ -102,7 +103,7 @@ int stfs_gpu_connect(const char* path, unsigned flags, stfs_gpu_connection** con
     if ((flags & ~STFS_GPU_START_HOLDER) != 0)
       refuse("flags: a flag that this version does not know");
     auto handle = std::make_unique<stfs_gpu_connection>();
-    handle->process = ::getpid();
+    handle->process = stfs::this_process();
     handle->leases = stfs::gpu::TensorLeases::connect(
         path == nullptr ? "" : path, (flags & STFS_GPU_START_HOLDER) != 0 ? program() : "");
     *connection = handle.release();
@@ -110,7 +111,7 @@ int stfs_gpu_connect(const char* path, unsigned flags, stfs_gpu_connection** con
 }
 
 void stfs_gpu_disconnect(stfs_gpu_connection* connection) {
-  if (connection != nullptr && connection->process == ::getpid()) delete connection;
+  if (connection != nullptr && connection->process == stfs::this_process()) delete connection;
 }
 
 int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* const* names, size_t count,
@@ -153,7 +154,7 @@ int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* const* names, 
     request.pin = given.pin != 0;
 
     auto handle = std::make_unique<stfs_gpu_tensors>();
-    handle->process = ::getpid();
+    handle->process = stfs::this_process();
     handle->leases = connected.leases;
     handle->tensors = connected.leases->acquire(request);
     *tensors = handle.release();
@@ -161,7 +162,7 @@ int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* const* names, 
 }
 
 void stfs_gpu_release(stfs_gpu_tensors* tensors) {
-  if (tensors == nullptr || tensors->process != ::getpid()) return;
+  if (tensors == nullptr || tensors->process != stfs::this_process()) return;
   tensors->leases->release(std::move(tensors->tensors));
   delete tensors;
 }

@@ -43,7 +43,7 @@ std::string device_text(const std::string& device) { return is_host(device) ? "c
 }  // namespace
 
 LeasedTensor::~LeasedTensor() {
-  if (::getpid() != process_) {
+  if (this_process() != process_) {
     // After fork(2) the mapping and the connection belong to the parent: leak them.
     static_cast<void>(state_.release());
     return;
@@ -63,7 +63,7 @@ int LeasedTensor::ordinal() const {
 TensorLeases::TensorLeases(std::string socket, std::string program)
     : socket_(std::move(socket)),
       program_(std::move(program)),
-      process_(::getpid()),
+      process_(this_process()),
       inherited_(inherited_tensors()) {
   for (std::size_t i = 0; inherited_ && i < inherited_->size(); ++i) {
     inherited_keys_.emplace((*inherited_)[i].key, i);
@@ -94,7 +94,7 @@ Client& TensorLeases::client() {
 }
 
 TensorLeases::Tensors TensorLeases::acquire(const AcquireRequest& request) {
-  if (::getpid() != process_)
+  if (this_process() != process_)
     throw Error(ErrorCode::kUsage, "", "the connection belongs to the parent process (fork)");
   // Runs after calls_ is unlocked: sends leases that ended meanwhile, or by a failure below.
   struct Sender {

@@ -22,6 +22,7 @@
 // parent's, and CUDA may not work in the child.
 #pragma once
 
+#include "core/base/forks.h"
 #include "tools/gpu/client/client.h"
 #include "tools/gpu/client/selection.h"
 #include "tools/gpu/device/device.h"
@@ -81,7 +82,7 @@ class LeasedTensor : public TensorFacts {
   };
   std::unique_ptr<State> state_ = std::make_unique<State>();
   std::forward_list<Lease> lease_;  // one, or none for an inherited tensor
-  const pid_t process_ = ::getpid();
+  const std::uint64_t process_ = this_process();
 };
 
 struct AcquireRequest {
@@ -146,7 +147,7 @@ class TensorLeases : public std::enable_shared_from_this<TensorLeases> {
 
   const std::string socket_;
   const std::string program_;
-  const pid_t process_;
+  const std::uint64_t process_;
   std::optional<std::vector<InheritedTensor>> inherited_;
   std::multimap<std::string_view, std::size_t> inherited_keys_;
   std::multimap<std::string_view, std::size_t> inherited_labels_;

@@ -224,6 +224,22 @@ class _View:
         return self.interface
 
 
+_forks = 0
+
+
+def _count_fork():
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+def _this_process():
+    """Of this process and none of its ancestors. A pid is not: in nested namespaces many are 1."""
+    return _forks, os.getpid()
+
+
 class _Handle:
     """A handle of the library, freed when closed and no call uses it, or garbage collected.
 
@@ -232,12 +248,12 @@ class _Handle:
 
     def __init__(self, handle, free):
         self._value, self._lock, self._calls, self._is_closed = handle, threading.Lock(), 0, False
-        self._process = os.getpid()
+        self._process = _this_process()
         self._free = weakref.finalize(self, free, handle)
         self._free.atexit = False  # the process's end frees it
 
     def __enter__(self):
-        if self._process != os.getpid():
+        if self._process != _this_process():
             raise Error(USAGE, "belongs to the parent process (fork)")
         with self._lock:
             if self._is_closed:
@@ -253,7 +269,7 @@ class _Handle:
             self._free()
 
     def close(self):
-        if self._process != os.getpid():
+        if self._process != _this_process():
             return
         with self._lock:
             self._is_closed = True
