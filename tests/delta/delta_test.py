@@ -331,7 +331,7 @@ class Faults(Base):
     def test_words_that_are_not_known_are_refused_by_name(self):
         for number, (key, value, words) in enumerate([
                 ("delta_encoding", "rle", '"rle"'), ("compression_format", "lz4", '"lz4"'),
-                ("checksum_format", "blake3", '"blake3"'), ("version", "x", "is no number"),
+                ("checksum_format", "blake3", '"blake3": xxh3-128 and adler32 are known: publish with'), ("version", "x", "is no number"),
                 ("base_version", None, "is no number"), ("base_version", 1, "does not come before"),
                 ("base_version", 7, "does not come before")]):
             run = self.work / f"run{number}"

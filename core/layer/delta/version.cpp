@@ -229,7 +229,11 @@ std::optional<DeltaVersion> read_delta(const std::string& place, Sources& source
   const auto known_checksum = delta_checksum(word("checksum_format"));
   if (!known_checksum) {
     refuse(out.index, "checksum_format " + in_quotes(word("checksum_format")) +
-                          ": xxh3-128 and adler32 are known");
+                          ": xxh3-128 and adler32 are known" +
+                          (word("checksum_format") != "blake3"
+                               ? ""
+                               : ": publish with --update-weight-delta-checksum xxh3-128; this one is "
+                                 "verified by Python's package blake3, as the trainer has it"));
   }
   out.checksum = *known_checksum;
   const auto number = [&](const char* key) {
