@@ -3,6 +3,7 @@
 Run by ctest with STFS_LIBRARY and PYTHONPATH set.
 """
 
+import ctypes
 import gc
 import json
 import multiprocessing
@@ -111,6 +112,39 @@ class CheckpointTest(Base):
         tensors = [each for each in stfs.open(self.path).values()]
         with multiprocessing.get_context("fork").Pool(3) as pool:
             self.assertEqual(pool.map(bytes, tensors), [array.tobytes() for _, array in ARRAYS.values()])
+
+    def test_children_of_every_kind_of_checkpoint_read_on_beside_threads(self):
+        numpy.savez_compressed(self.at("m.npz"), a=numpy.tile(numpy.arange(256, dtype="u1"), 1 << 14))
+        kinds = [(self.path, {}), (self.at("m.npz"), {}), (self.path, {"edits": ["cast f32 BF16"]}),
+                 (write_q8_0(self.at("m.gguf")), {"dequantize": "f32"})]
+        for source, options in kinds:
+            with self.subTest(source):
+                m = stfs.open(source, **options)
+                part = m[list(m)[0]][-1:]
+                expected, has_ended = bytes(part), threading.Event()
+
+                def read():
+                    while not has_ended.is_set():
+                        bytes(part)
+                        m.info()
+
+                threads = [threading.Thread(target=read) for _ in range(3)]
+                for thread in threads:
+                    thread.start()
+                try:
+                    for _ in range(40):
+                        self.assertTrue(in_child(lambda: self.assertEqual((bytes(part), m.info()["tensors"]),
+                                                                          (expected, len(m)))))
+                finally:
+                    has_ended.set()
+                    for thread in threads:
+                        thread.join()
+
+    def test_a_child_saves_and_its_own_child_reads_on(self):
+        m = stfs.open(self.path)
+        out = self.at("out.safetensors")
+        self.assertTrue(in_child(lambda: (m.save(out), in_child(lambda: bytes(m["f32"])) or os._exit(1))))
+        self.assertEqual(bytes(stfs.open(out)["f32"]), bytes(m["f32"]))
 
     def test_a_forked_child_computes_for_itself(self):
         w = stfs.open(write_q8_0(self.at("m.gguf")), dequantize="f32")["w"]
@@ -267,6 +301,24 @@ class TensorTest(Base):
         numpy.testing.assert_array_equal(view, numpy.arange(256, dtype="u1"))
         numpy.testing.assert_array_equal(strided, numpy.arange(0, 256, 3, dtype="u1"))
 
+    def test_nothing_makes_a_view_writable(self):
+        t = stfs.open(write_checkpoint(self.at("a.safetensors"), {"a": ("U8", numpy.arange(256, dtype="u1"))}))["a"]
+        memory = t.memoryview()
+        views = [t.numpy(), t[::3].numpy(), t[3:].numpy(), numpy.asarray(t), numpy.asarray(memory),
+                 numpy.frombuffer(memory, "u1"), numpy.ndarray((256,), "u1", memory)]
+        while len(views) < 20 and isinstance(views[-1].base, numpy.ndarray):
+            views.append(views[-1].base)
+        for view in views:
+            for change in (lambda: view.setflags(write=True), lambda: view.__setitem__(0, 1),
+                           lambda: view[:].view("V1").setflags(write=True)):
+                with self.assertRaises(ValueError):
+                    change()
+        for change in (lambda: memory.__setitem__(0, 1), lambda: ctypes.c_char.from_buffer(memory),
+                       lambda: ctypes.c_char.from_buffer(memory.obj)):
+            with self.assertRaises(TypeError):
+                change()
+        numpy.testing.assert_array_equal(t.numpy(), numpy.arange(256, dtype="u1"))
+
     def test_unaligned_tensors_are_copied_or_read(self):
         byte = ("U8", numpy.array([7], "u1"))
         large = numpy.random.default_rng(4).standard_normal((512, 512))
@@ -395,6 +447,41 @@ class TensorTest(Base):
             del array
         self.assertNotIn(b"large.safetensors", contents("/proc/self/maps"))
 
+    def test_private_memory_of_all_tensors_is_one_mapping(self):
+        count, size = 60, 300_000  # bytes: no tensor but the first begins with a page
+        arrays = {f"t{i}": ("U8", numpy.full(size, i % 251, "u1")) for i in range(count)}
+        path = write_checkpoint(self.at("many.safetensors"), arrays)
+        m = stfs.open(path)
+
+        def mappings():
+            return contents("/proc/self/maps").count(b"many.safetensors")
+
+        def taken(tensor):  # as torch() has it
+            return numpy.frombuffer(tensor._private(), "u1")
+
+        before = mappings()
+        kept = [taken(tensor) for tensor in m.values()]
+        self.assertLessEqual(mappings(), before + 1)
+        second = taken(m["t7"])
+        kept[7][:] = 255  # is seen nowhere else
+        for array, i in ((kept[6], 6), (kept[8], 8), (second, 7), (taken(m["t7"]), 7)):
+            self.assertTrue((array == i).all())
+        for i in range(0, count, 2):
+            kept[i][:] = 255
+        del kept[::2], array, second
+        gc.collect()
+        for i in range(0, count, 2):  # the memory of those that are gone shows the file again
+            self.assertTrue((taken(m[f"t{i}"]) == i % 251).all(), i)
+        self.assertTrue((taken(m["t8"][5_000:-5_000]) == 8).all())
+        self.assertTrue((kept[3] == 255).all())  # t7
+        self.assertLessEqual(mappings(), before + 3)
+        del m
+        gc.collect()
+        self.assertTrue((kept[5] == 11).all())
+        del kept
+        gc.collect()
+        self.assertEqual(mappings(), 0)
+
     def test_sixteen_threads_share_a_checkpoint(self):
         wrong = []
 
@@ -468,6 +555,34 @@ class ElsewhereTest(Elsewhere):
         self.assertTrue(in_child(lambda: numpy.testing.assert_array_equal(m["w"].numpy(copy=True), self.large)))
         self.assertEqual(bytes(m["w"]), self.large.tobytes())
 
+    @unittest.skipUnless(os.geteuid() == 0, "needs a namespace of processes")
+    def test_a_child_that_has_its_parents_pid_makes_its_own_connections(self):
+        code = ("import ctypes, os, signal, stfs, sys\n"
+                "m = stfs.open(sys.argv[1], cache_dir=sys.argv[2])\n"
+                "first = bytes(m['w'][:4])\n"
+                "assert os.getpid() == 1 and ctypes.CDLL(None).unshare(0x20000000) == 0  # CLONE_NEWPID\n"
+                "if os.fork() == 0:\n"
+                " signal.alarm(60)\n"
+                " assert os.getpid() == 1 and len(bytes(m['w'])) == 2_000_000\n"
+                " del m\n"
+                " os._exit(0)\n"
+                "os._exit(os.wait()[1] != 0)\n")
+        self.server.gate.set()
+        subprocess.run(["unshare", "--pid", "--fork", sys.executable, "-c", code, self.url, self.at("cache")], check=True)
+
+    def test_a_pickle_holds_no_secret(self):
+        self.server.gate.set()
+        signed = self.url + "?X-Amz-Signature=SECRET"
+        for m in (self.open(signed), self.open(self.path, edits=[f"add {signed}::w as x"]),
+                  self.open(self.path, edits=[f"add '{signed}::w' as 'x y'"])):
+            for each in (m, m[list(m)[0]]):
+                with self.assertRaisesRegex(ValueError, "a pickle may hold no secret: open it in the other process") as raised:
+                    pickle.dumps(each)
+                self.assertNotIn("SECRET", str(raised.exception))
+            self.assertTrue(in_child(lambda: [bytes(tensor) for tensor in m.values()]))
+        for m in self.open(), self.open(self.path, edits=[f"add {self.url}::w as x"]):
+            self.assertEqual(list(pickle.loads(pickle.dumps(m))), list(m))
+
     def test_other_processes_read_the_same_version(self):
         self.server.gate.set()
         part = self.open()["w"][1_500_000:1_500_100]
@@ -524,6 +639,45 @@ class ElsewhereTest(Elsewhere):
             m.cancel()
             thread.join(0.01)
         self.assertEqual(len(ended), 1)
+
+    def test_a_handler_that_raises_ends_a_read_before_it_is_seen(self):
+        class Raised(BaseException):
+            pass
+
+        for kind in KeyboardInterrupt, Raised:
+            with self.subTest(kind):
+                self.server.gate.clear()
+                handled, has_ended = [], threading.Event()
+
+                def handler(*_):
+                    handled.append(1)
+                    if not has_ended.is_set():
+                        raise kind
+
+                def interrupt():  # again and again, while the call is cancelled too
+                    while not has_ended.wait(0.001):
+                        os.kill(os.getpid(), signal.SIGUSR1)
+
+                before = signal.signal(signal.SIGUSR1, handler)
+                sender = threading.Thread(target=interrupt)
+                m = stfs.open(self.url, cache_dir=self.at(f"cache-{kind.__name__}"))
+                buffer = bytearray(m["w"].nbytes)
+                try:
+                    sender.start()
+                    m["w"].readinto(buffer)
+                except kind:
+                    has_ended.set()
+                finally:
+                    has_ended.set()
+                    sender.join()
+                    signal.signal(signal.SIGUSR1, before)
+                self.assertTrue(handled)
+                seen = bytes(buffer)
+                self.server.gate.set()
+                self.assertEqual(bytes(m["w"]), self.large.tobytes())  # a read that was left behind has its bytes too
+                self.assertEqual(buffer, seen)
+                self.assertNotEqual(buffer, self.large.tobytes())
+                buffer.append(0)  # nobody holds it
 
     def test_control_c_ends_a_wait(self):
         code = ("import stfs, sys\n"

@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import signal
 import struct
 import sys
 import tempfile
@@ -58,6 +59,7 @@ def in_child(body):
     child = os.fork()
     if child == 0:
         try:
+            signal.alarm(60)  # a child that hangs is killed
             body()
             os._exit(0)
         except BaseException as error:
@@ -120,5 +122,5 @@ class Elsewhere(Base):
         self.addCleanup(self.server.gate.set)
         self.url = f"http://127.0.0.1:{self.server.server_port}/large.safetensors"
 
-    def open(self):
-        return stfs.open(self.url, cache_dir=self.at("cache"))
+    def open(self, source=None, **options):
+        return stfs.open(source or self.url, cache_dir=self.at("cache"), **options)

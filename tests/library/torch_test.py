@@ -4,12 +4,13 @@ Run by ctest with STFS_LIBRARY and PYTHONPATH set.
 """
 
 import sys
+import threading
 import unittest
 
 import numpy
 
 import stfs
-from support import ARRAYS, Base, Elsewhere, contents, write_q8_0
+from support import ARRAYS, Base, Elsewhere, contents, in_child, write_checkpoint, write_q8_0
 
 try:
     import torch
@@ -122,6 +123,36 @@ class TorchTest(Base):
 
 
 class LoaderTest(Elsewhere):
+    def test_children_of_a_transposed_tensor_read_on_beside_threads(self):
+        torch.save({"w": torch.arange(1 << 20, dtype=torch.float32).reshape(1024, 1024).t()}, self.at("t.pt"))
+        rows = stfs.open(self.at("t.pt"))["w"][:2]
+        expected, has_ended = bytes(rows), threading.Event()
+
+        def read():
+            while not has_ended.is_set():
+                bytes(rows._checkpoint["w"])
+
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(12):
+                self.assertTrue(in_child(lambda: self.assertEqual(bytes(rows), expected)))
+        finally:
+            has_ended.set()
+            for thread in threads:
+                thread.join()
+
+    def test_tensors_of_torch_that_are_kept_share_a_mapping(self):
+        path = write_checkpoint(self.at("many.safetensors"),
+                                {f"t{i}": ("U8", numpy.full(300_000, i, "u1")) for i in range(100)})
+        with stfs.safe_open(path, "pt") as f:
+            kept = {name: f.get_tensor(name) for name in f.keys()}
+        self.assertLessEqual(contents("/proc/self/maps").count(b"many.safetensors"), 2)
+        kept["t7"].zero_()
+        for i in range(100):
+            self.assertTrue((kept[f"t{i}"] == (0 if i == 7 else i)).all())
+
     def test_the_workers_of_a_loader_read_on(self):
         self.server.gate.set()
         w, f32 = self.open()["w"], stfs.open(self.path)["f32"]

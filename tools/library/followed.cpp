@@ -5,8 +5,6 @@
 #include "core/command/source_rows.h"
 #include "tools/library/option_words.h"
 
-#include <unistd.h>
-
 #include <array>
 #include <utility>
 
@@ -37,11 +35,10 @@ FollowOptions::FollowOptions(std::span<const std::string> options) {
 }
 
 Followed::Followed(std::string directory, const FollowOptions& options)
-    : process_(::getpid()),
-      sources_(options.sources),
+    : sources_(options.sources),
       follower_(std::move(directory), sources_, options.follow) {}
 
-bool Followed::is_inherited() const { return process_ != ::getpid(); }
+bool Followed::is_inherited() const { return process_ != this_process(); }
 
 const char* Followed::next() {
   if (is_inherited()) {

@@ -4,11 +4,11 @@
 // Thread safety: one thread at a time calls next(); any thread may call cancel().
 #pragma once
 
+#include "core/base/forks.h"
 #include "core/checkpoint/follow.h"
 #include "core/remote/sources.h"
 
-#include <sys/types.h>
-
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -34,7 +34,7 @@ class Followed {
   bool is_inherited() const;  // this process has none of its threads, so it must not be destroyed
 
  private:
-  pid_t process_;
+  const std::uint64_t process_ = this_process();
   Sources sources_;
   Follower follower_;
   std::string version_;

@@ -12,11 +12,13 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -140,7 +142,7 @@ std::string names_of_inputs(const stfs::Tensor& tensor) {
 }
 
 std::string text_of(stfs_checkpoint& handle, int which, std::size_t number) {
-  const stfs::Checkpoint& checkpoint = handle.opened.checkpoint();
+  const stfs::Checkpoint& checkpoint = handle.opened.checkpoint_here();
   switch (which) {
     case STFS_TEXT_INFO: {
       std::string text;
@@ -197,6 +199,10 @@ void stfs_cancel(stfs_checkpoint* checkpoint) {
 
 int stfs_is_elsewhere(const stfs_checkpoint* checkpoint) {
   return checkpoint != nullptr && checkpoint->opened.is_elsewhere() ? 1 : 0;
+}
+
+int stfs_has_secrets(const stfs_checkpoint* checkpoint) {
+  return checkpoint != nullptr && checkpoint->opened.has_secrets() ? 1 : 0;
 }
 
 const char* stfs_version_of(const stfs_checkpoint* checkpoint) {
@@ -380,6 +386,14 @@ void stfs_python_destroy(void* capsule) {
   } else if (auto* const tensor =
                  static_cast<DLManagedTensorVersioned*>(content("dltensor_versioned"))) {
     tensor->deleter(tensor);
+  }
+}
+
+void stfs_python_end(stfs_checkpoint* checkpoint, const int* has_ended) {
+  constexpr std::chrono::milliseconds kLook{5};  // again: a call may not have begun to wait
+  while (__atomic_load_n(has_ended, __ATOMIC_ACQUIRE) == 0) {
+    stfs_cancel(checkpoint);
+    std::this_thread::sleep_for(kLook);
   }
 }
 

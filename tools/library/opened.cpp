@@ -19,10 +19,8 @@
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
 #include <exception>
 #include <limits>
-#include <new>
 #include <system_error>
 #include <thread>
 
@@ -41,12 +39,27 @@ std::vector<std::string> pinned_of(const Checkpoint& checkpoint,
   return pinned;
 }
 
+// Whether a URL in a text has a user, or a query. In doubt yes: a glob behind it has "?" too.
+bool has_secret(std::string_view text) {
+  constexpr std::string_view kMark = "://";
+  for (std::size_t mark = text.find(kMark); mark != text.npos; mark = text.find(kMark, mark + 1)) {
+    const std::size_t begin = mark + kMark.size();
+    const std::string_view line = text.substr(begin, text.find('\n', begin) - begin);
+    const std::size_t host = std::min(line.find_first_of("/?#"), line.size());
+    const char scheme = mark == 0 ? ' ' : static_cast<char>(text[mark - 1] | ' ');  // lower case
+    const bool has_query = scheme == 'p' || scheme == 's';  // http, https: not s3, hf
+    if (line.substr(0, host).find('@') != line.npos) return true;
+    if (has_query && line.find('?') != line.npos) return true;
+  }
+  return false;
+}
+
 constexpr std::chrono::milliseconds kLook{100};  // between two questions to the user
 
-constexpr std::size_t kAlignment = 256;  // bytes, as DLPack asks of data
+constexpr std::size_t kLeastMapped = 256 << 10;  // bytes: less is read
 
-// Less is read: a process has few mappings (vm.max_map_count).
-constexpr std::size_t kLeastMapped = 256 << 10;  // bytes
+// Mappings of one file that lend its bytes: as many copies of a tensor need no memory of their own.
+constexpr std::size_t kMostLending = 64;
 
 // Each thread of a copy has at least so many bytes.
 constexpr std::uint64_t kPiece = 1 << 20;
@@ -113,30 +126,6 @@ std::string subject_of(const Checkpoint& checkpoint, std::uint32_t tensor) {
 
 }  // namespace
 
-Memory::Memory(std::size_t length)
-    : base_(std::aligned_alloc(kAlignment, (length + kAlignment - 1) / kAlignment * kAlignment)) {
-  if (base_ == nullptr) throw std::bad_alloc();
-}
-
-Memory Memory::mapped(int descriptor, off_t offset, std::size_t length) {
-  Memory memory;
-  if (descriptor < 0) return memory;
-  void* const base = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
-                            descriptor, offset);
-  if (base == MAP_FAILED) return memory;  // the process has too many mappings
-  memory.base_ = base;
-  memory.mapped_ = length;
-  return memory;
-}
-
-Memory::~Memory() {
-  if (mapped_ != 0) {
-    ::munmap(base_, mapped_);
-  } else {
-    std::free(base_);
-  }
-}
-
 // A call that waits for a network, while it lives.
 class Opened::Call {
  public:
@@ -176,8 +165,10 @@ Opened::Opened(std::vector<std::string> sources, OpenOptions options, Interrupte
   version_ = version_of(checkpoint.list());
   options_.load.layers = checkpoint.layers();  // for children, wherever they are
   pinned_ = pinned_of(checkpoint, names_);
+  for (const std::string& name : names_) has_secrets_ |= has_secret(name);
   for (const Layer& layer : options_.load.layers) {
     pinned_options_.push_back(layer.option + "=" + layer.argument);
+    has_secrets_ |= has_secret(layer.argument);
   }
   pinned_options_.insert(pinned_options_.end(), options_.others.begin(), options_.others.end());
   if (!options_.version.empty() && options_.version != version_) {
@@ -190,12 +181,17 @@ Opened::Opened(std::vector<std::string> sources, OpenOptions options, Interrupte
     beginnings.push_back({part.source.get(), part.beginning()});
   }
   if (!beginnings.empty()) resolutions_ = first->sources->resolutions(beginnings);
+  const TensorList& list = checkpoint.list();
+  is_plain_ = beginnings.empty() && !list.is_layered();
+  for (std::uint32_t i = 0; is_plain_ && i < list.size(); ++i) {
+    is_plain_ = list.row(i).computed == nullptr;
+  }
   first_ = first.release();
 }
 
 Opened::~Opened() {
   for (Loaded* const loaded : {first_, own_.load()}) {
-    if (loaded != nullptr && loaded->process == ::getpid()) delete loaded;
+    if (loaded != nullptr && loaded->process == this_process()) delete loaded;
   }
 }
 
@@ -203,12 +199,12 @@ std::unique_ptr<Opened::Loaded> Opened::load(std::span<const std::string> names,
                                              const OpenOptions& options,
                                              std::string_view resolutions) {
   auto loaded = std::make_unique<Loaded>();
-  loaded->process = ::getpid();
   loaded->sources = std::make_unique<Sources>(options.sources);
   if (!resolutions.empty()) loaded->sources->use(resolutions);
   LoadOptions how = options.load;
   how.sources = loaded->sources.get();
-  loaded->checkpoint = std::make_unique<const Checkpoint>(names, how);
+  loaded->own = std::make_unique<const Checkpoint>(names, how);
+  loaded->checkpoint = loaded->own.get();
   if (!resolutions.empty()) loaded->sources->start_fetching();
   loaded->mapped = std::make_unique<std::atomic<std::byte*>[]>(loaded->checkpoint->parts().size());
   return loaded;
@@ -257,17 +253,35 @@ std::unique_ptr<Opened::Loaded> Opened::load_first() const {
   return std::move(loading->loaded);
 }
 
-Opened::Loaded& Opened::loaded() {
-  const pid_t process = ::getpid();
-  const bool is_shared = resolutions_.empty() && !checkpoint().list().is_layered();
-  if (first_->process == process || is_shared) return *first_;
+std::unique_ptr<Opened::Loaded> Opened::load_here() const {
+  if (is_plain_) {
+    auto loaded = std::make_unique<Loaded>();
+    loaded->sources = std::make_unique<Sources>(options_.sources);
+    loaded->checkpoint = first_->checkpoint;
+    loaded->mapped = std::make_unique<std::atomic<std::byte*>[]>(loaded->checkpoint->parts().size());
+    return loaded;
+  }
+  std::unique_ptr<Loaded> loaded = load(again_, options_, resolutions_);
+  const std::string version = version_of(loaded->checkpoint->list());
+  const auto is_known = [&] {
+    if (version == version_) return true;
+    // A ctime that moved with a file's rights gives the same version another token.
+    for (const Part& part : checkpoint().parts()) {
+      if (is_url(part.source->path()) || part.source->verify() != 0) return false;
+    }
+    return version == version_of(checkpoint().list());
+  };
+  if (is_known()) return loaded;
+  throw Error(ErrorCode::kUnreadable, public_name(names_.front()),
+              "has changed since it was opened: open it again", ESTALE);
+}
+
+Opened::Loaded& Opened::loaded() const {
+  const std::uint64_t process = this_process();
+  if (first_->process == process) return *first_;
   Loaded* own = own_.load();
   while (own == nullptr || own->process != process) {
-    std::unique_ptr<Loaded> made = load(again_, options_, resolutions_);
-    if (version_of(made->checkpoint->list()) != version_) {
-      throw Error(ErrorCode::kUnreadable, public_name(names_.front()),
-                  "has changed since it was opened: open it again", ESTALE);
-    }
+    std::unique_ptr<Loaded> made = load_here();
     // Another thread may have been faster. What a parent has put here is never destroyed.
     if (own_.compare_exchange_strong(own, made.get())) own = made.release();
   }
@@ -478,14 +492,9 @@ Memory Opened::map_private(const PartOfTensor& part, std::byte*& data) {
   if (extent && size >= kLeastMapped && extent->offset % alignment_of(recipe.dtype) == 0) {
     if (const int error = fetch(from, *extent)) fail(*from.checkpoint, part.tensor, error);
     const int descriptor = extent->source->descriptor({extent->offset, extent->length});
-    const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-    const std::uint64_t before = extent->offset % page;
-    Memory memory = Memory::mapped(descriptor, static_cast<off_t>(extent->offset - before),
-                                   static_cast<std::size_t>(before) + size);
-    if (memory.data() != nullptr) {
-      data = memory.data() + before;
-      return memory;
-    }
+    Memory memory = private_part(from, *extent, descriptor);
+    data = memory.data();
+    if (data != nullptr) return memory;
   }
   Memory memory(size);
   data = memory.data();
@@ -495,12 +504,29 @@ Memory Opened::map_private(const PartOfTensor& part, std::byte*& data) {
   return memory;
 }
 
+// Empty where there can be no mapping.
+Memory Opened::private_part(Loaded& from, const Extent& extent, int descriptor) {
+  const auto begin = static_cast<std::size_t>(extent.offset);
+  const auto length = static_cast<std::size_t>(extent.length);
+  const auto whole = static_cast<std::size_t>(extent.source->size());
+  const std::lock_guard lock(from.mutex);
+  std::vector<std::shared_ptr<PrivateFile>>& files = from.lent[extent.source];
+  for (const std::shared_ptr<PrivateFile>& file : files) {
+    if (std::byte* const data = file->lend(begin, length, descriptor)) return {file, data};
+  }
+  if (files.size() == kMostLending) return {};
+  Memory mapping = Memory::mapped(descriptor, whole);
+  if (mapping.data() == nullptr) return {};
+  const auto& file = files.emplace_back(std::make_shared<PrivateFile>(mapping.release(), whole));
+  return {file, file->lend(begin, length, descriptor)};
+}
+
 Memory Opened::map_private_file(std::uint32_t tensor) {
   Loaded& from = loaded();
   const std::optional<Extent> extent = from.checkpoint->locator(tensor);
   if (!extent || extent->length == 0 || extent->source->local_file() == nullptr) return {};
   if (const int error = extent->source->verify()) fail(*from.checkpoint, tensor, error);
-  return Memory::mapped(extent->source->descriptor({extent->offset, extent->length}), 0,
+  return Memory::mapped(extent->source->descriptor({extent->offset, extent->length}),
                         static_cast<std::size_t>(extent->source->size()));
 }
 
@@ -522,7 +548,7 @@ void Opened::prefetch(std::uint32_t tensor) {
 
 void Opened::cancel() {
   // Loads nothing: in a child that has not loaded yet, nothing waits.
-  const pid_t process = ::getpid();
+  const std::uint64_t process = this_process();
   for (Loaded* const loaded : {first_, own_.load()}) {
     if (loaded == nullptr || loaded->process != process) continue;
     const std::lock_guard lock(loaded->mutex);

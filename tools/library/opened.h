@@ -1,37 +1,37 @@
 // A checkpoint that a program has opened through libstfs: the C++ behind include/stfs.h, which says
 // what the functions promise.
 //
-// A forked child has none of its parent's threads, and must not use its connections. Tensors that
-// stand in local files work there as before. For sources elsewhere, and for computed tensors, whose
-// caches may be locked by threads that the child lacks, it loads the same versions again: from what
-// the parent knew of them. It never destroys what it inherited.
+// A forked child has none of its parent's threads, and must not use its connections. What has its own
+// lock, it has anew. Where all tensors stand in local files, the checkpoint works there as before. For
+// sources elsewhere, and for computed tensors, whose caches may be locked by threads that the child
+// lacks, it loads the same versions again: from what the parent knew of them. It never destroys what it
+// inherited.
 //
-//   Opened ──┬─ the first Loaded    names, shapes, local files: of this process and its children
-//            └─ a child's Loaded    sources elsewhere: made when the child first needs bytes of
-//            them
+//   Opened ──┬─ the first Loaded    of the process that opened it; its checkpoint has names and shapes
+//            └─ a child's Loaded    made when the child first needs bytes
 //
 // Thread safety: all members. Lifetime: what they return lives as long as the Opened.
 #pragma once
 
+#include "core/base/forks.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/format/types.h"
 #include "core/recipe/content.h"
 #include "core/remote/sources.h"
+#include "tools/library/memory.h"
 #include "tools/library/open_options.h"
-
-#include <sys/types.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace stfs {
@@ -50,31 +50,6 @@ struct PartRecipe {
   std::vector<std::uint64_t> shape;
 };
 
-// Private memory: a mapping of a file, or bytes that were read.
-class Memory {
- public:
-  Memory() = default;
-  explicit Memory(std::size_t length);  // bytes; uninitialised
-  // A copy-on-write mapping from `offset`, that of a page; empty where there can be none.
-  static Memory mapped(int descriptor, off_t offset, std::size_t length);
-  Memory(Memory&& other) noexcept
-      : base_(std::exchange(other.base_, nullptr)), mapped_(std::exchange(other.mapped_, 0)) {}
-  Memory& operator=(Memory&& other) noexcept {
-    std::swap(base_, other.base_);
-    std::swap(mapped_, other.mapped_);
-    return *this;
-  }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  ~Memory();
-
-  std::byte* data() const { return static_cast<std::byte*>(base_); }
-
- private:
-  void* base_ = nullptr;
-  std::size_t mapped_ = 0;  // bytes; 0: from malloc(3)
-};
-
 class Opened {
  public:
   // Asked by the calling thread while it waits for a network; true ends the call.
@@ -88,12 +63,15 @@ class Opened {
 
   const Checkpoint& checkpoint() const { return *first_->checkpoint; }
   bool is_elsewhere() const { return !resolutions_.empty(); }
+  bool has_secrets() const { return has_secrets_; }  // in URLs of sources and layers
   const std::string& version() const { return version_; }
   const std::vector<std::string>& pinned_sources() const { return pinned_; }
   const std::vector<std::string>& pinned_options() const { return pinned_options_; }
 
+  // As this process has loaded it: what may lock something, or look at its sources.
+  const Checkpoint& checkpoint_here() const { return *loaded().checkpoint; }
   // Throws Error kUsage for what cannot be read so. The recipe is for measuring.
-  PartRecipe recipe(const PartOfTensor& part) const { return recipe_of(checkpoint(), part); }
+  PartRecipe recipe(const PartOfTensor& part) const { return recipe_of(checkpoint_here(), part); }
 
   // The functions below wait for what is not on this machine. They throw Error kUnreadable with the
   // errno of what failed.
@@ -122,13 +100,15 @@ class Opened {
  private:
   // The checkpoint as one process has loaded it.
   struct Loaded {
-    pid_t process = 0;
+    const std::uint64_t process = this_process();
     std::unique_ptr<Sources> sources;
-    std::unique_ptr<const Checkpoint> checkpoint;
+    std::unique_ptr<const Checkpoint> own;  // null: the checkpoint is its parent's
+    const Checkpoint* checkpoint = nullptr;
     std::unique_ptr<std::atomic<std::byte*>[]> mapped;  // of each part: its file; null: not yet
 
-    std::mutex mutex;                            // of `calls`
+    std::mutex mutex;                            // of the rest
     std::vector<std::atomic<bool>*> calls = {};  // that wait for a network
+    std::map<const Source*, std::vector<std::shared_ptr<PrivateFile>>> lent = {};
     ~Loaded();
   };
   class Call;
@@ -136,8 +116,9 @@ class Opened {
   static std::unique_ptr<Loaded> load(std::span<const std::string> names,
                                       const OpenOptions& options, std::string_view resolutions);
   std::unique_ptr<Loaded> load_first() const;
-  // In a child its own, where sources are elsewhere.
-  Loaded& loaded();
+  std::unique_ptr<Loaded> load_here() const;  // in a child
+  Loaded& loaded() const;                     // of this process
+  static Memory private_part(Loaded& from, const Extent& extent, int descriptor);
   static PartRecipe recipe_of(const Checkpoint& checkpoint, const PartOfTensor& part);
   // The functions below return 0 or an errno.
   int copy(Loaded& from, const Content& content, std::uint64_t offset,
@@ -156,8 +137,10 @@ class Opened {
   OpenOptions options_;
   const Interrupted interrupted_;
   Loaded* first_ = nullptr;             // freed by the process that made it
-  std::atomic<Loaded*> own_ = nullptr;  // of the child
+  mutable std::atomic<Loaded*> own_ = nullptr;  // of the child
+  bool is_plain_ = false;                       // all tensors stand in local files
   std::string resolutions_;             // for children; "": all sources are local
+  bool has_secrets_ = false;
   std::string version_;
   std::vector<std::string> pinned_;
   std::vector<std::string> pinned_options_;

@@ -101,6 +101,10 @@ STFS_API int stfs_is_elsewhere(const stfs_checkpoint* checkpoint);
  * the same layers. Valid until stfs_close. */
 STFS_API const char* stfs_version_of(const stfs_checkpoint* checkpoint);
 
+/* Nonzero if the URL of a source or of a layer has a secret: a query, which signs it, or a user and a
+ * password. stfs_source then lacks it, and stfs_option has it: store neither. */
+STFS_API int stfs_has_secrets(const stfs_checkpoint* checkpoint);
+
 /* The sources as they can be opened again for the same version: paths are absolute, and the
  * revision of the Hub is a commit. NULL after the last. Valid until stfs_close. */
 STFS_API const char* stfs_source(const stfs_checkpoint* checkpoint, size_t index);
@@ -235,6 +239,10 @@ STFS_API int stfs_export_unversioned(stfs_checkpoint* checkpoint, const stfs_par
 /* The destructor of a PyCapsule that owns a "stfs_checkpoint", a "stfs_mapping", or a struct of
  * DLPack: frees it, unless a consumer has renamed the capsule. For modules of Python. */
 STFS_API void stfs_python_destroy(void* capsule);
+
+/* Cancels the calls with the checkpoint until `has_ended`, which another thread sets, is not 0. For
+ * modules of Python: in C no handler of a signal runs, which may raise. */
+STFS_API void stfs_python_end(stfs_checkpoint* checkpoint, const int* has_ended);
 
 /* Begins to fetch tensors of remote sources into the cache, behind what is read. Returns at once.
  */

@@ -4,7 +4,8 @@ import ctypes
 import os
 import threading
 import warnings
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from pickle import PickleBuffer
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _library
 from ._errors import NoSuchTensor, UsageError
@@ -55,7 +56,8 @@ class Checkpoint(Mapping[str, Tensor]):
 
     Each is one version of its file: if a file changes, reading raises stfs.Unreadable with errno ESTALE, and
     never gives other bytes. Many threads may use a Checkpoint. After a fork the child may go on using it; for
-    other processes it pickles as its sources, their versions and its options.
+    other processes it pickles as its sources, their versions and its options, if none of them has a secret: the
+    query of a URL (a signed one), or a user and a password.
     """
 
     def __init__(self, sources: Sequence[str], options: Sequence[str]):
@@ -97,14 +99,26 @@ class Checkpoint(Mapping[str, Tensor]):
         for line in self._texts(library.stfs_warning):
             warnings.warn(line, stacklevel=3)
 
-    def _call(self, function: Any, *arguments: Any) -> None:
-        """A call that may wait for a network."""
-        if not self._is_elsewhere:
+    def _run(self, call: Callable[[], Any]) -> Any:
+        """Makes a call that may wait for a network."""
+        return interruptibly(call, self._handle) if self._is_elsewhere else call()
+
+    def _call(self, function: Any, *arguments: Any, keeps: Any = None) -> None:
+        """Calls a function of the library. `keeps` has the memory that it writes to; a memoryview is released when
+        the call has ended."""
+        def call() -> None:
+            try:
+                check(function(self._handle, *arguments))
+            finally:
+                if isinstance(keeps, memoryview):
+                    keeps.release()
+
+        if self._is_elsewhere or keeps is not None:
+            self._run(call)
+        else:
             status = function(self._handle, *arguments)
             if status:
                 check(status)
-        else:
-            interruptibly(lambda: check(function(self._handle, *arguments)), self.cancel)
 
     def _texts(self, function: Any) -> List[str]:
         texts: List[str] = []
@@ -118,8 +132,7 @@ class Checkpoint(Mapping[str, Tensor]):
             check(library.stfs_text(self._handle, which, number, ctypes.byref(text), ctypes.byref(length)))
             return text_of(text.value, length.value)
 
-        waits = self._is_elsewhere and which == _library.TEXT_METADATA
-        return str(interruptibly(read, self.cancel)) if waits else read()
+        return str(self._run(read) if which == _library.TEXT_METADATA else read())
 
     @property
     def sources(self) -> List[str]:
@@ -174,7 +187,9 @@ class Checkpoint(Mapping[str, Tensor]):
     def _file(self, address: int, length: int) -> memoryview:
         """The mapping of a whole file, read-only, for all arrays of it."""
         array = _library.buffer(address, length, self._owner)
-        memory = self._files[address] = memoryview(array).toreadonly().cast("B")
+        # The PickleBuffer makes a read-only memoryview the base of all others: NumPy asks the base whether an array
+        # may become writable, and that of toreadonly() alone is the array of ctypes, which is writable.
+        memory = self._files[address] = memoryview(PickleBuffer(memoryview(array).toreadonly())).cast("B")
         return memory
 
     def _no_such_tensor(self, name: Any) -> Tensor:
@@ -239,7 +254,7 @@ class Checkpoint(Mapping[str, Tensor]):
         shared = ctypes.c_uint64()
         (given,) = _array([path])
         interruptibly(lambda: check(library.stfs_save(self._handle, given, ctypes.byref(options), ctypes.byref(shared))),
-                      self.cancel)
+                      self._handle)
         return int(shared.value)
 
     def cancel(self) -> None:
@@ -253,4 +268,8 @@ class Checkpoint(Mapping[str, Tensor]):
         """Does nothing: the checkpoint closes when neither it nor an array of it is used any more."""
 
     def __reduce__(self) -> Tuple[Any, Tuple[List[str], List[str]]]:
+        if library.stfs_has_secrets(self._handle):
+            raise UsageError("a URL of a source or a layer has a query, or a user and a password, and a pickle may hold no "
+                             "secret: open it in the other process (a fork's child reads on), or let credentials come "
+                             "from ~/.netrc, AWS_* or HF_TOKEN", 2)
         return Checkpoint, (self.sources, [*self._texts(library.stfs_option), f"version={self.version}"])

@@ -4,14 +4,18 @@ import ctypes
 from typing import Any
 
 from ._errors import UsageError
-from ._library import library, owner
+from ._library import check, library, owner
 
 
 def capsule(checkpoint: Any, part: Any, is_versioned: bool) -> Any:
-    exported = ctypes.c_void_p()
     function = library.stfs_export if is_versioned else library.stfs_export_unversioned
+
+    def export() -> Any:
+        exported = ctypes.c_void_p()
+        check(function(checkpoint._handle, part, 0, ctypes.byref(exported)))
+        return owner(exported.value, b"dltensor_versioned" if is_versioned else b"dltensor")
+
     try:
-        checkpoint._call(function, part, 0, ctypes.byref(exported))
+        return checkpoint._run(export)
     except UsageError as error:
         raise BufferError(str(error)) from None
-    return owner(exported.value, b"dltensor_versioned" if is_versioned else b"dltensor")

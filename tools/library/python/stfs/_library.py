@@ -1,5 +1,6 @@
 """libstfs through ctypes: structs, prototypes, failures as exceptions. <stfs.h> says what each function does."""
 
+import _thread
 import ctypes
 import glob
 import os
@@ -77,6 +78,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("last_error", text), ("last_errno", ctypes.c_int), ("version", text),
         ("open", ctypes.c_int, texts, size, texts, size, ctypes.c_void_p, out),
         ("close", None, Handle), ("cancel", None, Handle), ("is_elsewhere", ctypes.c_int, Handle),
+        ("has_secrets", ctypes.c_int, Handle),
         ("version_of", text, Handle), ("source", text, Handle, size),
         ("option", text, Handle, size), ("warning", text, Handle, size),
         ("tensors", ctypes.c_int, Handle, ctypes.POINTER(Table)),
@@ -91,6 +93,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("export_unversioned", ctypes.c_int, Handle, part, ctypes.c_uint, out),
         ("save", ctypes.c_int, Handle, text, ctypes.POINTER(SaveOptions), ctypes.POINTER(ctypes.c_uint64)),
         ("prefetch", ctypes.c_int, Handle, sizes, size), ("python_destroy", None, ctypes.c_void_p),
+        ("python_end", None, Handle, ctypes.POINTER(ctypes.c_int)),
         ("follow", ctypes.c_int, text, texts, size, out), ("next_version", ctypes.c_int, Handle, ctypes.POINTER(text)),
         ("follow_cancel", None, Handle)]
     for name, result, *arguments in functions:
@@ -113,46 +116,52 @@ def check(status: int) -> None:
         raise error_of(status, library.stfs_last_error().decode(errors="replace"), library.stfs_last_errno())
 
 
-def interruptibly(call: Callable[[], Any], cancel: Optional[Callable[[], None]] = None) -> Any:
-    """Calls, so that Ctrl-C ends a wait for a network: the main thread must run Python to see it.
+def interruptibly(call: Callable[[], Any], handle: Optional[int] = None) -> Any:
+    """Calls on a thread, so that Ctrl-C ends a wait for a network: the main thread must run Python to see it.
 
-    `cancel` makes the call end soon; without it the call is left behind.
+    `handle` is the checkpoint of the call. Whatever a handler of a signal raises, the call is cancelled, and has ended
+    before this raises it. Without a handle the call is left behind. Memory that it writes to must belong to it.
     """
     if threading.current_thread() is not threading.main_thread():
         return call()
-    result: List[Any] = []
-    failure: List[BaseException] = []
+    calls, outcome = [call], []
+    ended, has_ended = threading.Lock(), ctypes.c_int()
+    ended.acquire()
 
     def run() -> None:
         try:
-            result.append(call())
+            outcome.append((calls.pop()(), None))
         except BaseException as exception:
-            failure.append(exception)
+            outcome.append((None, exception))
+        finally:
+            has_ended.value = 1
+            ended.release()
 
-    thread = threading.Thread(target=run, daemon=True)
-    try:
-        thread.start()
-        while thread.is_alive():
-            thread.join(0.1)
-    except BaseException:
-        if cancel is not None:
-            _end(thread, cancel)
-        raise
-    if failure:
-        raise failure[0]
-    return result[0]
-
-
-def _end(thread: threading.Thread, cancel: Callable[[], None]) -> None:
-    """Returns when the thread has ended: until then it writes to the memory of its caller."""
-    while True:
-        try:
-            while thread.ident is not None and thread.is_alive():
-                cancel()  # again: the call may not have begun to wait
-                thread.join(0.1)
+    def end() -> None:
+        if handle is None:
             return
-        except KeyboardInterrupt:
-            continue
+        if calls:
+            try:
+                calls.pop()
+                has_ended.value = 1  # no thread has taken the call, and none will
+            except IndexError:
+                pass
+        library.stfs_python_end(handle, ctypes.byref(has_ended))  # in C no handler runs
+
+    try:
+        try:
+            # Not a threading.Thread: before Python 3.13, one whose join() was interrupted counts as ended.
+            _thread.start_new_thread(run, ())
+            while not has_ended.value:
+                ended.acquire(timeout=0.1)
+        finally:
+            end()
+    finally:
+        end()  # again: a handler may have raised in the first
+    result, failure = outcome[0]
+    if failure is not None:
+        raise failure
+    return result
 
 
 # Own prototypes: every module shares those of ctypes.pythonapi.

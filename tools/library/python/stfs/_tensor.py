@@ -117,8 +117,8 @@ class Tensor:
         expression = None if not self._axes else _index.expression(self._axes)
         return _library.Part(ctypes.sizeof(_library.Part), self._number, expression, as_)
 
-    def _read(self, address: int, length: int, as_: Optional[bytes] = None) -> None:
-        self._checkpoint._call(library.stfs_read, self._part(as_), 0, address, length)
+    def _read(self, address: int, length: int, keeps: Any, as_: Optional[bytes] = None) -> None:
+        self._checkpoint._call(library.stfs_read, self._part(as_), 0, address, length, keeps=keeps)
 
     def _mapped(self, itemsize: int) -> Optional[Tuple["memoryview", int, Optional[Tuple[int, ...]]]]:
         """The memory that its file is mapped to, where its first byte is there, and strides in bytes; None where
@@ -162,7 +162,7 @@ class Tensor:
             if view.nbytes < length:
                 raise ValueError(f"the buffer has {view.nbytes} bytes, and the tensor {length}")
             if length:
-                self._read(ctypes.addressof(ctypes.c_char.from_buffer(view.cast("B"))), length)
+                self._read(ctypes.addressof(ctypes.c_char.from_buffer(view.cast("B"))), length, memoryview(view))
             return length
 
     def __bytes__(self) -> bytes:
@@ -199,7 +199,7 @@ class Tensor:
 
         if as_ is not None:
             array = numpy.empty(self.shape, numpy.float32)
-            self._read(array.ctypes.data, array.nbytes, _as(as_))
+            self._read(array.ctypes.data, array.nbytes, array, _as(as_))
             return array
         known = type_of(self.dtype)
         if known.typestr is None:
@@ -211,7 +211,7 @@ class Tensor:
             return view if known.ml_dtypes is None else in_ml_dtypes(view, known.ml_dtypes)
         array = numpy.empty(self.shape, known.typestr)
         if array.nbytes:
-            self._read(array.ctypes.data, array.nbytes)
+            self._read(array.ctypes.data, array.nbytes, array)
         return in_ml_dtypes(array, known.ml_dtypes)
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
@@ -255,9 +255,15 @@ class Tensor:
 
     def _private(self) -> Any:
         """A buffer with its bytes, private and writable."""
-        address, mapping = ctypes.c_void_p(), ctypes.c_void_p()
-        self._checkpoint._call(library.stfs_map_private, self._part(), ctypes.byref(address), ctypes.byref(mapping))
-        return _library.buffer(address.value, self.nbytes, owner(mapping.value, b"stfs_mapping"))
+        return self._mapping(library.stfs_map_private, self._part(), self.nbytes)
+
+    def _mapping(self, function: Any, what: Any, length: int) -> Any:
+        def make() -> Any:
+            address, mapping = ctypes.c_void_p(), ctypes.c_void_p()
+            _library.check(function(self._checkpoint._handle, what, ctypes.byref(address), ctypes.byref(mapping)))
+            return address.value and _library.buffer(address.value, length, owner(mapping.value, b"stfs_mapping"))
+
+        return self._checkpoint._run(make)
 
     def _private_file(self, files: Dict[int, Any]) -> Any:
         """Such a buffer with the whole file of a stored tensor; None where there is none, or the tensor would be
@@ -265,11 +271,7 @@ class Tensor:
         if self._axes is not None or not self._source or self._begin % type_of(self.dtype).itemsize:
             return None
         if self._source not in files:
-            address, mapping = ctypes.c_void_p(), ctypes.c_void_p()
-            self._checkpoint._call(library.stfs_map_private_file, self._number, ctypes.byref(address),
-                                   ctypes.byref(mapping))
-            files[self._source] = address.value and _library.buffer(address.value, self._source_bytes,
-                                                                    owner(mapping.value, b"stfs_mapping"))
+            files[self._source] = self._mapping(library.stfs_map_private_file, self._number, self._source_bytes)
         return files[self._source]
 
     def jax(self, as_: Optional[str] = None) -> Any:
