@@ -17,7 +17,8 @@ from schemes import Draw
 BROKEN = {}
 Q = variants.LAYER + "self_attn.q_proj"
 W = Q + ".weight"
-UP = variants.LAYER + "mlp.up_proj"
+LAYER = variants.LAYER
+UP = LAYER + "mlp.up_proj"
 KV = variants.LAYER + "self_attn.kv_a_proj_with_mqa.weight"
 EXPERTS = variants.LAYER + "mlp.experts."
 
@@ -135,6 +136,34 @@ def alone(suffix, each):
 
 row("fp8-unknown-scale", "plain", (Q + ".weight", "new_scale"), alone(".new_scale", floats("F32", 0.5)))
 row("fp8-unknown-scales", "plain", (Q + ".weight", "scales_of_rows"), alone(".scales_of_rows", floats("F32", np.ones(8))))
+
+
+# Codes beside a tensor that may be their scale, or a part of their value, whatever either is called.
+
+
+def codes(name, dtype, part, shape=(8, 32)):
+    """Codes that no scheme takes, and a part whose name and place are not known."""
+    return both(added(name, tensor(dtype, np.full(shape, 0x38))), added(part, floats("F32", 0.5)))
+
+
+for label, name, dtype, part in (
+        ("of-a-quantizer", W, "F8_E4M3", W + "_quantizer._scale"), ("of-the-name", W, "F8_E4M3", W + ".scale"), ("of-other-codes", Q + ".float8_data", "F8_E4M3", Q + ".scale"),
+        ("of-tensorrt", W, "F8_E4M3", Q + ".weights_scaling_factor"), ("as-amax", W, "F8_E4M3", Q + ".amax"), ("as-amax-of-a-quantizer", W, "F8_E4M3", W + "_quantizer._amax"),
+        ("upper-case", W, "F8_E4M3", Q + ".Q.WScale"), ("deep", W, "F8_E5M2", Q + ".parametrizations.weight.original.scaling"), ("beside-the-module", W, "F8_E4M3", Q + "_scale"),
+        ("in-a-tree", W, "F8_E4M3", "scales." + W), ("in-a-tree-of-modules", W, "F8_E4M3", "scales." + Q), ("of-a-kernel", Q + ".kernel", "F8_E4M3", Q + ".scale"),
+        ("without-a-module", "kernel", "F8_E4M3", "descale"), ("of-flax", "dense/kernel", "F8_E4M3", "dense/scale"), ("as-q-scale", W, "I8", Q + ".q_scale"), ("of-integers", W, "I8", W + "_quantizer._scale"), ("of-bytes", W, "U8", W + ".scale"), ("of-words", Q + ".codes", "I32", Q + ".scale"),
+        ("of-words-without-sign", Q + ".codes", "U32", Q + ".w_scale"), ("of-short-words", Q + ".codes", "I16", Q + ".amax"), ("as-a-low-rank-part", Q + ".codes", "I8", Q + ".svd_up")):
+    row("scale-" + label, "plain", (f'"{name}"', part), codes(name, dtype, part))
+row("scale-of-fp4", "plain", (W, "_scale"), both(added(W, Tensor("F4", (8, 32), bytes(128))), added(W + "_quantizer._scale", floats("F32", 0.5))))
+row("scale-beside-other-codes", "fp8-channel", ("codes", "amax"), codes(Q + ".codes", "U8", Q + ".amax"))
+# Parameters of a model that only sound like it, and integers that are no codes.
+row("scale-of-the-model", "plain", (), lambda model: [
+    model.computed(model.put(name, tensor("F8_E4M3", np.full((4, 8), 0x38))), np.ones((4, 8), np.float32), [name])
+    for name in ("text_projection", "dense/kernel", "scale_shift_table", "blocks.0.scale_shift_table", LAYER + "attn.q_bias", LAYER + "upscaler.conv.weight", W)] + [
+    model.passes(name, floats("F32", np.ones(3)))
+    for name in ("logit_scale", "dense_norm/scale", "ln/scale", LAYER + "layer_scale", LAYER + "attn.logit_scale", LAYER + "attn.q_norm.scale", LAYER + "ff.scale", LAYER + "upscaler.conv.bias")] + [
+    model.passes(LAYER + "attn.relative_position_index", tensor("I64", np.ones((4, 4)))), model.passes(LAYER + "table.scale", floats("F32", 1)),
+    model.passes(LAYER + "table.index", tensor("I64", np.ones((4, 4))))], "right")
 
 
 # ComfyUI.
@@ -594,6 +623,17 @@ def twice(model):
 
 row("ct-two-groups-of-equal-bits", "ct-pack-4", (), twice, "right")
 row("fp8-method-mxfp8", "fp8-block-mxfp8-u8", (), config("quant_method", value="mxfp8"), "right")
+# A format that is not known, and types that the config contradicts.
+for form in ("mixfp4-pack-quantized", "mixed-fp4-int4-pack-quantized", "lut-b-quantized"):
+    row(f"ct-format-{form}", "ct-nvfp4", form, config("format", value=form))
+row("ct-format-of-a-group", "ct-pack-4", "mixfp4-pack-quantized", both(config("format", value="mixed-precision"), config("config_groups", "group_0", "format", value="mixfp4-pack-quantized")))
+row("ct-format-is-a-version", "ct-pack-4", (), both(config("format", value=None), config("version", value="0.12.3")), "right")
+row("ct-float-in-i8", "ct-float-channel", (Q, "config.json"), lambda model: [reshaped(f"{LAYER}self_attn.{name}.weight", (29, 37), "I8")(model) for name in ("q_proj", "k_proj")])
+row("fp8-e5m2-in-the-config", "fp8-block-f32", ("e5m2", KV), config("fmt", value="e5m2"))
+row("fp8-e4m3-in-the-config", "fp8-channel", ("e4m3", UP), both(config("fmt", value="float8_e4m3fn"), reshaped(UP + ".weight", (67, 40), "F8_E5M2")))
+for label, base in (("modelopt", "modelopt-fp8"), ("fp8", "fp8-tensor-one"), ("fbgemm", "fbgemm")):
+    row(f"fp8-in-i8-of-{label}", base, "I8", lambda model: [reshaped(name, each.shape, "I8")(model) for name, each in list(model.tensors.items()) if each.dtype == "F8_E4M3"])
+
 row("ct-spinquant", "ct-pack-4", "spinquant_config", config("spinquant_config", value={"r1": True}))
 
 # Rotated weights look like any: only a key tells. The same key without a value says that there is no rotation.
@@ -652,6 +692,23 @@ row("nvfp4-ue5m3-of-compressed-tensors", "ct-mxfp4", ("UE5M3", Q), config("forma
 row("nvfp4-ue5m3-of-a-group", "ct-mxfp4", ("UE5M3", Q), both(config("format", value="mixed-precision"), config("config_groups", "group_0", "format", value="nvfp4-e5m3-pack-quantized")))
 row("nvfp4-mxfp4-of-a-group", "ct-mxfp4", (), both(config("format", value="mixed-precision"), config("config_groups", "group_0", "format", value="mxfp4-pack-quantized")), "right")
 
+# And only a text of the header may tell.
+
+
+def told(**texts):
+    return metadata(**{key: text if isinstance(text, str) else json.dumps(text) for key, text in texts.items()})
+
+
+UNSLOTH = {"base_model_id": "a/b", "scheme": "int8", "activation_rotation": "convrot_hadamard_v1", "activation_rotation_group": 256, "activation_rotation_fqns": ["l"]}
+for label, base, word, texts in (("unsloth", "torchao-int8", "activation_rotation", {"unsloth_metadata": UNSLOTH}), ("convrot", "ct-int8", "convrot", {"convrot": "true"}),
+                                 ("deep", "ct-int8", "hadamard_block", {"about": {"layers": [{"w": {"hadamard_block": 32}}]}}), ("value", "ct-int8", "int8_convrot", {"scheme": "int8_convrot"}),
+                                 ("value-in-json", "fp8-channel", "quarot_v2", {"about": {"scheme": ["quarot_v2"]}}), ("upper-case", "fp8-no-scales", "Hadamard", {"Hadamard": "32"}),
+                                 ("text-in-a-text", "ct-int8", "rotation", {"about": {"more": json.dumps({"rotation": "r1"})}})):
+    row(f"rotation-of-the-header-{label}", base, word, told(**texts))
+row("rotation-of-the-header-without-one", "ct-int8", (), lambda model: model.metadata.update(
+    convrot="false", about=json.dumps({"rotation": None, "activation_rotation": "", "convrot_groupsize": 256, "rotary_base": 10000}), note="no Hadamard rotation"), "right")
+row("rotation-of-the-config-by-another-name", "ct-int8", "activation_rotation", config("activation_rotation", value="hadamard"))
+
 # A part of a quantised weight that nothing uses.
 
 for label, base, name in (("new-scale", "fp8-channel", UP + ".weight_new_scale"), ("zero", "fp8-channel", UP + ".zeros"), ("zp", "fp8-channel", UP + ".weight_zp"),
@@ -662,17 +719,19 @@ for label, base, name in (("new-scale", "fp8-channel", UP + ".weight_new_scale")
                           ("scale-of-mlx", "mlx-4", Q + ".global_scale"), ("offset", "ct-int8", Q + ".weight_offset"), ("min", "ct-int8", Q + ".weight_min"),
                           ("shift", "ct-int8", Q + ".weight_shift"), ("perm", "ct-int8", Q + ".perm"), ("outliers", "ct-int8", Q + ".outliers"),
                           *((name.replace("_", "-"), "ct-int8", Q + "." + name) for name in (
-                              "weight_perm", "inv_perm", "q_invperm", "permutation", "weight_order", "col_order", "order", "smooth_factor", "smoothing",
+                              "svd_up", "svd_down", "lora_up.weight", "lora_down.weight", "proj_up", "proj_down", "low_rank_a", "weight_codebook", "weight_correction",
+                              "weight_residual", "outlier_values", "weight_quantizer._amax", "scaling", "weight_perm", "inv_perm", "q_invperm", "permutation", "weight_order", "col_order", "order", "smooth_factor", "smoothing",
                               "lut", "weight_lut")),
                           ("upper-case", "fp8-channel", UP + ".Weight_Scale_3"),
                           ("scale-2-of-experts", "modelopt-nvfp4", EXPERTS + "gate_up_proj_weight_scale_2"), ("scale-of-w13", "fp8-channel", EXPERTS + "w13_weight_scale"),
                           ("offset-alone", "fp8-channel", EXPERTS + "0.weight_offset"), ("torchao-alone", "torchao-float8", EXPERTS + "n._weight_per_tensor_scale")):
     row("leftover-" + label, base, name, added(name, floats("F32", np.ones(1))))
+row("leftover-svd-of-fp8-without-scales", "fp8-no-scales", "svd_up", added("double_blocks.0.img_mlp.0.svd_up", floats("F32", np.ones((31, 1)))))
 row("leftover-scales", "fp8-channel", EXPERTS + "n.scales", added(EXPERTS + "n.scales", floats("BF16", np.ones((2, 2)))))
 # Parameters of a model that only sound like it.
 row("leftover-of-the-model", "fp8-channel", (), lambda model: [
     model.passes(variants.LAYER + name, floats("BF16", np.ones(3)))
-    for name in ("post_norm.scale", "attn.logit_scale", "layer_scale1.gamma", "layer_scale", "mlp.router.scale", "mlp.router.per_expert_scale",
+    for name in ("mlp.gate.e_score_correction_bias_2", "residual", "mlp.proj_up.weight", "post_norm.scale", "attn.logit_scale", "layer_scale1.gamma", "layer_scale", "mlp.router.scale", "mlp.router.per_expert_scale",
                  "self_attn.per_dim_scale", "altup.correct_output_scale", "zero_conv.weight", "mlp.up_proj_norm.scale", "self_attn.position_offset",
                  "rel_pos_bias", "norm.scales", "sort.order", "mlp.perm", "color.lut", "smooth.weight", "self_attn.sampling_offsets.bias", "permute", "conv.shift", "x_min")], "right")
 # Names of scales that are none where they stand.
@@ -692,6 +751,8 @@ row("leftover-that-vanishes-by-head", "fp8-channel", (), lambda model: [
 row("leftover-that-vanishes-by-expert", "fp8-block-fused-experts", (), lambda model: [
     model.put(name, floats("F32", np.ones(model.results[name.removesuffix("_input_scale")].values.shape[0])))
     for name in [EXPERTS + "gate_up_proj_input_scale", EXPERTS + "down_proj_input_scale"]], "right")
+row("leftover-that-vanishes-under-older-names", "fp8-channel", (), lambda model: [
+    model.put(variants.LAYER + "mlp.up_proj." + name, floats("F32", 1)) for name in ("act_scale", "input_quantizer._amax", "output_quantizer._amax")], "right")
 row("leftover-that-vanishes", "fp8-channel", (), lambda model: [
     model.put(variants.LAYER + name, floats("F32", 1))
     for name in ("mlp.up_proj.input_scale", "self_attn.k_scale", "self_attn.v_scale", "mlp.up_proj.output_scale", "mlp.up_proj.output_zero_point")], "right")

@@ -93,6 +93,11 @@ void Candidate::refuse_without_config(const std::string& subject) const {
          (config().unreadable.empty() ? " does not either" : ": " + config().unreadable));
 }
 
+void Candidate::refuse_other_type(const std::string& told) const {
+  refuse("is " + std::string(dtype_name(tensor.dtype)) + ", and " + printable(config().file) +
+         " has " + told + ": one of them is wrong");
+}
+
 void Candidate::refuse_without_zero_points(std::string_view base) const {
   const bool needs_any =
       std::ranges::any_of(config().groups, [](const auto& group) { return group.is_asymmetric; });

@@ -101,6 +101,8 @@ class Candidate {
   [[noreturn]] void refuse_half(std::string_view base, std::string_view ending) const;
   // `subject` is told neither by the tensors nor by the config: "the number of bits".
   [[noreturn]] void refuse_without_config(const std::string& subject) const;
+  // The config names another type of codes: `told` is what it says.
+  [[noreturn]] void refuse_other_type(const std::string& told) const;
   // Refuses a weight of integers without zero points, where no weight has some and the
   // configuration says that it does. A library left out those that are all 0.
   void refuse_without_zero_points(std::string_view base) const;

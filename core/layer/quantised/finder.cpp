@@ -154,6 +154,15 @@ void Finder::refuse_unknown_methods() const {
                 "quant_method " + in_quotes(config->method) +
                     " is not supported: convert the checkpoint with the library that made it");
   }
+  const auto has_format = [](const QuantizationConfig& config) {
+    return !config.unknown_format().empty();
+  };
+  if (const QuantizationConfig* const config = first_with(has_format)) {
+    throw Error(ErrorCode::kQuantized, config->file,
+                "format " + in_quotes(config->unknown_format()) +
+                    " of compressed-tensors is not supported: decompress the checkpoint with that "
+                    "library");
+  }
 }
 
 void Finder::refuse_any_method() const {

@@ -80,6 +80,36 @@ void add_unknown(const Json& object, std::span<const std::string_view> known,
   }
 }
 
+// A value that says no: null, false, 0, "", [] and {}, and words for these.
+bool says_nothing(const Json& value) {
+  const auto* const text = value.get_ptr<const Json::string_t*>();
+  if (text == nullptr) return value.empty() || value == false || value == 0;
+  constexpr std::string_view kNothing[] = {"", "false", "none", "null", "no", "0", "{}", "[]"};
+  return std::ranges::find(kNothing, lower_case(*text)) != std::end(kNothing);
+}
+
+// What tells of a rotation in a value at a key, which may be a text with JSON.
+std::string rotation_at(const std::string& key, const Json& value) {
+  constexpr std::string_view kMethods[] = {"convrot", "hadamard", "spinquant", "quarot"};
+  if (is_key_of_rotation(key) && !says_nothing(value)) return key;
+  if (const auto* const text = value.get_ptr<const Json::string_t*>()) {
+    const Json inner = parse(*text);
+    if (inner.is_structured()) return rotation_at("", inner);
+    const std::string lower = lower_case(*text);
+    const bool is_word = lower.find_first_of(" \n") == std::string::npos;
+    const auto names = [&](std::string_view method) {
+      return lower.find(method) != std::string::npos;
+    };
+    return is_word && std::ranges::any_of(kMethods, names) ? *text : "";
+  }
+  if (!value.is_structured()) return "";
+  for (const auto& [name, part] : value.items()) {
+    std::string found = rotation_at(value.is_object() ? name : "", part);
+    if (!found.empty()) return found;
+  }
+  return "";
+}
+
 ComfyLayer comfy_layer_of(const Json& about) {
   ComfyLayer layer;
   if (!about.is_object()) {
@@ -168,6 +198,26 @@ std::vector<std::string> keys_of_quantisation(const Metadata& metadata) {
     if (keys.size() > 2) keys.emplace("tensor_names");
   }
   return {keys.begin(), keys.end()};
+}
+
+bool is_key_of_rotation(std::string_view key) {
+  constexpr std::string_view kWords[] = {"convrot",  "hadamard", "spinquant",       "quarot",
+                                         "rotation", "rotated",  "transform_config"};
+  constexpr std::string_view kSizes[] = {"groupsize", "group_size", "group"};
+  const std::string lower = lower_case(key);
+  const auto has = [&](std::string_view word) { return lower.find(word) != std::string::npos; };
+  const auto ends = [&](std::string_view end) { return lower.ends_with(end); };
+  return std::ranges::any_of(kWords, has) && std::ranges::none_of(kSizes, ends);
+}
+
+std::string rotation_in(const Metadata& metadata) {
+  for (std::size_t i = 0; i < metadata.size(); ++i) {
+    const auto& [key, text] = metadata[i];
+    if (key == kComfyKey) continue;
+    std::string found = rotation_at(std::string(key), Json(std::string(text)));
+    if (!found.empty()) return found;
+  }
+  return "";
 }
 
 }  // namespace stfs

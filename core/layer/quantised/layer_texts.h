@@ -46,4 +46,10 @@ std::optional<TorchaoTensor> torchao_tensor(std::string_view text);
 // readers of the values would quantise again.
 std::vector<std::string> keys_of_quantisation(const Metadata& metadata);
 
+// Whether a key of a configuration tells of rotated weights.
+bool is_key_of_rotation(std::string_view key);
+// The first key or word in a header's texts that tells of rotated weights; "" when there is none.
+// ComfyUI's formats of layers are left out: they are read by themselves.
+std::string rotation_in(const Metadata& metadata);
+
 }  // namespace stfs

@@ -160,6 +160,7 @@ class Dequantizer {
       fetch_ahead(i);
       find_scheme(i);
     }
+    refuse_unknown_parts();
     finish_left();
     refuse_companions();
   }
@@ -261,6 +262,13 @@ class Dequantizer {
 
   void refuse_formats_in_headers() const {
     for (const Part& part : list_.parts()) {
+      const std::string rotation = rotation_in(part.header.metadata);
+      if (!rotation.empty()) {
+        throw Error(ErrorCode::kQuantized, part.source->path(),
+                    "__metadata__ has " + in_quotes(rotation) +
+                        ", which is not supported: the weights are rotated; convert the "
+                        "checkpoint with the library that made it");
+      }
       const auto at = part.header.metadata.find(kComfyKey);
       if (!at) continue;
       const auto refuse = [&](const std::string& reason) {
@@ -389,12 +397,13 @@ class Dequantizer {
       const std::size_t dot = name.rfind('.');
       const std::size_t begin = dot == std::string_view::npos ? 0 : dot;
       const std::size_t word = place_of_companion(name.substr(begin));
-      if (word == std::string_view::npos) continue;
-      // The part of "m" is "m.part", and of the fused experts "m" also "m_part".
-      std::size_t at = begin + word;
+      // The part of "m" is "m.part" or "m.part.more", and of the fused experts "m" also "m_part".
+      std::size_t at =
+          word == std::string_view::npos ? place_of_unknown_part(name) : begin + word;
+      if (at == std::string_view::npos) continue;
       for (int i_part = 0; i_part < kMostParts; ++i_part, --at) {
-        at = name.find_last_of("._", at);
-        if (at == std::string_view::npos || at < begin) break;
+        at = name.find_last_of(at > begin ? "._" : ".", at);
+        if (at == std::string_view::npos) break;
         const auto weight = computed_.find(name.substr(0, at));
         if (weight != computed_.end() && weight->second.has_parts) {
           Finder::refuse(list_.tensor(i),
@@ -406,24 +415,58 @@ class Dequantizer {
     }
   }
 
-  // FP8 that looks as if it had no scale, beside a tensor that may be one under an unknown name.
-  void refuse_unknown_scale(const Tensor& weight) {
-    if (!weight.name.ends_with(".weight")) return;
-    if (!knows_scales_) {
-      for (std::uint32_t i = 0; i < fates_.size(); ++i) {
-        const std::string_view name = list_.name(i);
-        const std::size_t dot = name.rfind('.');
-        if (dot == std::string_view::npos || vanishing(name)) continue;
-        if (name.find("scale", dot) != std::string_view::npos) {
-          scales_.emplace(name.substr(0, dot), i);
-        }
-      }
-      knows_scales_ = true;
+  // Codes that no scheme took, by their names and those of their modules.
+  using Codes = std::multimap<std::string_view, std::uint32_t>;
+  Codes codes_left() const {
+    Codes codes;
+    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+      const Tensor tensor = list_.tensor(i);
+      // Positions and masks are I64, BOOL, or no matrix.
+      const bool is_weight = tensor.shape.size() > 1 ||
+                             (is_fp8(tensor.dtype) && tensor.name.ends_with(".weight"));
+      if (fates_[i] != kKept || !is_weight || !may_hold_codes(tensor.dtype)) continue;
+      const std::size_t end = tensor.name.find_last_of("./");
+      codes.emplace(tensor.name, i);
+      codes.emplace(end == std::string_view::npos ? "" : tensor.name.substr(0, end), i);
     }
-    const auto scale = scales_.find(without_ending(weight.name, ".weight"));
-    if (scale == scales_.end()) return;
-    Finder::refuse(weight, "is FP8, and " + in_quotes(list_.name(scale->second)) +
-                               " beside it may be its scale, in a way that is not known");
+    return codes;
+  }
+
+  // Refuses codes beside a tensor that may be a part of their values, in a way that is not known.
+  void refuse_unknown_parts() const {
+    constexpr int kMostParts = 64;  // words of a name
+    const Codes codes = codes_left();
+    if (codes.empty()) return;
+    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+      if (fates_[i] != kKept) continue;
+      const std::string_view name = list_.name(i);
+      std::size_t at = place_of_unknown_part(name);
+      if (at == std::string_view::npos) continue;
+      const auto look = [&](std::string_view of) {
+        const auto [begin, end] = codes.equal_range(of);
+        for (auto weight = begin; weight != end; ++weight) {
+          if (weight->second == i) continue;
+          const Tensor tensor = list_.tensor(weight->second);
+          Finder::refuse(tensor, "is " + std::string(dtype_name(tensor.dtype)) + ", and " +
+                                     in_quotes(name) +
+                                     " may be its scale or another part of its values, in a way "
+                                     "that is not known: convert the checkpoint with the library "
+                                     "that made it");
+        }
+      };
+      const std::size_t first = name.find_first_of("./");
+      if (first == std::string_view::npos) {
+        look("");
+      } else if (first > at) {
+        look(name.substr(first + 1));  // "scales.m.weight"
+      }
+      // A part of "m.weight" is "m.part", "m.weight.part" or "m_part".
+      for (int i_part = 0; i_part < kMostParts; ++i_part, --at) {
+        at = name.find_last_of("._/", at);
+        if (at == std::string_view::npos || at == 0) break;
+        look(name.substr(0, at));
+      }
+    }
   }
 
   // Whether it is a scale of inputs, of outputs or of the cache, and no parameter of the model that
@@ -455,7 +498,6 @@ class Dequantizer {
       if (!may_be_weight(tensor)) continue;
       Candidate weight(finder_, i, tensor);
       if (!is_quantized && plain_scheme().find(weight)) {
-        refuse_unknown_scale(tensor);
         if (const QuantizationConfig& config = weight.config(); !config.method.empty()) {
           weight.refuse("is FP8 without a scale, and " + printable(config.file) +
                         " names quant_method " + in_quotes(config.method) +
@@ -485,9 +527,6 @@ class Dequantizer {
   };
   std::map<std::string, Computed, std::less<>> computed_;  // by the result's name without ".weight"
   std::unique_ptr<QuantizedTensors> tensors_;
-  bool knows_scales_ = false;
-  // By the module's name: a tensor whose name tells of a scale. Views of the checkpoint's names.
-  std::map<std::string_view, std::uint32_t> scales_;
 };
 
 }  // namespace

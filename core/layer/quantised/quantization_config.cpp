@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/json_text.h"
 #include "core/base/text.h"
+#include "core/layer/quantised/layer_texts.h"
 #include "core/remote/http/url.h"
 
 #include <nlohmann/json.hpp>
@@ -189,9 +190,10 @@ constexpr std::string_view kRotations[] = {
 std::string rotation_in(const Json& value) {
   if (!value.is_structured()) return "";
   for (const auto& [key, part] : value.items()) {
-    const bool is_named =
-        value.is_object() && std::ranges::find(kRotations, key) != std::end(kRotations);
-    if (is_named && !is_nothing(part)) return key;
+    // Names of modules may be keys too, and have dots.
+    const bool is_named = std::ranges::find(kRotations, key) != std::end(kRotations) ||
+                          (is_key_of_rotation(key) && key.find('.') == std::string::npos);
+    if (value.is_object() && is_named && !is_nothing(part)) return key;
     if (key == "name" && part == "quarot") return "quarot";
     if (std::string found = rotation_in(part); !found.empty()) return found;
   }
@@ -353,6 +355,13 @@ void read_config(const Json& json, QuantizationConfig& out) {
   if (is_true("is_marlin_format")) out.format = "marlin";
   read_exceptions(json, compiler, out);
   out.data_type = config.text("data_type");
+  if (const Json* const fmt = config.find("fmt"); fmt != nullptr && fmt->is_string()) {
+    out.fp8 = config.text("fmt");
+  }
+  if (const Json* const algorithm = config.find("quant_algo");
+      algorithm != nullptr && algorithm->is_string()) {
+    out.algorithm = config.text("quant_algo");
+  }
   out.is_of_auto_round = is_of_auto_round(json, out);
   out.has_borrowed_zeros = out.is_of_auto_round || is_of_gptqmodel(json);
   if (const std::string semantics = config.text("weight_scale_semantics"); !semantics.empty()) {
@@ -551,6 +560,31 @@ bool load_json(const std::string& directory, const char* name, Sources& sources,
 
 }  // namespace
 
+std::string QuantizationConfig::unknown_format() const {
+  // Sparse ones and marlin-24 are refused by their tensors.
+  constexpr std::string_view kKnown[] = {"",
+                                         "dense",
+                                         "mixed-precision",
+                                         "pack-quantized",
+                                         "int-quantized",
+                                         "float-quantized",
+                                         "naive-quantized",
+                                         "nvfp4-pack-quantized",
+                                         "mxfp4-pack-quantized",
+                                         "mxfp8-quantized",
+                                         "marlin-24"};
+  const auto is_unknown = [&](std::string_view word) {
+    // Without a format, `version` of the library stands for it.
+    return word.find_first_not_of("0123456789.") != std::string_view::npos &&
+           !word.starts_with("sparse-") && std::ranges::find(kKnown, word) == std::end(kKnown);
+  };
+  if (method != "compressed-tensors") return "";
+  if (is_unknown(format)) return format;
+  const auto group =
+      std::ranges::find_if(groups, [&](const Group& each) { return is_unknown(each.format); });
+  return group == groups.end() ? "" : group->format;
+}
+
 QuantizationConfig read_quantization_config(const std::string& directory, Sources& sources) {
   QuantizationConfig out;
   Json json;
@@ -560,6 +594,7 @@ QuantizationConfig read_quantization_config(const std::string& directory, Source
     if (out.refused.empty()) out.refused = rotation_in(json);
     if (const Json* const quantization = object_at(json, "quantization", out.file)) {
       note_unknown(*quantization, kHarmless, out);
+      out.algorithm = ConfigReader(*quantization, out.file).text("quant_algo");
     }
     return out;
   }

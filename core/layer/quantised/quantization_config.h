@@ -72,6 +72,8 @@ struct QuantizationConfig {
   bool is_of_auto_round = false;
   bool is_divided_by_scale = false;  // `weight_scale_semantics` of GPTQModel's FP8 is "inverse"
   std::string data_type;             // AutoRound: "int", "mx_fp", "nvfp4_v2"
+  std::string fp8;                   // `fmt` of FP8: "e4m3"
+  std::string algorithm;             // `quant_algo` of ModelOpt in lower case: "fp8"
   std::vector<Group> groups;
   std::map<std::string, std::size_t, std::less<>> named;  // names of modules: their last group
   Module all;                                             // MLX
@@ -82,6 +84,9 @@ struct QuantizationConfig {
   std::set<std::uint64_t> vocabularies;   // vocab_size of the model and of its parts
   std::set<std::string> unknown;          // keys that no library is known to write
   std::string unreadable;                 // why a file that is perhaps absent was not read
+
+  // The first format of compressed-tensors that is not known; "" when there is none.
+  std::string unknown_format() const;
 };
 
 // Reads the files in a directory, which may be a URL. A file that does not exist is no error, and

@@ -78,6 +78,9 @@ constexpr VanishingEnding kVanish[] = {
     {".input_scale_ub",     Vanishing::kInputs},
     {".input_zero_point",   Vanishing::kInputs},
     {".scale_input",        Vanishing::kInputs},
+    {".act_scale",          Vanishing::kInputs},   // AutoFP8
+    {".input_quantizer._amax",  Vanishing::kInputs},   // ModelOpt
+    {".output_quantizer._amax", Vanishing::kOutputs},
     {".qscale_act",         Vanishing::kOutputs},  // Mistral; attention.kv_fake_quantizer has one too
     {".output_scale",       Vanishing::kOutputs},
     {".output_zero_point",  Vanishing::kOutputs},
@@ -191,22 +194,53 @@ bool may_vanish(const Vanishing& part, const Tensor& tensor, std::uint64_t matri
          std::ranges::count_if(tensor.shape, is_long) == 1;
 }
 
+namespace {
+
+// The last place of any of these words in a name in lower case; npos: it has none.
+std::size_t last_of(std::string_view name, std::span<const std::string_view> words) {
+  std::size_t place = std::string_view::npos;
+  for (const std::string_view word : words) {
+    const std::size_t at = name.rfind(word);
+    if (at != std::string_view::npos && (place == std::string_view::npos || at > place)) place = at;
+  }
+  return place;
+}
+
+// Words of scales, and of what is added to or put in place of codes times scales.
+constexpr std::string_view kParts[] = {
+    "scal",           "amax",     "svd_",     "lora_",   "proj_up",
+    "proj_down",      "low_rank", "codebook", "outlier", "weight_correction",
+    "weight_residual"};
+
+}  // namespace
+
 std::size_t place_of_companion(std::string_view name) {
-  constexpr std::string_view kWords[] = {"scale", "zero",      "absmax", "g_idx", "hadamard",
+  constexpr std::string_view kWords[] = {"zero",  "absmax",    "g_idx",  "hadamard",
                                          "rotat", "spinquant", "offset", "smooth"};
-  constexpr std::string_view kEnds[] = {
-      "_zp",         ".zp",    "_scb",   ".scb",     "weight_min", ".weight_shift", "perm",
-      "permutation", "_order", ".order", "outliers", "_lut",       ".lut"};
+  constexpr std::string_view kEnds[] = {"_zp",        ".zp",           "_scb", ".scb",
+                                        "weight_min", ".weight_shift", "perm", "permutation",
+                                        "_order",     ".order",        "_lut", ".lut"};
   const std::string lower = lower_case(name);
-  std::size_t place = std::string::npos;
+  std::size_t place = last_of(lower, kParts);
   const auto add = [&](std::size_t at) {
     if (at != std::string::npos && (place == std::string::npos || at > place)) place = at;
   };
-  for (const std::string_view word : kWords) add(lower.rfind(word));
+  add(last_of(lower, kWords));
   for (const std::string_view end : kEnds) {
     if (lower.ends_with(end)) add(lower.size() - end.size());
   }
   return place;
+}
+
+std::size_t place_of_unknown_part(std::string_view name) {
+  // Parameters of unquantised models that only sound like a scale.
+  constexpr std::string_view kOfModels[] = {"logit_scale", "layer_scale", "layerscale",
+                                            "scale_shift", "norm.scale",  "norm/scale"};
+  const std::string lower = lower_case(name);
+  const auto gone = vanishing(name);
+  const bool is_known = gone && gone->of != Vanishing::kCache;
+  return is_known || last_of(lower, kOfModels) != std::string::npos ? std::string::npos
+                                                                    : last_of(lower, kParts);
 }
 
 std::string_view base_of_part(std::string_view name) {

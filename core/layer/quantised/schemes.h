@@ -54,6 +54,9 @@ std::string_view base_of_part(std::string_view name);
 // The place in a name, which is that of a tensor without its module, from which on it still has a
 // word of a part of quantised weights: "scale", "zero". npos: it has none.
 std::size_t place_of_companion(std::string_view name);
+// The place in a whole name of a word of a scale, or of another part of a value, that may belong to
+// codes of the same module. npos: it has none, or is known to give no value.
+std::size_t place_of_unknown_part(std::string_view name);
 // Why a tensor that no row has taken cannot pass: "is a scale of a quantised weight that is not
 // there"; "" for one that can. `is_quantized`: other weights are computed.
 std::string reason_if_left(const Finder& finder, const Tensor& tensor, bool is_quantized);

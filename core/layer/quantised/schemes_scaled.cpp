@@ -1,4 +1,5 @@
 // Weights whose elements are numbers of a type, FP8, FP4 or INT8, with a tensor of scales.
+#include "core/base/text.h"
 #include "core/layer/quantised/schemes.h"
 
 #include <algorithm>
@@ -140,6 +141,23 @@ void take_blocks(Candidate& weight, const Companion& scale, DType type, const Gr
   weight.take_on_grid(Role::kScale, scale, typed(type));
 }
 
+// FP8 codes that are stored as if they were integers.
+void refuse_int8_of_fp8(const Candidate& weight) {
+  const QuantizationConfig& config = weight.config();
+  const std::string& method = config.method;
+  if (method == "fp8" || method == "fbgemm_fp8") {
+    weight.refuse_other_type("quant_method " + in_quotes(method));
+  }
+  if (config.algorithm.starts_with("fp8")) {
+    weight.refuse_other_type("\"quant_algo\" " + in_quotes(config.algorithm));
+  }
+  const auto is_float = [](const auto& group) { return group.type == "float"; };
+  if (method == "compressed-tensors" && !config.groups.empty() &&
+      std::ranges::all_of(config.groups, is_float)) {
+    weight.refuse_other_type("\"config_groups\" of floats alone");
+  }
+}
+
 // ModelOpt's NVFP4 experts that are packed along the rows: [E,in/2,out] with scales [E,in/16,out].
 bool take_down(Candidate& weight, const Companion& scale) {
   Matrices stored = matrices_of(weight.tensor.shape);
@@ -203,6 +221,11 @@ bool find_fp8(Candidate& weight) {
   if (!scale) return false;
   const auto type = scale_type(scale->dtype);
   if (!type) weight.refuse(*scale, "no type of a scale");
+  const std::string& told = weight.config().fp8;
+  const bool is_e5m2 = tensor.dtype == DType::kF8E5M2 || tensor.dtype == DType::kF8E5M2Fnuz;
+  if (told.find(is_e5m2 ? "e4m3" : "e5m2") != std::string::npos) {
+    weight.refuse_other_type("\"fmt\" " + in_quotes(told));
+  }
   const Matrices all = matrices_of(tensor.shape);
   const Grid grid = is_of_last_dimension(weight, *scale) ? Grid{all, 1, all.columns, all.rows, 1}
                                                          : blocks_of(weight, *scale);
@@ -228,6 +251,7 @@ bool find_int8(Candidate& weight) {
   if (weight.config().is_divided_by_scale) {
     weight.refuse("is INT8, and config.json has weight_scale_semantics, which is of FP8");
   }
+  refuse_int8_of_fp8(weight);
   const Packing codes{.codes = Codes::kSigned};
   take_blocks(weight, *scale, *type, blocks_of(weight, *scale), codes);
   take_pre_quant_scale(weight);
