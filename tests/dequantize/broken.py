@@ -279,6 +279,15 @@ row("torchao-int4-blocks-of-rows", "torchao-int4", "block_size", class_of(W, blo
 row("torchao-tiles-not-said", "torchao-groups", AO, class_of(W, is_swizzled_scales=False))
 row("torchao-nvfp4-scale-of-three", "torchao-groups", AO, reshaped(AO + "per_tensor_scale", (3,)))
 row("torchao-nvfp4-groups-of-32", "torchao-groups", AO, class_of(W, block_size=32))
+row("torchao-nvfp4-tiles-of-two-matrices", "torchao-groups", "experts_of_tiles", lambda model: [reshaped(LAYER + "self_attn.experts_of_tiles._weight_qdata", (6, 64, 32))(model),
+                                                                                           reshaped(LAYER + "self_attn.experts_of_tiles._weight_per_tensor_scale", (6, 1, 1))(model)])
+row("nvfp4-of-transformers-alone", "nvfp4-of-transformers", Q, removed(Q + ".weight_global_scale"))
+row("nvfp4-of-another-method", "nvfp4-of-transformers", Q, config("quant_method", value="fp8"))
+row("comfy-awq-without-zeros", "comfy-awq", "blocks.0.mod", removed("blocks.0.mod.weight_zeros"))
+row("comfy-awq-scales-turned", "comfy-awq", "blocks.0.mod", reshaped("blocks.0.mod.weight_scale", (24, 2)))
+row("comfy-nf4", "comfy-awq", "nf4", marked("blocks.0.mod", format="nf4"))
+row("modelopt-fp8-pb-wo-of-fewer-columns", "modelopt-fp8-pb-wo", W, reshaped(Q + ".weight_scale", (3, 1, 1, 1)))
+row("nvfp4-mxint4", "auto-round-mxfp4", "MXINT4", config("data_type", value="mx_int"))
 row("torchao-mx-of-fp6", "torchao-groups", "fp6_e2m3", class_of(UP + ".weight", elem_dtype="fp6_e2m3"))
 
 # ModelOpt.

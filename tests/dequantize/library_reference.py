@@ -43,6 +43,10 @@ class Libraries:
         form = self.comfy_format(module)
         if form in ("nvfp4", "mxfp8"):
             return self.comfy(module, form)
+        if form == "awq_w4a16":
+            codes, (scale, zeros) = self.get(name).view(torch.uint8), (self.get(name + end).T.to(F32) for end in ("_scale", "_zeros"))
+            codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).unflatten(-1, (scale.shape[1], -1)).to(F32)
+            return ((codes - 8) * scale[..., None] + zeros[..., None]).flatten(-2)
         weight, scale = self.tensors.get(name), self.tensors.get(name + "_scale")
         if weight and scale and weight.dtype == "U8" and scale.dtype in ("F32", "BF16", "F16"):
             return self.modelopt_int4(module)
@@ -100,7 +104,7 @@ class Libraries:
             group, zeros = data["block_size"][-1], self.get(base + "zero_point").to(F32)
             parts = [part * scale[..., i, :, None] + zeros[..., i, :, None] for i, part in enumerate(codes.split(group, dim=-1))]
             return smoothed(torch.cat(parts, dim=-1), self.get(base + "act_pre_scale"))
-        is_fp4 = qdata.dtype == torch.uint8 and self.tensors[base + "qdata"].dtype == "U8"
+        is_fp4 = qdata.dtype == torch.uint8 and self.tensors[base + "qdata"].dtype in ("U8", "F4")
         values = unpacked_fp4(qdata) if is_fp4 else e4m3(qdata)
         convert = e4m3 if kind == "NVFP4Tensor" else e8m0
         codes = self.get(base + "scale").view(torch.uint8)

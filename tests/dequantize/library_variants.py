@@ -6,7 +6,7 @@ import numpy as np
 
 import number_types as numbers
 import schemes
-from checkpoint import floats, tensor
+from checkpoint import Tensor, floats, tensor
 from packed_variants import mlx_config
 from registry import LAYER, dress, variant
 from scaled_variants import modelopt, multiplied
@@ -102,6 +102,22 @@ def comfy_formats_in_the_header(model, draw):
         inputs = [model.put(module + ".weight", tensor("I8", codes)), model.put(module + ".weight_scale", scales)]
         comfy_mark(model, module, "int8_tensorwise", True, convrot=False, convrot_groupsize=256)
         model.computed(module + ".weight", schemes.times(codes, values), inputs)
+
+
+@variant
+def comfy_awq(model, draw):
+    """awq_w4a16: (code - 8) * scale + zero, and both lie [groups, rows]."""
+    dress(model, draw, "QwenImageForCausalLM")
+    for number, (shape, group, dtype) in enumerate((((24, 128), 64, "BF16"), ((35, 96), 32, "F32"), ((48, 192), 64, "F16"))):
+        module = f"blocks.{number}.mod"
+        codes = draw.spread(draw.integers(0, 16, shape), [0, 15, 8])
+        (scales, values), (zeros, least) = (draw.scales(dtype, (shape[1] // group, shape[0])) for _ in range(2))
+        inputs = [model.put(module + ".weight", tensor("I8", schemes.nibbles(codes).view("i1"))),
+                  model.put(module + ".weight_scale", scales), model.put(module + ".weight_zeros", zeros)]
+        comfy_mark(model, module, "awq_w4a16", number == 1, group_size=group)
+        with np.errstate(all="ignore"):
+            result = schemes.times(codes - 8, np.repeat(values.T, group, axis=1)) + np.repeat(least.T, group, axis=1)
+        model.computed(module + ".weight", result, inputs)
 
 
 # torchao.
@@ -212,13 +228,15 @@ def swizzled(scales):
 def torchao_groups(model, draw):
     """NVFP4Tensor and MXTensor, with the scales in rows and in tiles, and an NVFP4Tensor without a scale of the whole."""
     torchao(model, draw, "NVFP4WeightOnlyConfig")
-    for name, shape, in_tiles, whole in (("q_proj", (160, 96), True, True), ("k_proj", (33, 48), False, True), ("v_proj", (40, 64), True, False),
-                                         ("experts", (3, 128, 64), True, True)):
+    for name, shape, in_tiles, whole in (("q_proj", (160, 96), True, ()), ("k_proj", (33, 48), False, ()), ("v_proj", (40, 64), True, None),
+                                         ("experts", (3, 128, 64), True, ()), ("experts_of_tiles", (3, 128, 64), True, (3, 1, 1)), ("experts_of_rows", (3, 20, 64), False, (3, 1, 1))):
         codes = draw.integers(0, 16, shape)
         scales, values = draw.scales("F8_E4M3", (*shape[:-1], shape[-1] // 16))
-        parts = {"qdata": tensor("U8", schemes.nibbles(codes)), "scale": swizzled(scales) if in_tiles else scales}
-        if whole:
-            factor = F32(draw.rng.uniform(1e-5, 1e-2))
+        packed = schemes.nibbles(codes)
+        parts = {"qdata": Tensor("F4", shape, packed.tobytes()) if name == "k_proj" else tensor("U8", packed),
+                 "scale": swizzled(scales) if in_tiles else scales}
+        if whole is not None:
+            factor = np.asarray(draw.rng.uniform(1e-5, 1e-2, whole), F32)
             parts["per_tensor_scale"] = floats("F32", factor)
             parts["act_per_tensor_scale"] = floats("F32", 0.5)
             values = schemes.times(values, factor)

@@ -42,9 +42,10 @@ def torch_of(each):
     kinds = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": F32, "I32": torch.int32, "U32": torch.int32,
              "I64": torch.int64, "I8": torch.int8}
     kind = kinds.get(each.dtype, torch.uint8)
+    shape = (*each.shape[:-1], each.shape[-1] // 2) if each.dtype == "F4" else each.shape  # two in a byte
     if not each.data:
-        return torch.empty(each.shape, dtype=kind)
-    return torch.from_numpy(np.frombuffer(each.data, np.uint8).copy()).view(kind).reshape(each.shape)
+        return torch.empty(shape, dtype=kind)
+    return torch.from_numpy(np.frombuffer(each.data, np.uint8).copy()).view(kind).reshape(shape)
 
 
 def scale_of(each):
@@ -326,8 +327,9 @@ class Reference:
             return e5m2(codes) if each.dtype == "F8_E5M2" else e4m3(codes)
         prefix = scale[: -len("_scale")]
         scales = scale_of(self.tensors[scale])
-        if each.dtype in ("U8", "I8") and each.shape[-2:] != scales.shape[-2:] and not self.config.get("format") in ("int-quantized", "naive-quantized"):
-            return self.fp4_weight(codes, scales, self.get(f"{prefix}_scale_2"))
+        if each.dtype in ("U8", "I8", "F4") and each.shape[-2:] != scales.shape[-2:] and not self.config.get("format") in ("int-quantized", "naive-quantized"):
+            names = (f"{prefix}_scale_2", f"{name}_global_scale", f"{name}_weight_global_scale")
+            return self.fp4_weight(codes, scales, self.get(next((other for other in names if other in self.tensors), "")))
         values = codes.to(F32) if each.dtype == "I8" else e4m3(codes)
         if self.config.get("weight_scale_semantics") == "inverse":
             block = self.config.get("weight_block_size")
@@ -343,6 +345,8 @@ class Reference:
             return values * scales.reshape(())
         if "fbgemm" in str(self.config.get("quant_method")) and scales.ndim == 3:
             return values * scales.reshape(len(scales), 1, -1)
+        if scales.ndim == values.ndim + 2:  # [rows, 1, columns, 1]
+            return blockwise(values, scales.squeeze(-1).squeeze(-2), [128, 128])
         if scales.ndim < values.ndim:  # a scale for each leading index
             return values * scales.reshape(*scales.shape, *[1] * (values.ndim - scales.ndim))
         if scales.shape[-1] == 1 and scales.shape[-2] == values.shape[-2]:

@@ -250,7 +250,20 @@ def modelopt_fp8_experts(model, draw):
     experts = LAYER + "feed_forward.experts."
     schemes.fp8_with(model, draw, experts + "gate_up_proj", (3, 24, 34), experts + "gate_up_proj_weight_scale", (3,), aligned=(3, 1, 1))
     schemes.fp8_with(model, draw, experts + "down_proj", (3, 17, 24), experts + "down_proj_weight_scale", (3, 17), aligned=(3, 17, 1))
+    schemes.fp8_with(model, draw, experts + "up_proj", (3, 19, 24), experts + "up_proj_weight_scale", (3, 1), aligned=(3, 1, 1))
     model.put(experts + "gate_up_proj_input_scale", floats("F32", 1))
+
+
+@variant
+def modelopt_fp8_pb_wo(model, draw):
+    """Blocks of 128, with scales [rows, 1, columns, 1]."""
+    modelopt(model, draw, "FP8_PB_WO", only_file=True)
+    for name, shape in (("q_proj", (300, 256)), ("k_proj", (64, 200)), ("experts", (2, 256, 130))):
+        module = f"{LAYER}self_attn.{name}"
+        schemes.fp8_block(model, draw, module + ".weight", shape, (128, 128), scale=module + ".weight_scale")
+        each = model.tensors[module + ".weight_scale"]
+        *lead, rows, columns = each.shape
+        model.tensors[module + ".weight_scale"] = tensor("F32", each.array().reshape(*lead, rows, 1, columns, 1))
 
 
 def multiplied(model, draw, name, shape):
@@ -272,6 +285,27 @@ def modelopt_nvfp4(model, draw):
         schemes.fp4(model, draw, module + ".weight", module + ".weight", shape, module + ".weight_scale", 16, "F8_E4M3",
                     factor=multiplied(model, draw, module + ".weight_scale_2", ()))
         model.put(module + ".input_scale", floats("F32", 1))
+
+
+@variant
+def fp4_of_its_own_type(model, draw):
+    """The codes are F4, not bytes."""
+    modelopt(model, draw, "NVFP4", group=16)
+    for name, shape, scale, dtype, group in (("q_proj", (33, 48), "_scale", "F8_E4M3", 16), ("k_proj", (3, 20, 64), "_scale", "U8", 32)):
+        weight = f"{LAYER}self_attn.{name}.weight"
+        schemes.fp4(model, draw, weight, weight, shape, weight + scale, group, dtype, "F4",
+                    multiplied(model, draw, weight + "_scale_2", ()) if group == 16 else None)
+
+
+@variant
+def nvfp4_of_transformers(model, draw):
+    """I8, and names of the second scale that others use for a divisor."""
+    dress(model, draw, "Qwen3MoeForCausalLM", {"quant_method": "nvfp4", "modules_to_not_convert": ["lm_head"]})
+    for name, shape, second, whole in (("self_attn.q_proj.weight", (33, 48), "self_attn.q_proj.weight_global_scale", ()),
+                                       ("mlp.experts.gate_up_proj", (3, 20, 48), "mlp.experts.gate_up_proj_weight_global_scale", (3,))):
+        schemes.fp4(model, draw, LAYER + name, LAYER + name, shape, LAYER + name + "_scale_inv", 16, "F8_E4M3", "I8",
+                    multiplied(model, draw, LAYER + second, whole))
+    model.put(LAYER + "self_attn.q_proj.input_global_scale", floats("F32", 1))
 
 
 @variant

@@ -9,7 +9,7 @@ import json
 import numpy as np
 
 import number_types as numbers
-from checkpoint import blocks, floats, tensor
+from checkpoint import Tensor, blocks, floats, tensor
 
 F32 = np.float32
 
@@ -158,7 +158,9 @@ def fp4(model, draw, packed, result, shape, scale, group, dtype, packed_dtype="U
     """E2M1 along the last axis with a scale a group; `factor` makes of the scales what multiplies the elements."""
     codes = draw.integers(0, 16, shape)
     scales, values = draw.scales(dtype, (*shape[:-1], shape[-1] // group))
-    inputs = [model.put(packed, tensor(packed_dtype, nibbles(codes).view("i1" if packed_dtype == "I8" else "u1")))]
+    stored = nibbles(codes)
+    stored = Tensor("F4", shape, stored.tobytes()) if packed_dtype == "F4" else tensor(packed_dtype, stored.view("i1" if packed_dtype == "I8" else "u1"))
+    inputs = [model.put(packed, stored)]
     inputs.append(model.put(scale, scales))
     if factor is not None:
         values, more = factor(values)

@@ -17,13 +17,14 @@ constexpr std::string_view kEndings[] = {
     ".scale", "_scale", "_scale_inv", "_scale_2", "_weight_scale", "_weight_scale_2",
     ".scale_weight", ".qscale_weight",                              // ComfyUI, Mistral
     "_zero_point", "_g_idx", "_shape", "_global_scale",             // compressed-tensors
+    "_weight_global_scale",                                         // transformers
     ".scales", ".biases", ".qbiases",                               // MLX
     ".absmax", ".nested_absmax", ".nested_quant_map", ".quant_map", ".SCB", ".weight_format",
     ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4",
     "_scales",                                                      // gpt-oss
     ".qzeros", ".g_idx",                                            // GPTQ, AWQ
     "_chan_scale",                                                  // compressed-tensors, W4A8
-    ".comfy_quant",                                                 // ComfyUI
+    ".comfy_quant", "_zeros",                                       // ComfyUI
     ".pre_quant_scale",                                             // ModelOpt
     "_qdata", "_per_tensor_scale", "_act_pre_scale",                // torchao
     "_act_quant_scale", "_act_quant_zero_point", "_act_per_tensor_scale",
@@ -143,6 +144,7 @@ void Finder::refuse_unknown_methods() const {
                                            "mlx",
                                            "mxfp4",
                                            "mxfp8",
+                                           "nvfp4",
                                            "metal",
                                            "quark",
                                            "torchao"};

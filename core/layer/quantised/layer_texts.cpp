@@ -124,11 +124,12 @@ ComfyLayer comfy_layer_of(const Json& about) {
     add_unknown(*more, kKeysOfComfy, layer.unknown);
   }
   using Format = std::pair<std::string_view, DType>;
-  constexpr std::array<Format, 5> kFormats{{{"float8_e4m3fn", DType::kF8E4M3},
+  constexpr std::array<Format, 6> kFormats{{{"float8_e4m3fn", DType::kF8E4M3},
                                             {"float8_e5m2", DType::kF8E5M2},
                                             {"mxfp8", DType::kF8E4M3},
                                             {"nvfp4", DType::kU8},
-                                            {"int8_tensorwise", DType::kI8}}};
+                                            {"int8_tensorwise", DType::kI8},
+                                            {"awq_w4a16", DType::kI8}}};
   const auto* const format =
       std::ranges::find(kFormats, layer.format, [](const Format& row) { return row.first; });
   if (format != kFormats.end()) layer.weight = format->second;
@@ -140,7 +141,7 @@ ComfyLayer comfy_layer_of(const Json& about) {
                     "order";
   } else if (!is_known) {
     layer.refused = "the format " + in_quotes(layer.format) +
-                    " of ComfyUI is not supported: FP8, MXFP8, NVFP4 and INT8 are";
+                    " of ComfyUI is not supported: FP8, MXFP8, NVFP4, INT8 and awq_w4a16 are";
   }
   return layer;
 }

@@ -183,6 +183,10 @@ void refuse_other_scales(const Candidate& weight, std::string_view base) {
   for (const QuantizationConfig::Group* const group : groups_of(config, module, work).groups) {
     told.push_back(group->format.empty() ? config.format : group->format);
   }
+  const auto is_mxint = [](const std::string& word) { return word.starts_with("mx_int"); };
+  if (std::ranges::any_of(told, is_mxint)) {
+    weight.refuse("MXINT4 of AutoRound is not supported: export it unquantised with that library");
+  }
   const bool is_mxfp4 = !told.empty() && std::ranges::all_of(told, [](const std::string& word) {
     return word.starts_with("mx_fp") || word.starts_with("mxfp4");
   });

@@ -47,12 +47,23 @@ std::optional<Grid> grid_of(const Tensor& weight, const Tensor& scale, const Blo
       (shape.size() == 1 && rank == 2 && shape[0] == all.rows) ||
       (shape.size() == 2 && rank == 3 && shape[0] == all.matrices && shape[1] == all.rows);
   if (is_of_rows) return Grid{all, all.rows, 1, 1, all.columns};
-  const bool is_of_experts = shape.size() == 1 && rank == 3 && shape[0] == all.matrices;
+  const bool is_of_experts = rank == 3 && !shape.empty() && shape.size() < rank &&
+                             shape[0] == all.matrices && scale.elements() == all.matrices;
   if (is_of_experts) return Grid{all, 1, 1, all.rows, all.columns};
-  const Matrices scales = matrices_of(shape);
-  if (shape.size() != rank || rank < 2 || scales.matrices != all.matrices) return std::nullopt;
-  const std::uint64_t rows = block_along(all.rows, scales.rows, wanted.first);
-  const std::uint64_t columns = block_along(all.columns, scales.columns, wanted.second);
+  Matrices scales = matrices_of(shape);
+  Block size = wanted;
+  // ModelOpt's FP8_PB_WO: blocks of 128, with scales [rows, 1, columns, 1].
+  const bool has_ones =
+      rank >= 2 && shape.size() == rank + 2 && shape[rank - 1] == 1 && shape[rank + 1] == 1;
+  if (has_ones) {
+    scales = {matrices_of(shape.first(rank)).matrices, shape[rank - 2], shape[rank]};
+    if (size == Block()) size = {128, 128};
+  }
+  if ((shape.size() != rank && !has_ones) || rank < 2 || scales.matrices != all.matrices) {
+    return std::nullopt;
+  }
+  const std::uint64_t rows = block_along(all.rows, scales.rows, size.first);
+  const std::uint64_t columns = block_along(all.columns, scales.columns, size.second);
   if (rows == 0 || columns == 0) return std::nullopt;
   return Grid{all, scales.rows, scales.columns, rows, columns};
 }
@@ -205,6 +216,20 @@ void take_second_scale(Candidate& weight, const Companion& factor, bool is_down)
   weight.take_factor(factor, QuantizedLayout::Factor::kMultiplies);
 }
 
+// The companion that take_second_scale() takes. transformers names it as compressed-tensors names
+// what divides, and multiplies.
+Companion second_scale_of(const Candidate& weight, const Tensor& scale) {
+  const bool is_of_transformers =
+      weight.config().method == "nvfp4" && scale.name.ends_with("_scale_inv");
+  for (const char* const ending :
+       {"_scale_2", "_weight_scale_2", "_global_scale", "_weight_global_scale"}) {
+    const auto factor = weight.find(weight.tensor.name, ending);
+    if (factor && (is_of_transformers || std::string_view(ending).ends_with("_2"))) return *factor;
+  }
+  weight.refuse("NVFP4 without its second scale, \"" + std::string(weight.tensor.name) +
+                (is_of_transformers ? "_global_scale\"" : "_scale_2\""));
+}
+
 bool take_pre_quant_scale(Candidate& weight) {
   if (weight.tensor.name.ends_with(".weight")) {
     weight.take_column_scale(weight.module(), ".pre_quant_scale");
@@ -269,28 +294,27 @@ bool find_int8(Candidate& weight) {
 
 bool find_fp4(Candidate& weight) {
   const Tensor& tensor = weight.tensor;
-  if (tensor.dtype != DType::kU8 && tensor.dtype != DType::kI8) return false;
+  const bool is_typed = tensor.dtype == DType::kF4;
+  if (tensor.dtype != DType::kU8 && tensor.dtype != DType::kI8 && !is_typed) return false;
   const auto scale = scale_of(weight);
   if (!scale) return false;
-  // I8 with scales of another type is INT8; DeepSeek-V4's experts are FP4 in I8.
-  if (tensor.dtype == DType::kI8 && scale->dtype != kMx.type) return false;
+  // I8 with scales of another type is INT8; DeepSeek-V4's experts are FP4 in I8, as is what
+  // transformers writes.
+  if (tensor.dtype == DType::kI8 && scale->dtype != kMx.type && scale->dtype != kNv.type) {
+    return false;
+  }
   Matrices stored = matrices_of(tensor.shape);
   if (tensor.shape.empty()) weight.refuse("its shape is not that of packed weights");
-  stored.columns = weight.times(stored.columns, 2);
+  if (!is_typed) stored.columns = weight.times(stored.columns, 2);
   if (scale_type(scale->dtype) == kMx.type) {
     take_pairs(weight, *scale, kMx, stored);
   } else if (scale->dtype == kNv.type) {
-    const bool is_down = take_down(weight, *scale);
+    const bool is_down = !is_typed && take_down(weight, *scale);
     if (!is_down) take_pairs(weight, *scale, kNv, stored);
     // Padded to tiles, scales of these shapes would have the same.
     const bool may_be_tiles = stored.rows % 128 == 0 && stored.columns % 64 == 0;
     if (may_be_tiles) weight.refuse_of_modelopt_for_comfy();
-    auto factor = weight.find(tensor.name, "_scale_2");
-    if (!factor) factor = weight.find(tensor.name, "_weight_scale_2");
-    if (!factor) {
-      weight.refuse("NVFP4 without its second scale, \"" + std::string(tensor.name) + "_scale_2\"");
-    }
-    take_second_scale(weight, *factor, is_down);
+    take_second_scale(weight, second_scale_of(weight, *scale), is_down);
   } else {
     weight.refuse(*scale,
                   "bytes with such scales are no FP4; ModelOpt's INT4, which is packed along the "

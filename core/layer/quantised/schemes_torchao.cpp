@@ -85,7 +85,7 @@ void take_int8(Candidate& weight, const About& about) {
 // The matrices of a tensor with two codes a byte, which become the result's shape.
 Matrices unpacked(Candidate& weight) {
   Matrices stored = matrices_of(weight.tensor.shape);
-  stored.columns = weight.times(stored.columns, 2);
+  if (weight.tensor.dtype != DType::kF4) stored.columns = weight.times(stored.columns, 2);
   weight.found.shape.back() = stored.columns;
   return stored;
 }
@@ -123,8 +123,8 @@ void take_int4(Candidate& weight, const About& about) {
 }
 
 // A scale for each few columns, in rows or in the tiles of cuBLAS.
-void take_microscaled(Candidate& weight, const About& about, const Microscales& scales,
-                      bool is_fp4) {
+void take_microscaled(Candidate& weight, const About& about, const Microscales& scales, bool is_fp4,
+                      bool keeps_matrices = false) {
   Matrices stored = is_fp4 ? unpacked(weight) : matrices_of(weight.tensor.shape);
   const DType type = about.scale.dtype;
   if (stored.columns % scales.columns != 0 || about.header.block != std::vector{scales.columns} ||
@@ -133,20 +133,27 @@ void take_microscaled(Candidate& weight, const About& about, const Microscales& 
                   "a scale for each " + std::to_string(scales.columns) + " columns is expected");
   }
   // The tiles are those of all matrices one below the other.
-  stored = {.rows = weight.times(stored.rows, stored.matrices), .columns = stored.columns};
+  if (!keeps_matrices) {
+    stored = {.rows = weight.times(stored.rows, stored.matrices), .columns = stored.columns};
+  } else if (about.header.has_tiles && stored.rows % 128 != 0) {
+    weight.refuse(about.scale, "tiles of 128 rows that two matrices share are not supported");
+  }
   weight.set_codes(typed(is_fp4 ? DType::kF4 : weight.tensor.dtype), stored);
   weight.take_groups(about.scale, scales, about.header.has_tiles);
 }
 
 void take_nvfp4(Candidate& weight, const About& about) {
-  if (weight.tensor.dtype != DType::kU8) weight.refuse("its type is not that of an NVFP4Tensor");
-  take_microscaled(weight, about, kNv, true);
-  const auto factor = weight.find(about.base, "_per_tensor_scale");
-  if (!factor) return;
-  if (factor->dtype != DType::kF32 || factor->elements() != 1) {
-    weight.refuse(*factor, "one scale of the whole tensor is expected");
+  const DType type = weight.tensor.dtype;
+  if (type != DType::kU8 && type != DType::kF4) {
+    weight.refuse("its type is not that of an NVFP4Tensor");
   }
-  weight.take_factor(*factor, QuantizedLayout::Factor::kMultiplies);
+  const auto factor = weight.find(about.base, "_per_tensor_scale");
+  const bool is_of_each = factor && factor->elements() != 1;
+  if (is_of_each && factor->shape[0] != factor->elements()) {
+    weight.refuse(*factor, "one scale of the whole tensor or of each matrix is expected");
+  }
+  take_microscaled(weight, about, kNv, true, is_of_each);
+  if (factor) weight.take_factor(*factor, QuantizedLayout::Factor::kMultiplies);
 }
 
 void take_mx(Candidate& weight, const About& about) {
@@ -155,6 +162,7 @@ void take_mx(Candidate& weight, const About& about) {
     DType stored;
   };
   constexpr Element kElements[] = {{"float4_e2m1fn_x2", DType::kU8},
+                                   {"float4_e2m1fn_x2", DType::kF4},
                                    {"float8_e4m3fn", DType::kF8E4M3},
                                    {"float8_e5m2", DType::kF8E5M2}};
   const std::string_view element = about.header.element;
@@ -164,7 +172,7 @@ void take_mx(Candidate& weight, const About& about) {
     weight.refuse("MXTensor of " + in_quotes(element) + " in " + std::string(dtype_name(type)) +
                   " is not supported");
   }
-  take_microscaled(weight, about, kMx, type == DType::kU8);
+  take_microscaled(weight, about, kMx, type == DType::kU8 || type == DType::kF4);
 }
 
 struct Class {
