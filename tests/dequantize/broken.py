@@ -638,6 +638,8 @@ for form in ("mixfp4-pack-quantized", "mixed-fp4-int4-pack-quantized", "lut-b-qu
 row("ct-format-of-a-group", "ct-pack-4", "mixfp4-pack-quantized", both(config("format", value="mixed-precision"), config("config_groups", "group_0", "format", value="mixfp4-pack-quantized")))
 row("ct-format-is-a-version", "ct-pack-4", (), both(config("format", value=None), config("version", value="0.12.3")), "right")
 row("ct-float-in-i8", "ct-float-channel", (Q, "config.json"), lambda model: [reshaped(f"{LAYER}self_attn.{name}.weight", (29, 37), "I8")(model) for name in ("q_proj", "k_proj")])
+row("ct-int-in-fp8", "ct-int8", (Q, "config.json"), lambda model: [reshaped(f"{LAYER}self_attn.{name}.weight", (37, size), "F8_E4M3")(model)
+                                                                 for name, size in (("q_proj", 53), ("k_proj", 53), ("v_proj", 96))])
 row("fp8-e5m2-in-the-config", "fp8-block-f32", ("e5m2", KV), config("fmt", value="e5m2"))
 row("fp8-e4m3-in-the-config", "fp8-channel", ("e4m3", UP), both(config("fmt", value="float8_e4m3fn"), reshaped(UP + ".weight", (67, 40), "F8_E5M2")))
 for label, base in (("modelopt", "modelopt-fp8"), ("fp8", "fp8-tensor-one"), ("fbgemm", "fbgemm")):

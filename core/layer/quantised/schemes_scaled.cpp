@@ -152,6 +152,16 @@ void take_blocks(Candidate& weight, const Companion& scale, DType type, const Gr
   weight.take_on_grid(Role::kScale, scale, typed(type));
 }
 
+// Codes of compressed-tensors whose config has groups of another type alone.
+void refuse_other_groups_alone(const Candidate& weight, std::string_view other) {
+  const QuantizationConfig& config = weight.config();
+  const auto is_other = [&](const auto& group) { return group.type == other; };
+  if (config.method == "compressed-tensors" && !config.groups.empty() &&
+      std::ranges::all_of(config.groups, is_other)) {
+    weight.refuse_other_type("\"config_groups\" of type " + in_quotes(other) + " alone");
+  }
+}
+
 // FP8 codes that are stored as if they were integers.
 void refuse_int8_of_fp8(const Candidate& weight) {
   const QuantizationConfig& config = weight.config();
@@ -162,11 +172,7 @@ void refuse_int8_of_fp8(const Candidate& weight) {
   if (config.algorithm.starts_with("fp8")) {
     weight.refuse_other_type("\"quant_algo\" " + in_quotes(config.algorithm));
   }
-  const auto is_float = [](const auto& group) { return group.type == "float"; };
-  if (method == "compressed-tensors" && !config.groups.empty() &&
-      std::ranges::all_of(config.groups, is_float)) {
-    weight.refuse_other_type("\"config_groups\" of floats alone");
-  }
+  refuse_other_groups_alone(weight, "float");
 }
 
 // ModelOpt's NVFP4 experts that are packed along the rows: [E,in/2,out] with scales [E,in/16,out].
@@ -251,6 +257,7 @@ bool find_fp8(Candidate& weight) {
   if (told.find(is_e5m2 ? "e4m3" : "e5m2") != std::string::npos) {
     weight.refuse_other_type("\"fmt\" " + in_quotes(told));
   }
+  if (scale->name.ends_with(".weight_scale")) refuse_other_groups_alone(weight, "int");
   const Matrices all = matrices_of(tensor.shape);
   const Grid grid = is_of_last_dimension(weight, *scale) ? Grid{all, 1, all.columns, all.rows, 1}
                                                          : blocks_of(weight, *scale);
