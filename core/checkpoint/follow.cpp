@@ -204,11 +204,12 @@ std::string Follower::glance(const std::string& entry, bool is_newest) {
     marks += std::to_string(status.st_size) + "\n";
   };
   const std::string path = child_name(directory_, entry);
-  if (!entry.ends_with('/')) {
+  auto listing = sources_.names_in(path);
+  if (!listing) {
     add(path);
     return marks;
   }
-  std::vector<std::string> names = sources_.entries_in(path);
+  std::vector<std::string>& names = *listing;
   std::erase_if(names, [](const std::string& name) { return !is_checkpoint_name(name); });
   std::ranges::sort(names);
   for (const std::string& name : names) add(fs::path(path) / name);

@@ -2,6 +2,7 @@
 #include "core/checkpoint/checkpoint.h"
 
 #include "core/base/error.h"
+#include "core/stored/directory.h"
 #include "tests/support/checkpoint_writer.h"
 
 #include <gtest/gtest.h>

@@ -76,7 +76,8 @@ TEST_P(Corpus, IsCheckedTheSameByTheTool) {
   for (int c; (c = std::fgetc(pipe.get())) != EOF;) line += static_cast<char>(c);
 
   const std::string expected = path() + "\t" + GetParam().word + "\t" + GetParam().detail;
-  EXPECT_TRUE(line.starts_with(expected)) << line << "expected: " << expected;
+  EXPECT_NE(line.find(expected), std::string::npos)  // a warning may stand before it
+      << line << "expected: " << expected;
 }
 
 INSTANTIATE_TEST_SUITE_P(Files, Corpus, ::testing::ValuesIn(manifest()), row_name);
