@@ -41,8 +41,9 @@ UniqueFd::~UniqueFd() {
 std::string errno_text(int error) { return std::strerror(error); }
 
 void throw_errno(ErrorCode code, const std::string& place, const std::string& subject, int error) {
-  throw Error(code, place, subject.empty() ? errno_text(error) : subject + ": " + errno_text(error),
-              error);
+  std::string rule = errno_text(error);
+  if (error == EFBIG) rule += ": raise the limit on the size of files (ulimit -f)";
+  throw Error(code, place, subject.empty() ? rule : subject + ": " + rule, error);
 }
 
 std::string dangling_link(const std::string& path) {

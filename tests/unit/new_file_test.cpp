@@ -8,8 +8,10 @@
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -347,6 +349,39 @@ TEST(NewDirectories, AreOnTheDiskInOrderBeforeTheirNameIs) {
   EXPECT_EQ(names_in(dir / "out"),
             (NameList{"config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
                       "model.safetensors.index.json"}));
+}
+
+// The signal would end a host program of the library, whose disposition of it stays what it is.
+TEST(NewFiles, BeyondTheLimitOnFilesAreAnErrorAndNoSignal) {
+  const TempDir dir;
+  write_safetensors(dir / "m.safetensors", {random_tensor("w", "F32", {500})});
+  const std::vector<std::string> source{(dir / "m.safetensors").string()};
+  for (const std::string output : {"new.safetensors", "new"}) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::signal(SIGXFSZ, SIG_DFL);
+      const rlimit limit{1000, 1000};
+      EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+      try {
+        Sources sources;
+        const Checkpoint checkpoint(source, {.sources = &sources});
+        save(checkpoint, sources, {.source = source.front(), .output = dir / output}, false);
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kUnreadable);
+        EXPECT_NE(std::string(error.what()).find("File too large: raise the limit"), std::string::npos)
+            << error.what();
+      }
+      struct sigaction now {};
+      ::sigaction(SIGXFSZ, nullptr, &now);
+      EXPECT_EQ(now.sa_handler, SIG_DFL);
+      ::_exit(HasFailure() ? 1 : 0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0) << output;
+    EXPECT_EQ(names_in(dir.path()), NameList{"m.safetensors"});
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Begun, NewFileTest,
