@@ -143,9 +143,9 @@ std::string advice_on(const WebUrl& url, const HttpAnswer& answer, const std::st
                  "permits no shard: get a new one";
   }
   if (answer.head.status == 400) return "";
-  if (const std::string name = hub_name_of(url); !name.empty()) {
-    return ": name it " + name + ", then stfs sends HF_TOKEN";
-  }
+  std::string name = hub_name_of(url);
+  if (name.empty() && url.host == "huggingface.co") name = "hf://org/name/path";
+  if (!name.empty()) return ": name it " + name + ", then stfs sends HF_TOKEN";
   if (lower_case(answer.head.header("www-authenticate")).starts_with("bearer")) {
     return ": it wants a bearer token, and stfs sends one to the Hub alone (hf://)";
   }
