@@ -421,7 +421,7 @@ TEST(Http, ARefusalOfAProxyIsToldWithItsStatus) {
   for (const Case& c :
        {Case{407, EACCES,
              "the proxy answered 407: it wants a user and a password: name them in "
-             "https_proxy=http://USER:PASSWORD@HOST:PORT"},
+             "https_proxy, as USER:PASSWORD@HOST:PORT"},
         Case{403, EACCES,
              "the proxy answered 403: it does not permit model.example: ask its administrator, or "
              "name this host in no_proxy"},

@@ -181,7 +181,7 @@ bool redirect(Transfer& transfer) {
 std::string proxy_refusal(const Transfer& transfer, long status) {
   return "the proxy answered " + std::to_string(status) + ": " +
          (status == 407 ? "it wants a user and a password: name them in " + transfer.at.scheme +
-                              "_proxy=http://USER:PASSWORD@HOST:PORT"
+                              "_proxy, as USER:PASSWORD@HOST:PORT"
           : status == 403 ? "it does not permit " + transfer.at.host +
                                 ": ask its administrator, or name this host in no_proxy"
                           : "it does not lead to " + transfer.at.host);
