@@ -17,7 +17,7 @@ constexpr std::size_t kMostReason = std::size_t{1} << 16;  // bytes of a body th
 constexpr std::size_t kMostQuoted = 200;                   // characters
 constexpr std::size_t kLeastSecret = 4;  // bytes; a shorter one is a secret only as a whole word
 
-bool is_word(char c) {
+bool is_of_a_code(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
 }
 
@@ -34,8 +34,8 @@ void add_parameters(std::string_view query, std::vector<std::string>& secrets) {
 void hide(std::string& text, const std::string& secret) {
   for (std::size_t at = 0; (at = text.find(secret, at)) != std::string::npos;) {
     const std::size_t end = at + secret.size();
-    const bool is_inside = (at > 0 && is_word(text[at - 1]) && is_word(secret.front())) ||
-                           (end < text.size() && is_word(text[end]) && is_word(secret.back()));
+    const bool is_inside = (at > 0 && is_of_a_code(text[at - 1]) && is_of_a_code(secret.front())) ||
+                           (end < text.size() && is_of_a_code(text[end]) && is_of_a_code(secret.back()));
     if (secret.size() < kLeastSecret && is_inside) {
       ++at;
       continue;
@@ -101,7 +101,7 @@ ServerReason reason_in(const std::string& body) {
     if (node.child("Error")) node = node.child("Error");  // STS
     reason.code = node.child_value("Code");
     reason.message = node.child_value("Message");
-    if (reason.code.size() > 64 || !std::ranges::all_of(reason.code, is_word)) reason.code.clear();
+    if (reason.code.size() > 64 || !std::ranges::all_of(reason.code, is_of_a_code)) reason.code.clear();
   } else if (text.starts_with('{') || text.starts_with('[')) {
     reason.message = message_in(Json::parse(text, nullptr, false));
   } else if (is_utf8(text)) {

@@ -114,7 +114,7 @@ Parameters parameters_of(std::string_view query) {
 }
 
 // The seconds since the epoch of "20250201T100000Z" or "2025-02-01T10:00:00Z".
-std::optional<std::int64_t> time_of(const std::string& text) {
+std::optional<std::int64_t> signed_time(const std::string& text) {
   for (const char* const format : {"%Y%m%dT%H%M%SZ", "%Y-%m-%dT%H:%M:%SZ"}) {
     std::tm parts{};
     const char* const end = ::strptime(text.c_str(), format, &parts);
@@ -217,11 +217,11 @@ std::optional<std::int64_t> signature_expiry(std::string_view name) {
   };
   constexpr std::uint64_t kMost = std::uint64_t{1} << 40;
   for (const char* const store : {"x-amz-", "x-goog-", "x-oss-"}) {
-    const auto begin = time_of(value(std::string(store) + "date"));
+    const auto begin = signed_time(value(std::string(store) + "date"));
     const auto seconds = decimal(value(std::string(store) + "expires"));
     if (begin && seconds && *seconds < kMost) return *begin + static_cast<std::int64_t>(*seconds);
   }
-  if (!value("sig").empty()) return time_of(value("se"));  // Azure
+  if (!value("sig").empty()) return signed_time(value("se"));  // Azure
   const auto end = decimal(value("expires"));
   if (!end || *end >= kMost || without_signature(name) == name) return std::nullopt;
   return static_cast<std::int64_t>(*end);
