@@ -27,12 +27,25 @@ std::optional<DType> dequantized_type_of(const Layers& layers) {
   return layer == layers.end() ? std::nullopt : dequantized_type(layer->argument);
 }
 
-// MLX has names of its own for the tensors, and alone stores weights in words of 32 bits.
-bool is_of_mlx(const Part& part) {
-  const auto format = part.header.metadata.find("format");
-  if (format && part.header.metadata[*format].second == "mlx") return true;
-  return std::ranges::any_of(part.header.tensors, [&](const TensorRecord& tensor) {
-    return tensor.dtype == DType::kU32 && part.header.name(tensor).ends_with(".weight");
+// MLX has names of its own for the tensors, and alone stores weights in words of 32 bits with
+// "scales" beside them.
+bool is_of_mlx(Parts parts) {
+  const auto has = [&](const std::string& name) {
+    return std::ranges::any_of(parts, [&](const Part& part) {
+      return std::ranges::binary_search(part.header.by_name, std::string_view(name), {}, [&](auto i) {
+        return part.header.name(part.header.tensors[i]);
+      });
+    });
+  };
+  return std::ranges::any_of(parts, [&](const Part& part) {
+    const auto format = part.header.metadata.find("format");
+    if (format && part.header.metadata[*format].second == "mlx") return true;
+    return std::ranges::any_of(part.header.tensors, [&](const TensorRecord& tensor) {
+      constexpr std::string_view kWeight = ".weight";
+      const std::string_view name = part.header.name(tensor);
+      if (tensor.dtype != DType::kU32 || !name.ends_with(kWeight)) return false;
+      return has(std::string(name.substr(0, name.size() - kWeight.size())) + ".scales");
+    });
   });
 }
 
@@ -74,7 +87,7 @@ void Checkpoint::load(std::span<const std::string> sources, const LoadOptions& o
 
 void Checkpoint::open_model_files(SourceLists& loaded, Sources& opener, bool others_may_read) {
   const bool is_one = origins_.size() == 1 && is_one_source(origins_.front());
-  if (parts().empty() || !is_one || std::ranges::any_of(parts(), is_of_mlx)) return;
+  if (parts().empty() || !is_one || is_of_mlx(parts())) return;
   // The parts behind those of the one source are what layers read. GGUF and NumPy have names of their own.
   const std::string_view format = parts().front().format->name;
   if (format != kSafetensorsName && format != kTorchName) return;

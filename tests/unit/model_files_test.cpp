@@ -212,6 +212,10 @@ TEST_F(ModelDirectory, IsNotThereWithoutAConfigOrForSeveralSources) {
 TEST_F(ModelDirectory, IsNotThereForMlx) {
   write_safetensors(dir_ / "model.safetensors", {{"w.weight", "U32", {1}, "abcd"}});
   load();
+  EXPECT_NE(at({".stfs", "model"}), 0U) << "a weight of words without scales is no mark of MLX";
+  write_safetensors(dir_ / "model.safetensors",
+                    {{"w.scales", "F16", {1}, "ab"}, {"w.weight", "U32", {1}, "abcd"}});
+  load();
   EXPECT_EQ(at({".stfs", "model"}), 0U);
   write_safetensors(dir_ / "model.safetensors", {{"w", "F32", {1}, "abcd"}},
                     Metadata{{"format", "mlx"}});
