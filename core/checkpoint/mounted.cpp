@@ -361,7 +361,9 @@ std::optional<MountContent> parse_mount_json(std::string_view json) {
 std::string version_of(const TensorList& list) {
   Sha256 hash;
   const auto add = [&](std::string_view text) { hash.add(std::as_bytes(std::span(text))); };
+  std::size_t stored = 0;
   for (const Part& part : list.parts()) {
+    stored += part.header.tensors.size();
     add(part.source->path());
     add({"\0", 1});
     add(part.source->token());
@@ -374,8 +376,8 @@ std::string version_of(const TensorList& list) {
     }
   }
   for (const std::string& text : list.texts()) add(text);
-  // The parts of a list with layers stay whole, whatever is shown of them.
-  for (std::uint32_t i = 0; list.is_layered() && i < list.size(); ++i) {
+  // Parts that hold what others are computed of stay whole, whatever is shown of them.
+  for (std::uint32_t i = 0; (list.is_layered() || list.size() != stored) && i < list.size(); ++i) {
     add(list.name(i));
     add({"\0", 1});
   }

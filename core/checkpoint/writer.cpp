@@ -168,9 +168,10 @@ std::optional<Content> SafetensorsFiles::make(std::vector<std::uint32_t> tensors
   content.literal(std::string(static_cast<std::size_t>(*length - json), ' '));
   for (const std::uint32_t number : rows->tensors) {
     const Tensor tensor = checkpoint_.tensor(number);
+    const Tensor values = tensor.valued();
     content.append(type_in_safetensors(tensor) == tensor.dtype
                        ? tensor.content()
-                       : f32_content(tensor.content(), tensor.dtype, tensor.elements()));
+                       : f32_content(values.content(), values.dtype, tensor.elements()));
   }
   return content;
 }

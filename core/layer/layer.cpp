@@ -121,12 +121,14 @@ TensorList apply_layers(TensorList list, const Layers& layers, const LayerContex
   for (auto layer = layers.begin(); layer != layers.end();) {
     std::vector<std::string> arguments;
     const LayerRow& row = *find_layer(layer->option);
+    if (row.option != kDeltaOption) set_scaled_values(list, context.sources);
     for (; layer != layers.end() && layer->option == row.option; ++layer) {
       arguments.push_back(layer->argument);
     }
     list.sort_names();
     list = row.apply(std::move(list), arguments, context);
   }
+  set_scaled_values(list, context.sources);
   return list;
 }
 

@@ -232,7 +232,8 @@ class Collector {
     bool is_read = false;
     const auto pass = [&] {
       is_read = true;
-      error = value_stats(tensor.content(), tensor.dtype, options, stats, sinks);
+      const Tensor values = tensor.valued();
+      error = value_stats(values.content(), values.dtype, options, stats, sinks);
       return error;
     };
     std::optional<ValueCells> before;
@@ -278,7 +279,8 @@ class Collector {
     Sinks sinks;
     Picture picture(tensor, threads, memory_, sinks);
     const PassOptions options{.stop = options_.stop, .threads = threads};
-    if (const int error = see_values(tensor.content(), tensor.dtype, options, sinks)) {
+    const Tensor values = tensor.valued();
+    if (const int error = see_values(values.content(), values.dtype, options, sinks)) {
       fail(i, error);
     } else {
       picture.fill(shown);

@@ -75,7 +75,8 @@ class RunCollector {
     bool is_read = false;
     const auto pass = [&](const std::vector<ValueSink*>& sinks) {
       is_read = true;
-      error = value_stats(tensor.content(), tensor.dtype, options, stats, sinks);
+      const Tensor values = tensor.valued();
+      error = value_stats(values.content(), values.dtype, options, stats, sinks);
       return error;
     };
     float distance = 0;

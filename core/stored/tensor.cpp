@@ -4,6 +4,15 @@
 
 namespace stfs {
 
+Tensor Tensor::valued() const {
+  if (values == nullptr) return *this;
+  Tensor out = values->tensor();
+  out.name = name;
+  out.path = path;
+  out.shape = shape;
+  return out;
+}
+
 std::uint64_t Tensor::elements() const {
   std::uint64_t product = 1;
   for (const std::uint64_t dim : shape) product *= dim;  // the header's check excludes overflow

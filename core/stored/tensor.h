@@ -30,7 +30,11 @@ struct Tensor {
   std::uint64_t length;           // bytes
   std::optional<Extent> locator;  // its bytes in a source
   const ComputedTensor* computed = nullptr;
+  // Its values as F32, where another tensor scales them (GGUF); null: its type tells them.
+  const ComputedTensor* values = nullptr;
 
+  // The tensor itself, or `values` under its name and shape: for who needs numbers, not bytes.
+  Tensor valued() const;
   std::uint64_t elements() const;
   Content content() const;  // the recipe of its bytes
   timespec mtime() const;

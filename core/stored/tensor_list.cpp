@@ -77,7 +77,10 @@ std::uint64_t Part::beginning() const {
 
 Tensor TensorList::tensor(std::uint32_t number) const {
   const Row& row = rows_[number];
-  return row.computed != nullptr ? row.computed->tensor() : parts_[row.part]->tensor(row.record);
+  Tensor tensor =
+      row.computed != nullptr ? row.computed->tensor() : parts_[row.part]->tensor(row.record);
+  if (row.values != nullptr) tensor.values = row.values;
+  return tensor;
 }
 
 std::string_view TensorList::name(std::uint32_t number) const {
@@ -96,7 +99,8 @@ std::optional<Extent> TensorList::locator(std::uint32_t number) const {
 }
 
 void TensorList::sort_names() {
-  if (parts_.size() == 1 && texts_.empty()) {
+  if (parts_.size() == 1 && texts_.empty() &&
+      rows_.size() == parts_.front()->header.tensors.size()) {
     by_name_ = parts_.front()->header.by_name;
     return;
   }
@@ -191,11 +195,15 @@ void TensorList::remove_others(const std::vector<bool>& is_kept) {
   warnings_.clear();
   refused_.clear();
   by_name_.clear();
-  if (is_layered()) {  // the parts stay whole: a computed tensor may need any tensor of them
+  const auto has_values = [](const Row& row) { return row.values != nullptr; };
+  // The parts stay whole: a computed tensor may need any tensor of them.
+  if (is_layered() || std::ranges::any_of(rows_, has_values)) {
     std::vector<Row> rows;
     for (std::uint32_t i = 0; i < size(); ++i) {
       if (is_kept[i]) rows.push_back(rows_[i]);
     }
+    const bool has_all = rows.size() == rows_.size();
+    for (const auto& part : parts_) part->is_whole = part->is_whole && has_all;
     rows_ = std::move(rows);
     return;
   }
@@ -222,6 +230,13 @@ void TensorList::remove_others(const std::vector<bool>& is_kept) {
   rows_.clear();
   computed_.clear();
   for (std::uint32_t part = 0; part < parts_.size(); ++part) add_rows(part);
+}
+
+void TensorList::set_values(
+    const std::vector<std::pair<std::uint32_t, const ComputedTensor*>>& values,
+    std::unique_ptr<const ComputedTensors> computed) {
+  for (const auto& [number, of] : values) rows_[number].values = of;
+  computed_.push_back(std::move(computed));
 }
 
 void TensorList::show(std::vector<Row> rows, std::unique_ptr<const ComputedTensors> computed,

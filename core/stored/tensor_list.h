@@ -105,6 +105,7 @@ class TensorList {
     // Null: the tensor stands as it is stored. A layer's tensor may be stored too, under another
     // name or in another shape: then its tensor() has a locator.
     const ComputedTensor* computed = nullptr;
+    const ComputedTensor* values = nullptr;  // Tensor::values, which tensor() may have too
   };
 
   // Tensors are numbered in the order of their bytes: by part, then by offset; a computed one by
@@ -158,6 +159,9 @@ class TensorList {
   void set_metadata(std::size_t part, Metadata metadata) {
     parts_[part]->header.metadata = std::move(metadata);
   }
+  // Sets Tensor::values of some tensors. `values` is by number.
+  void set_values(const std::vector<std::pair<std::uint32_t, const ComputedTensor*>>& values,
+                  std::unique_ptr<const ComputedTensors> computed);
   void show(std::vector<Row> rows, std::unique_ptr<const ComputedTensors> computed,
             std::string text, std::vector<std::vector<std::string>> hidden_keys);
 

@@ -19,7 +19,9 @@ Comparison compare_tensors(const Tensor& before, const Tensor& after, CompareBy 
     result.values->elements = result.values->equal = after.elements();
     return result;
   }
-  const Content content = before.content();
+  const Tensor from = by == CompareBy::kValues ? before.valued() : before;
+  const Tensor to = by == CompareBy::kValues ? after.valued() : after;
+  const Content content = from.content();
   if (by == CompareBy::kBytes) {
     bool is_in_after = false;
     result.error =
@@ -27,9 +29,9 @@ Comparison compare_tensors(const Tensor& before, const Tensor& after, CompareBy 
     result.is_in_before = !is_in_after;
     return result;
   }
-  DifferenceSink differences(content, before.dtype, options, values_of_before);
+  DifferenceSink differences(content, from.dtype, options, values_of_before);
   result.error = pass_over_after ? pass_over_after(differences)
-                                 : see_values(after.content(), after.dtype, {.stop = options.stop},
+                                 : see_values(to.content(), to.dtype, {.stop = options.stop},
                                               {&differences});
   if (result.error != 0) return result;
   ValueDifference values;

@@ -37,7 +37,7 @@ int parse(const ViewFile& file, const Tensor& tensor, PartShown& part) {
 // none if the statistics are known.
 int stats_of(const ViewFile& file, const std::atomic<bool>& stop, ValueStats& stats,
              const std::vector<ValueSink*>& sinks = {}) {
-  const Tensor tensor = file.tensor();
+  const Tensor tensor = file.tensor().valued();
   const auto known = file.kept->find(file.number);
   if (known) {
     stats = *known;
@@ -87,7 +87,7 @@ int png_slice_size(const ViewFile& file, std::uint64_t& bytes) {
   return 0;
 }
 int compute_png_slice(const ViewFile& file, const std::atomic<bool>& stop, std::string& text) {
-  const Tensor tensor = file.tensor();
+  const Tensor tensor = file.tensor().valued();
   PartShown part;
   if (const int error = parse(file, tensor, part)) return error;
   ValueStats stats;
@@ -106,7 +106,7 @@ int compute_png_slice(const ViewFile& file, const std::atomic<bool>& stop, std::
 }
 
 int compute_histogram(const ViewFile& file, const std::atomic<bool>& stop, std::string& text) {
-  const Tensor tensor = file.tensor();
+  const Tensor tensor = file.tensor().valued();
   Distribution distribution;
   if (const int error =
           value_distribution(tensor.content(), tensor.dtype, options_for(stop), distribution)) {

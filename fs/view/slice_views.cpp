@@ -8,7 +8,7 @@ namespace {
 
 // Returns the errors of parse_ranges(), and EINVAL if stored elements begin or end inside a byte.
 int make_part(const ViewFile& file, bool as_f32, bool with_header, Content& content) {
-  const Tensor tensor = file.tensor();
+  const Tensor tensor = as_f32 ? file.tensor().valued() : file.tensor();
   std::vector<Range> ranges;
   if (const int error = parse_ranges(file.expression, tensor.shape, ranges)) return error;
   Slice bytes;

@@ -7,7 +7,7 @@ namespace stfs {
 namespace {
 
 int make_whole(const ViewFile& file, bool as_f32, bool with_header, Content& content) {
-  const Tensor tensor = file.tensor();
+  const Tensor tensor = as_f32 ? file.tensor().valued() : file.tensor();
   if (with_header) {
     const DType dtype = as_f32 ? DType::kF32 : tensor.dtype;
     content.literal(npy_header(type_info(dtype).npy, tensor.shape));

@@ -2,7 +2,8 @@
 
 The outcome of each: "refused" (the mount fails, and the message has one of the words: the tensor, or the scheme),
 "late" (the same, or the read of that tensor fails, because only its inputs' bytes tell), "either" (refused, or
-the right values all the same: what was changed need not be looked at) or "right" (the right values).
+the right values all the same: what was changed need not be looked at), "right" (the right values) or "warned" (the
+same, with a line that has all of the words).
 """
 
 import json
@@ -778,3 +779,29 @@ row("bnb-int8-weight-format", "bnb-int8", W, stored(Q + ".weight_format", "U8", 
 row("bnb-nested-absmax-long", "bnb-nf4-double", W, lambda model: reshaped(W + ".nested_absmax", (len(model.tensors[W + ".nested_absmax"].data) // 4 + 1,))(model))
 row("mlx-biases-turned", "mlx-4", Q, lambda model: reshaped(Q + ".biases", model.tensors[Q + ".biases"].shape[::-1])(model))
 row("mlx-biases-flat", "mlx-4", Q, lambda model: reshaped(Q + ".biases", (len(model.tensors[Q + ".biases"].data) // 2,))(model))
+
+
+# Codes that no scheme has: Marlin, QuIP#, SmoothQuant's OPT, and Ollama's form of MLX.
+
+
+def passes(name, each):
+    return lambda model: model.passes(name, each)
+
+
+def ollama(key):
+    def change(model):
+        model.put(W, tensor("U32", np.ones((8, 8))))
+        model.put(W + ".scale", floats("BF16", np.ones((8, 1))))
+        model.put(W + ".bias", floats("BF16", np.ones((8, 1))))
+        model.metadata[key] = "int4"
+
+    return change
+
+
+MARLIN = both(passes(UP + ".B", tensor("I32", np.ones((2, 32)))), passes(UP + ".s", floats("F16", np.ones((1, 16)))))
+SMOOTH = both(*(passes(f"{EXPERTS}{i}.weight", tensor("I8", np.ones((4, 4)))) for i in range(2)), passes(EXPERTS + "0.a", floats("F32", 0.01)))
+row("leftover-marlin", "plain", (UP + ".B", "I32 [2,32]", "no known scheme"), MARLIN, "warned")
+row("leftover-marlin-beside-others", "ct-pack-4", (EXPERTS, "1 more of integers", "I8 [4,4]"), SMOOTH, "warned")
+row("leftover-quip", "plain", "QuIP#", passes(UP + ".Qidxs", tensor("I64", np.ones((4, 2)))))
+for key in ("quant_type", W + ".quant_type"):
+    row(f"leftover-ollama-{len(key)}", "plain", 'quant_type "int4"', ollama(key))

@@ -42,7 +42,8 @@ void refuse_terminal(const std::string& instead) {
 int cat(const Arguments& arguments) {
   VerbSources sources(arguments);
   const Checkpoint checkpoint = open_checkpoint(arguments, sources);
-  const Tensor tensor = find_tensor(checkpoint, arguments.source, arguments.tensor);
+  const Tensor stored = find_tensor(checkpoint, arguments.source, arguments.tensor);
+  const Tensor tensor = arguments.as_f32 ? stored.valued() : stored;
   const auto refuse = [&](const std::string& rule) { refuse_tensor(arguments, tensor, rule); };
   DType dtype = tensor.dtype;
   if (arguments.as_f32 && type_info(dtype).to_f32 == nullptr) {

@@ -73,8 +73,9 @@ int stats(const Arguments& arguments) {
         // The last tensors share the threads that find no other one.
         const std::size_t left = std::clamp<std::size_t>(rows.tensors() - position, 1, jobs);
         const auto threads = static_cast<unsigned>(jobs / left);
+        const Tensor of = tensor.valued();
         if (const int error =
-                value_stats(tensor.content(), tensor.dtype, {stop, progress, threads}, values)) {
+                value_stats(of.content(), of.dtype, {stop, progress, threads}, values)) {
           fail(tensor, error);
         }
         return rows.line(position, tensor, values);

@@ -289,7 +289,8 @@ Opened::Loaded& Opened::loaded() const {
 }
 
 PartRecipe Opened::recipe_of(const Checkpoint& checkpoint, const PartOfTensor& part) {
-  const Tensor tensor = checkpoint.tensor(part.tensor);
+  const Tensor stored = checkpoint.tensor(part.tensor);
+  const Tensor tensor = part.as_f32 ? stored.valued() : stored;
   const auto refuse_part = [&](const std::string& rule) {
     refuse(subject_of(checkpoint, part.tensor) + ": " + rule);
   };

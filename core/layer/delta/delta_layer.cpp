@@ -39,6 +39,7 @@ class PatchedTensor : public ComputedTensor {
     Tensor tensor = patched_.base();
     tensor.locator = std::nullopt;
     tensor.computed = this;
+    tensor.values = nullptr;
     return tensor;
   }
   Content content() const override {
@@ -97,6 +98,7 @@ class Patcher {
       rows.push_back(list.row(i));
       const auto found = found_.find(i);
       if (found == found_.end()) continue;
+      rows.back().values = nullptr;
       rows.back().computed = &made->tensors.emplace_back(made->patches, made->tensors.size(),
                                                          list.tensor(i), std::move(found->second.patch),
                                                          std::move(found->second.frames));

@@ -256,8 +256,9 @@ void cast_some(const EditLine& line, Edited& edited) {
                                  [](const Tensor& in, const Tensor& out, const std::string&) {
                                    Content content;
                                    if (in.length == 0) return content;
-                                   content.production(
-                                       cast(in.content(), in.dtype, out.dtype, in.elements()));
+                                   const Tensor values = in.valued();
+                                   content.production(cast(values.content(), values.dtype,
+                                                           out.dtype, in.elements()));
                                    return content;
                                  }));
     touches = true;
@@ -309,6 +310,10 @@ void slice(const EditLine& line, Edited& edited) {
                 std::to_string(type_info(tensor.dtype).block_elements) + " elements");
   }
   if (canonical_expression(ranges, tensor.shape).empty()) line.refuse("it is the whole tensor");
+  if (tensor.values != nullptr) {
+    line.refuse(in_quotes(tensor.name) + ": another tensor scales it, which stays as it is: "
+                "dequantise the checkpoint too");
+  }
   change(item, edited.computed(item, tensor.dtype, edited.keep(std::move(of.shape)), "slice",
                                [](const Tensor& in, const Tensor&, const std::string& expression) {
                                  Slice part;

@@ -208,9 +208,9 @@ void Edited::finish(TensorList& list, std::string text) {
   std::vector<TensorList::Row> rows;
   rows.reserve(items.size());
   for (const Item& item : items) {
-    rows.push_back({item.part, item.record, nullptr});
-    rows.back().computed = item.below ? list.row(*item.below).computed
-                                      : &made_->shown.emplace_back(item.tensor);
+    rows.push_back(item.below ? list.row(*item.below)
+                              : TensorList::Row{item.part, item.record,
+                                                &made_->shown.emplace_back(item.tensor), nullptr});
   }
   for (std::uint32_t i = 0; !metadata.empty() && i < list.parts().size(); ++i) {
     list.set_metadata(i, metadata_of(list.parts()[i], i == 0));

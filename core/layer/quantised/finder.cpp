@@ -29,6 +29,7 @@ constexpr std::string_view kEndings[] = {
     "_qdata", "_per_tensor_scale", "_act_pre_scale",                // torchao
     "_act_quant_scale", "_act_quant_zero_point", "_act_per_tensor_scale",
     "_scb",                                                         // GPTQModel's bitsandbytes
+    ".input_scale",                                                 // GGUF
     "_absmax", "_quant_map", "_nested_absmax", "_nested_quant_map", "_quant_state",
 };
 static_assert(std::size(kEndings) <= 64, "a bit each");

@@ -2,11 +2,14 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/format/gguf.h"
 #include "core/layer/quantised/dequantize.h"
 #include "core/layer/quantised/schemes.h"
+#include "core/remote/http/url.h"
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <deque>
 #include <iterator>
 #include <map>
@@ -130,6 +133,79 @@ Content QuantizedTensor::content() const {
   return content;
 }
 
+// The inputs of a weight that a scheme has found. Refuses those that do not fit.
+std::vector<Input> inputs_of(const TensorList& list, Candidate& weight) {
+  std::vector<Input> inputs;
+  InputLengths lengths;
+  QuantizedWeight& found = weight.found;
+  for (std::size_t i = 0; i < kRoles; ++i) {
+    const std::uint32_t input = found.inputs[i];
+    if (input == QuantizedWeight::kNone) continue;
+    const TensorList::Row& row = list.row(input);
+    inputs.push_back({static_cast<Role>(i), &list.part_of(input), row.record, row.computed});
+    lengths[i] = list.tensor(input).length;
+  }
+  if (const auto role = misfit(found.layout, lengths)) {
+    const std::uint32_t input = found.input(*role);
+    if (input == QuantizedWeight::kNone || input == weight.number) {
+      weight.refuse("its size does not fit its shape");
+    }
+    weight.refuse(list.tensor(input));
+  }
+  return inputs;
+}
+
+// The bytes of its values, after inputs_of().
+std::uint64_t length_of(const Candidate& weight, DType to) {
+  std::uint64_t elements = 1;
+  for (const std::uint64_t dim : weight.found.shape) elements *= dim;  // does not overflow
+  const auto length = type_info(to).bytes_of(elements);
+  if (!length) weight.refuse("its size overflows");
+  return *length;
+}
+
+// Values that nothing tells: reading them fails.
+class UnknownValues : public ComputedTensor {
+ public:
+  UnknownValues(const Tensor& of, std::uint64_t length) : of_(of), length_(length) {}
+
+  Tensor tensor() const override {
+    return {.name = of_.name,
+            .path = {},
+            .dtype = DType::kF32,
+            .shape = of_.shape,
+            .length = length_,
+            .locator = std::nullopt,
+            .computed = this};
+  }
+  Content content() const override {
+    class Failing : public Producer {
+     public:
+      explicit Failing(std::uint64_t length) : length_(length) {}
+      std::uint64_t size() const override { return length_; }
+      int produce(std::uint64_t, std::span<std::byte>) const override { return EIO; }
+      void missing(std::uint64_t, std::uint64_t, std::vector<Extent>&) const override {}
+
+     private:
+      std::uint64_t length_;
+    };
+    Content content;
+    content.production(std::make_unique<Failing>(length_));
+    return content;
+  }
+  std::vector<Tensor> inputs() const override { return {of_}; }
+  std::string_view scheme() const override { return "unknown"; }
+
+ private:
+  Tensor of_;
+  std::uint64_t length_;
+};
+
+struct ScaledValues : public ComputedTensors {
+  QuantizedTensors known{DType::kF32};
+  std::deque<UnknownValues> unknown;
+};
+
 // The fate of a tensor of the list below: one of these, or the number of the computed tensor in its
 // place.
 constexpr std::uint32_t kKept = ~std::uint32_t{0};  // it is shown as before
@@ -170,8 +246,9 @@ class Dequantizer {
     if (std::ranges::count(fates_, kKept) == std::ssize(fates_)) {
       // Values that are shown already are of a method that is known.
       if (!shows_values_) finder_.refuse_any_method();
-      return;
+      return warn_of_integers(list);
     }
+    warn_of_integers(list);
     for (std::string& line : finder_.warnings()) list.add_warning(std::move(line));
     std::string text(kDequantizeOption);
     text.append("=").append(dequantized_word(to_)).push_back('\0');
@@ -180,7 +257,9 @@ class Dequantizer {
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
       if (fates_[i] == kGone) continue;
       rows.push_back(list_.row(i));
-      if (fates_[i] != kKept) rows.back().computed = &tensors_->tensor(fates_[i]);
+      if (fates_[i] == kKept) continue;
+      rows.back().computed = &tensors_->tensor(fates_[i]);
+      rows.back().values = nullptr;
     }
     list.show(std::move(rows), std::move(tensors_), std::move(text), hidden_keys());
   }
@@ -260,6 +339,21 @@ class Dequantizer {
                                ": one of them is wrong");
   }
 
+  // Ollama packs weights as MLX does, and gives their parts other names.
+  void refuse_of_ollama(std::uint32_t number) const {
+    const Tensor tensor = list_.tensor(number);
+    if (tensor.dtype != DType::kU32) return;
+    const std::string_view module =
+        tensor.name.substr(0, tensor.name.size() - (tensor.name.ends_with(".weight") ? 7 : 0));
+    if (!finder_.find(tensor.name, ".scale") && !finder_.find(module, ".scale")) return;
+    auto type = finder_.metadata(number, std::string(tensor.name) + ".quant_type");
+    if (!type) type = finder_.metadata(number, "quant_type");
+    if (!type) return;
+    Finder::refuse(tensor, "is packed by Ollama (quant_type " + in_quotes(*type) +
+                               "), whose files are not supported: take the model from the "
+                               "repository that it was made from");
+  }
+
   void refuse_formats_in_headers() const {
     for (const Part& part : list_.parts()) {
       const std::string rotation = rotation_in(part.header.metadata);
@@ -302,11 +396,13 @@ class Dequantizer {
     for (std::uint32_t i = 0; i < fates_.size() && !has_codes; ++i) {
       has_codes = may_hold_codes(list_.tensor(i).dtype);
     }
-    if (!has_codes) return;
-    refuse_formats_in_headers();
+    if (has_codes) refuse_formats_in_headers();
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
-      const std::string reason = reason_to_refuse(list_.name(i));
-      if (!reason.empty()) Finder::refuse(list_.tensor(i), reason);
+      const Tensor tensor = list_.tensor(i);
+      const std::string reason = reason_to_refuse(tensor.name);
+      if (!reason.empty() && (has_codes || is_integer(tensor))) Finder::refuse(tensor, reason);
+      if (!has_codes) continue;
+      refuse_of_ollama(i);
       fetch_ahead(i);
       refuse_formats_of_comfy(i);
     }
@@ -325,6 +421,38 @@ class Dequantizer {
     }
   }
 
+  static bool is_integer(const Tensor& tensor) {
+    const TypeKind kind = type_info(tensor.dtype).kind;
+    return kind == TypeKind::kSigned || kind == TypeKind::kUnsigned;
+  }
+
+  // Integers that no scheme took may be codes of weights: a warning if there are matrices of them.
+  // Those of 64 bits are positions, and masks are biases.
+  void warn_of_integers(TensorList& list) const {
+    std::uint64_t count = 0;
+    std::uint32_t first = 0;
+    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+      const Tensor tensor = list_.tensor(i);
+      const bool is_matrix = tensor.shape.size() > 1 && tensor.shape.back() > 1 &&
+                             tensor.shape[tensor.shape.size() - 2] > 1;
+      if (fates_[i] != kKept || !is_matrix || !is_integer(tensor) ||
+          type_info(tensor.dtype).bits() > 32 || tensor.name.ends_with("bias") ||
+          tensor.name.ends_with("mask") || list_.part_of(i).format->name == kGgufName) {
+        continue;
+      }
+      if (count++ == 0) first = i;
+    }
+    if (count == 0) return;
+    const Tensor tensor = list_.tensor(first);
+    list.add_warning(
+        printable(public_name(list_.part_of(first).source->path())) + ": tensor " +
+        in_quotes(tensor.name) +
+        (count > 1 ? " and " + std::to_string(count - 1) + " more of integers" : "") +
+        ": " + std::string(dtype_name(tensor.dtype)) + " " + shape_json(tensor.shape) +
+        " of no known scheme of quantisation, shown as stored: if they are codes of weights, "
+        "convert the checkpoint with the library that made it");
+  }
+
   // The types of GGUF need no config.
   static void refuse_transformed(const Candidate& weight) {
     if (type_info(weight.tensor.dtype).kind == TypeKind::kQuantized) return;
@@ -337,30 +465,13 @@ class Dequantizer {
   void add(const Scheme& scheme, Candidate weight) {
     const Tensor& tensor = weight.tensor;
     refuse_transformed(weight);
-    std::vector<Input> inputs;
-    InputLengths lengths;
     QuantizedWeight& found = weight.found;
+    const std::vector<Input> inputs = inputs_of(list_, weight);
+    const std::uint64_t length = length_of(weight, to_);
     std::vector<std::uint32_t> gone = found.others;
-    for (std::size_t i = 0; i < kRoles; ++i) {
-      const std::uint32_t input = found.inputs[i];
-      if (input == QuantizedWeight::kNone) continue;
-      const Tensor part = list_.tensor(input);
-      const TensorList::Row& row = list_.row(input);
-      inputs.push_back({static_cast<Role>(i), &list_.part_of(input), row.record, row.computed});
-      lengths[i] = part.length;
-      gone.push_back(input);
+    for (const std::uint32_t input : found.inputs) {
+      if (input != QuantizedWeight::kNone) gone.push_back(input);
     }
-    if (const auto role = misfit(found.layout, lengths)) {
-      const std::uint32_t input = found.input(*role);
-      if (input == QuantizedWeight::kNone || input == weight.number) {
-        weight.refuse("its size does not fit its shape");
-      }
-      weight.refuse(list_.tensor(input));
-    }
-    std::uint64_t elements = 1;
-    for (const std::uint64_t dim : found.shape) elements *= dim;  // misfit() excludes overflow
-    const auto length = type_info(to_).bytes_of(elements);
-    if (!length) weight.refuse("its size overflows");
     for (const std::uint32_t other : gone) {
       if (fates_[other] != kKept) {
         weight.refuse(in_quotes(list_.name(other)) + " belongs to another weight too");
@@ -378,8 +489,9 @@ class Dequantizer {
     }
     computed_[without_weight(found.name)] = {
         .matrices = std::max<std::uint64_t>(matrices_of(found.shape).matrices, 1),
-        .has_parts = type_info(tensor.dtype).kind != TypeKind::kQuantized};
-    fates_[weight.number] = tensors_->add(std::move(found), scheme, std::move(inputs), *length);
+        .has_parts = type_info(tensor.dtype).kind != TypeKind::kQuantized ||
+                     is_scaled_in_gguf(tensor.dtype)};
+    fates_[weight.number] = tensors_->add(std::move(found), scheme, inputs, length);
   }
 
   static std::string without_weight(std::string_view name) {
@@ -546,6 +658,48 @@ TensorList dequantize(TensorList below, DType to, Sources& sources) {
   dequantizer.find();
   dequantizer.show(below);
   return below;
+}
+
+void set_scaled_values(TensorList& list, Sources& sources) {
+  const auto is_gguf = [](const Part& part) { return part.format->name == kGgufName; };
+  if (std::ranges::none_of(list.parts(), is_gguf)) return;
+  std::vector<std::uint32_t> blocks;
+  for (std::uint32_t i = 0; i < list.size(); ++i) {
+    const Tensor tensor = list.tensor(i);
+    if (type_info(tensor.dtype).kind == TypeKind::kQuantized && tensor.values == nullptr) {
+      blocks.push_back(i);
+    }
+  }
+  if (blocks.empty()) return;
+  list.sort_names();
+  const Finder finder(list, sources);
+  if (!finder.has_ending(".scale")) return;
+  auto made = std::make_unique<ScaledValues>();
+  std::vector<std::pair<std::uint32_t, const ComputedTensor*>> values;
+  for (const std::uint32_t i : blocks) {
+    const Tensor tensor = list.tensor(i);
+    Candidate weight(finder, i, tensor);
+    try {
+      find_gguf(weight);
+      if (weight.found.input(Role::kScale) == QuantizedWeight::kNone) continue;
+      std::vector<Input> inputs = inputs_of(list, weight);
+      const std::uint64_t length = length_of(weight, DType::kF32);
+      const std::uint32_t number =
+          made->known.add(std::move(weight.found), schemes().front(), std::move(inputs), length);
+      values.emplace_back(i, &made->known.tensor(number));
+    } catch (const Error& error) {
+      const auto length = type_info(DType::kF32).bytes_of(tensor.elements());
+      values.emplace_back(i, &made->unknown.emplace_back(tensor, length.value_or(0)));
+      if (made->unknown.size() == 1) {
+        list.add_warning(std::string(error.what()) + "; its bytes alone can be read");
+      }
+    }
+  }
+  if (values.empty()) return;
+  if (made->unknown.size() > 1) {
+    list.add_warning("and so " + std::to_string(made->unknown.size() - 1) + " more tensors");
+  }
+  list.set_values(values, std::move(made));
 }
 
 std::optional<StoredCodes> stored_codes(const TensorList& list, Sources& sources) {

@@ -26,6 +26,10 @@ inline constexpr std::string_view kDequantizedWords = "bf16|f16|f32";
 // that is not complete, contradicts itself, or is of a scheme that is not known, and kUnreadable.
 TensorList dequantize(TensorList below, DType to, Sources& sources);
 
+// Sets Tensor::values of the blocks of GGUF that a tensor beside them scales, such as NVFP4, where
+// they are not set. What is not known has values that cannot be read, and a warning tells why.
+void set_scaled_values(TensorList& list, Sources& sources);
+
 // The quantised weights that a list shows as they are stored, as codes.
 struct StoredCodes {
   std::uint64_t weights = 0;

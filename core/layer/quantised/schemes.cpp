@@ -51,6 +51,7 @@ constexpr Named kRefused[] = {
     {".codebooks",                "AQLM is not supported: its codes are indices of codebooks"},
     {".centroids.weight",         "VPTQ is not supported: its codes are indices of codebooks"},
     {".res_centroids.weight",     "VPTQ is not supported: its codes are indices of codebooks"},
+    {".Qidxs",                    "QuIP# is not supported: its codes are indices of a codebook"},
     {".q_weight",                 "EXL2 is not supported: its groups have different numbers of bits"},
     {".q_perm",                   "EXL2 is not supported: its groups have different numbers of bits"},
     {".weight_bitmask",           "sparse weights of compressed-tensors are not supported"},
@@ -158,8 +159,51 @@ bool find_plain(Candidate& weight) { return is_fp8(weight.tensor.dtype) && take_
 
 }  // namespace
 
+bool is_scaled_in_gguf(DType dtype) {
+  return dtype == DType::kNVFP4 || dtype == DType::kTQ1_0 || dtype == DType::kTQ2_0;
+}
+
+namespace {
+
+// Gemma 4 has such parameters of its own, which are no part of the weight beside them.
+bool is_of_gemma4(const Candidate& weight, const Tensor& scale) {
+  const auto model = weight.finder.metadata(weight.number, "general.architecture");
+  return model && model->starts_with("gemma4") && (scale.name.ends_with("ffn_down_exps.scale") ||
+                                                   scale.name.ends_with("ffn_gate_inp.scale"));
+}
+
+}  // namespace
+
 bool find_gguf(Candidate& weight) {
-  return type_info(weight.tensor.dtype).kind == TypeKind::kQuantized && take_typed(weight);
+  const Tensor& tensor = weight.tensor;
+  if (type_info(tensor.dtype).kind != TypeKind::kQuantized) return false;
+  take_typed(weight);
+  // llama.cpp and others write X.scale, or X.weight.scale.
+  auto scale = weight.find(weight.module(), ".scale");
+  if (const auto other = weight.find(tensor.name, ".scale")) {
+    if (scale && scale->number != other->number) weight.refuse(*other, "it has two scales");
+    scale = other;
+  }
+  if (!is_scaled_in_gguf(tensor.dtype)) {
+    if (scale && !is_of_gemma4(weight, *scale)) {
+      weight.refuse(*scale,
+                    "NVFP4, TQ1_0 and TQ2_0 have such a scale; what it means here is not known");
+    }
+    return true;
+  }
+  // A scale of the inputs, which the model's code uses.
+  const auto input = weight.find(tensor.name, ".input_scale");
+  if (input && tensor.name != weight.module()) weight.found.others.push_back(input->number);
+  if (!scale) return true;
+  const Matrices all = matrices_of(tensor.shape);
+  const bool is_of_experts = has_rank(tensor, 3) && has_rank(*scale, 1) && scale->shape[0] != 1;
+  if (scale->dtype != DType::kF32 || scale->elements() != (is_of_experts ? all.matrices : 1)) {
+    weight.refuse(*scale, "an F32 for all, or for each expert, is expected");
+  }
+  if (is_of_experts) weight.set_codes(typed(tensor.dtype), all);
+  weight.set_grid(1, 1, weight.found.layout.rows, weight.found.layout.columns);
+  weight.take_on_grid(Role::kScale, *scale, typed(DType::kF32));
+  return true;
 }
 
 std::span<const Scheme> schemes() { return kSchemes; }

@@ -33,6 +33,8 @@ const Scheme& plain_scheme();
 // Whether tensors of this type may hold codes that only a scheme explains: no plain numbers, and no
 // blocks of GGUF.
 bool may_hold_codes(DType dtype);
+// Whether it is a type of blocks that llama.cpp stores a scale beside: NVFP4, and ternary ones.
+bool is_scaled_in_gguf(DType dtype);
 // Why a tensor with this name is of a scheme that stfs does not compute; "" for any other. In a
 // checkpoint without codes the name means nothing.
 std::string reason_to_refuse(std::string_view name);

@@ -517,6 +517,10 @@ void Selection::add(const Opened& opened, const Tensor& tensor, const std::strin
                     const SelectionOptions& options, const std::string& place,
                     std::vector<Item>& items) {
   ItemRequest request = request_for(opened, tensor, place);
+  if (options.as && tensor.values != nullptr) {
+    refuse(place, "tensor " + in_quotes(tensor.name) +
+                      ": another tensor scales it: load its values with --dequantize");
+  }
   request.slice = options.shard ? shard_of(options, slice, tensor, place) : slice;
   const bool can_convert =
       options.as && (tensor.dtype == *options.as || converts(tensor.dtype, *options.as));
