@@ -88,6 +88,19 @@ bool says_nothing(const Json& value) {
   return std::ranges::find(kNothing, lower_case(*text)) != std::end(kNothing);
 }
 
+// Returns false for nearly all entries of a header, so that a long text is not parsed for nothing.
+// JSON may escape letters, so a backslash may hide a word.
+bool may_name_rotation(std::string_view key, std::string_view text) {
+  constexpr std::string_view kParts[] = {"rot", "hadamard", "spinquant", "transform_config", "\\u"};
+  const auto is_equal = [](char a, char b) { return (a | ' ') == (b | ' '); };
+  const auto has = [&](std::string_view where) {
+    return std::ranges::any_of(kParts, [&](std::string_view part) {
+      return !std::ranges::search(where, part, is_equal).empty();
+    });
+  };
+  return has(key) || has(text);
+}
+
 // What tells of a rotation in a value at a key, which may be a text with JSON.
 std::string rotation_at(const std::string& key, const Json& value) {
   constexpr std::string_view kMethods[] = {"convrot", "hadamard", "spinquant", "quarot"};
@@ -214,7 +227,7 @@ bool is_key_of_rotation(std::string_view key) {
 std::string rotation_in(const Metadata& metadata) {
   for (std::size_t i = 0; i < metadata.size(); ++i) {
     const auto& [key, text] = metadata[i];
-    if (key == kComfyKey) continue;
+    if (key == kComfyKey || !may_name_rotation(key, text)) continue;
     std::string found = rotation_at(std::string(key), Json(std::string(text)));
     if (!found.empty()) return found;
   }
