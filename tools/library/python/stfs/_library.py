@@ -124,7 +124,8 @@ def interruptibly(call: Callable[[], Any], handle: Optional[int] = None) -> Any:
     """
     if threading.current_thread() is not threading.main_thread():
         return call()
-    calls, outcome = [call], []
+    calls: List[Callable[[], Any]] = [call]
+    outcome: List[Tuple[Any, Optional[BaseException]]] = []
     ended, has_ended = threading.Lock(), ctypes.c_int()
     ended.acquire()
 
