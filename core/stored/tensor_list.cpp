@@ -188,6 +188,12 @@ void TensorList::append(TensorList other) {
   std::ranges::move(other.warnings_, std::back_inserter(warnings_));
   std::ranges::move(other.refused_, std::back_inserter(refused_));
   std::ranges::move(other.texts_, std::back_inserter(texts_));
+  if (before == 0) beside_ = std::move(other.beside_);
+}
+
+void TensorList::append_inputs(TensorList other) {
+  for (const std::unique_ptr<Part>& part : other.parts_) part->is_input = true;
+  append(std::move(other));
 }
 
 void TensorList::remove_others(const std::vector<bool>& is_kept) {

@@ -38,6 +38,7 @@ struct Part {
   const Source* first_part = nullptr;
   // Where the files lie that belong to the checkpoint of this part, such as config.json.
   std::string directory = {};
+  bool is_input = false;  // a layer reads it: it is no part of the checkpoint
   // Keys of its metadata that are not shown, sorted: a layer made them untrue.
   std::vector<std::string> hidden_keys = {};
 
@@ -52,6 +53,14 @@ struct Part {
 struct MissingTensor {
   std::optional<std::string> name;  // nullopt: all tensors of the part
   std::string source;               // the label of the shard or the part
+};
+
+// What layers know of the files beside the weights.
+struct FilesBeside {
+  // The model had one tensor as its embeddings and its head, and has two.
+  bool unties_embeddings = false;
+  // The directory whose tokenizer fits the embeddings; "": that of the checkpoint.
+  std::string tokenizer = {};
 };
 
 // The parts of a list, as a range of `const Part&`.
@@ -124,6 +133,9 @@ class TensorList {
   // Whether some tensors are computed, or not shown.
   bool is_layered() const { return !texts_.empty(); }
 
+  FilesBeside& beside() { return beside_; }
+  const FilesBeside& beside() const { return beside_; }
+
   const std::vector<MissingTensor>& missing() const { return missing_; }
   // Printable lines "place: subject: rule".
   const std::vector<std::string>& warnings() const { return warnings_; }
@@ -147,6 +159,7 @@ class TensorList {
   // Adds all tensors of a part. Throws Error kUsage for more tensors than can be numbered.
   void add(Part part);
   void append(TensorList other);
+  void append_inputs(TensorList other);  // of a layer
   // Leaves the tensors of which `is_kept[number]` is true, and forgets what is missing and
   // warnings. Parts that nothing needs any more go too.
   void remove_others(const std::vector<bool>& is_kept);
@@ -176,6 +189,7 @@ class TensorList {
   std::vector<MissingTensor> missing_;
   std::vector<std::string> warnings_, refused_;
   std::vector<std::string> texts_;
+  FilesBeside beside_;
 };
 
 // As fnmatch(3) without flags, but that a NUL is a character as others.

@@ -168,15 +168,15 @@ TEST_F(LoraTest, EmbeddingsAndTransposedWeightsTakeTheTransposedUpdate) {
   write_safetensors(dir_ / "base.safetensors",
                     {{"embed.weight", "F32", {kIn, kOut}, f32_bytes(w)},
                      {"c.weight", "F32", {kIn, kOut}, f32_bytes(w)},
-                     {"s.weight", "F32", {kIn, kIn}, f32_bytes(square)}});
-  write_adapter("one",
-                R"({"peft_type":"LORA","r":3,"lora_alpha":6,"fan_in_fan_out":true})",
+                     {"h.0.c_proj.weight", "F32", {kIn, kIn}, f32_bytes(square)}});
+  write_file(dir_ / "config.json", R"({"model_type": "gpt2"})");
+  write_adapter("one", kConfig,
                 {{"embed.lora_embedding_A", "F32", {3, kIn}, f32_bytes(a)},
                  {"embed.lora_embedding_B", "F32", {kOut, 3}, f32_bytes(b)},
                  {"c.lora_A.weight", "F32", {3, kIn}, f32_bytes(a)},
                  {"c.lora_B.weight", "F32", {kOut, 3}, f32_bytes(b)},
-                 {"s.lora_A.weight", "F32", {3, kIn}, f32_bytes(a)},
-                 {"s.lora_B.weight", "F32", {kIn, 3}, f32_bytes(b2)}});
+                 {"h.0.c_proj.lora_A.weight", "F32", {3, kIn}, f32_bytes(a)},
+                 {"h.0.c_proj.lora_B.weight", "F32", {kIn, 3}, f32_bytes(b2)}});
   const auto checkpoint = load({adapter("one")});
   std::vector<float> expected = transposed(w, kOut);
   add_naively(expected, a, b, 3, 2);
@@ -184,7 +184,7 @@ TEST_F(LoraTest, EmbeddingsAndTransposedWeightsTakeTheTransposedUpdate) {
   EXPECT_EQ(bytes_of(*checkpoint, "c.weight"), f32_bytes(transposed(expected, kIn)));
   expected = transposed(square, kIn);
   add_naively(expected, a, b2, 3, 2);
-  EXPECT_EQ(bytes_of(*checkpoint, "s.weight"), f32_bytes(transposed(expected, kIn)));
+  EXPECT_EQ(bytes_of(*checkpoint, "h.0.c_proj.weight"), f32_bytes(transposed(expected, kIn)));
 }
 
 TEST_F(LoraTest, AConvolutionIsAMatrixOfItsOutputs) {
@@ -289,7 +289,6 @@ TEST_F(LoraTest, WhatIsNotMergedIsRefusedByName) {
                                                  {"layer_replication", "[[0, 2]]"},
                                                  {"lora_bias", "true"},
                                                  {"monteclora_config", R"({"num_samples": 8})"},
-                                                 {"target_parameters", R"(["mlp.experts"])"},
                                                  {"trainable_token_indices", "[1]"},
                                                  {"use_bdlora", R"({"nblocks": 2})"},
                                                  {"use_dora", "true"},
@@ -321,7 +320,7 @@ TEST_F(LoraTest, WhatIsNotMergedIsRefusedByName) {
   }
   for (const char* const members :
        {R"(,"r":0)", R"(,"r":-1)", R"(,"r":1.5)", R"(,"lora_alpha":"8")", R"(,"use_rslora":1)",
-        R"(,"rank_pattern":[])", R"(,"rank_pattern":{"(?i)x":3})", R"(,"rank_pattern":{"x":"3"})"}) {
+        R"(,"rank_pattern":[])", R"(,"modules_to_save":"score")", R"(,"target_parameters":[1])", R"(,"rank_pattern":{"(?i)x":3})", R"(,"rank_pattern":{"x":"3"})"}) {
     EXPECT_NE(refused(members), "") << members;
   }
   std::string keys;
@@ -339,7 +338,7 @@ TEST_F(LoraTest, WhatIsNotMergedIsRefusedByName) {
     "layers_to_transform": [1], "lora_alpha": 2.5, "lora_dropout": 0.1, "megatron_config": {"x": 1},
     "megatron_core": "megatron.core", "modules_to_save": ["score"], "peft_type": "LORA",
     "peft_version": "0.20.0", "qalora_group_size": 16, "r": 3, "rank_pattern": {"q": 2}, "revision": "main",
-    "runtime_config": {"ephemeral_gpu_offload": true}, "target_modules": "all-linear",
+    "runtime_config": {"ephemeral_gpu_offload": true}, "target_modules": "all-linear", "target_parameters": ["experts.down_proj"],
     "task_type": "CAUSAL_LM", "use_rslora": true})").warnings(), std::vector<std::string>());
 }
 

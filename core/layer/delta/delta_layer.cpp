@@ -113,7 +113,7 @@ class Patcher {
     for (TensorList& delta : deltas_) {
       // Checksums are not the checkpoint's metadata.
       for (const Part& part : delta.parts()) hidden_keys.push_back(part.header.metadata.keys());
-      list.append(std::move(delta));
+      list.append_inputs(std::move(delta));
     }
     list.show(std::move(rows), std::move(made), std::move(text), std::move(hidden_keys));
   }

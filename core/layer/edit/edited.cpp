@@ -215,8 +215,9 @@ void Edited::finish(TensorList& list, std::string text) {
   for (std::uint32_t i = 0; !metadata.empty() && i < list.parts().size(); ++i) {
     list.set_metadata(i, metadata_of(list.parts()[i], i == 0));
   }
-  for (TensorList& other : others_) list.append(std::move(other));
+  for (TensorList& other : others_) list.append_inputs(std::move(other));
   list.show(std::move(rows), std::move(made_), std::move(text), std::move(hidden_keys));
+  for (std::string& warning : warnings) list.add_warning(std::move(warning));
 }
 
 }  // namespace stfs

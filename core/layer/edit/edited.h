@@ -42,6 +42,8 @@ class Edited {
   ~Edited();
 
   std::vector<Item> items;
+  // What lines did not do, for the user.
+  std::vector<std::string> warnings;
   // Set or removed keys: nullopt removes one.
   std::map<std::string, std::optional<std::string>, std::less<>> metadata;
 

@@ -23,13 +23,13 @@ constexpr std::uint64_t kMostRank = 1 << 20;
 constexpr std::ptrdiff_t kMostKeys = 20'000;  // an object in the order of the file is searched from its beginning
 
 // Keys whose values change what an adapter means, and that are not built.
-constexpr std::array<std::string_view, 13> kRefused{
-    "alora_invocation_tokens", "arrow_config",      "kasa_config",       "layer_replication",
-    "lora_bias",               "monteclora_config", "target_parameters", "trainable_token_indices",
-    "trainable_tokens",        "use_bdlora",        "use_dora",          "use_qalora",
+constexpr std::array<std::string_view, 12> kRefused{
+    "alora_invocation_tokens", "arrow_config",      "kasa_config", "layer_replication",
+    "lora_bias",               "monteclora_config", "trainable_token_indices",
+    "trainable_tokens",        "use_bdlora",        "use_dora",    "use_qalora",
     "velora_config"};
 // Keys that say nothing about the values.
-constexpr std::array<std::string_view, 30> kKnown{
+constexpr std::array<std::string_view, 31> kKnown{
     "alpha_pattern",   "auto_mapping",       "base_model_name_or_path",
     "bias",            "corda_config",       "ensure_weight_tying",
     "eva_config",      "exclude_modules",    "fan_in_fan_out",
@@ -39,7 +39,8 @@ constexpr std::array<std::string_view, 30> kKnown{
     "megatron_core",   "modules_to_save",    "peft_type",
     "peft_version",    "qalora_group_size",  "r",
     "rank_pattern",    "revision",           "runtime_config",
-    "target_modules",  "task_type",          "use_rslora"};
+    "target_modules",  "target_parameters",  "task_type",
+    "use_rslora"};
 // Values of init_lora_weights, by their beginnings, that change the base's weights.
 constexpr std::array<std::string_view, 5> kChangeBase{"pissa", "corda", "olora", "loftq",
                                                       "lora_ga"};
@@ -96,6 +97,9 @@ AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(st
     const auto found = json.find(key);
     return found == json.end() ? none : *found;
   };
+  if (at("peft_type").is_null() && (json.contains("fine_tune_type") || json.contains("lora_parameters"))) {
+    refuse(foreign_adapter("adapters.safetensors"));
+  }
   if (word_of(at("peft_type")) != "LORA") {
     refuse("peft_type is " + in_quotes(word_of(at("peft_type"))) + ": LORA alone is merged");
   }
@@ -141,6 +145,25 @@ AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(st
   alpha_ = at("lora_alpha").is_null() ? 8 : number(at("lora_alpha"));
   is_by_root_ = flag("use_rslora");
   fan_in_fan_out_ = flag("fan_in_fan_out");
+  ties_weights_ = flag("ensure_weight_tying");
+  task_ = word_of(at("task_type"));
+  const auto names = [&](const char* key) {
+    std::vector<std::string> list;
+    if (!at(key).is_null() && !at(key).is_array()) refuse(in_quotes(key) + " is not a list of names");
+    for (const auto& name : at(key)) {
+      if (word_of(name).empty()) refuse(in_quotes(key) + " has what is no name");
+      list.push_back(word_of(name));
+    }
+    return list;
+  };
+  saved_modules_ = names("modules_to_save");
+  parameters_ = names("target_parameters");
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kHeads{
+      {{"SEQ_CLS", "classifier"}, {"SEQ_CLS", "score"}, {"TOKEN_CLS", "classifier"},
+       {"TOKEN_CLS", "score"}, {"QUESTION_ANS", "qa_outputs"}}};
+  for (const auto& [task, head] : kHeads) {
+    if (task == task_) saved_modules_.emplace_back(head);
+  }
   const auto read_patterns = [&](const char* key, const auto& check, std::vector<Pattern>& out) {
     const OrderedJson& patterns = at(key);
     if (patterns.is_null()) return;
@@ -159,6 +182,26 @@ AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(st
 
 void AdapterConfig::refuse(const std::string& rule) const {
   throw Error(ErrorCode::kAdapter, file_, rule);
+}
+
+bool AdapterConfig::saves_module_of(std::string_view tensor) const {
+  return std::ranges::any_of(saved_modules_, [&](const std::string& saved) {
+    const std::size_t at = ("." + std::string(tensor)).find("." + saved + ".");
+    return at != std::string::npos;
+  });
+}
+
+bool AdapterConfig::is_of_language_model() const {
+  return task_.empty() || task_ == "CAUSAL_LM" || task_ == "SEQ_2_SEQ_LM";
+}
+
+std::vector<std::string> AdapterConfig::parameters_of(std::string_view module) const {
+  std::vector<std::string> found;
+  for (const std::string& parameter : parameters_) {
+    const std::string name = std::string(module) + parameter.substr(std::min(parameter.rfind('.'), parameter.size()));
+    if (("." + name).ends_with("." + parameter)) found.push_back(name);
+  }
+  return found;
 }
 
 const AdapterConfig::Pattern* AdapterConfig::first_match(const std::vector<Pattern>& patterns,
@@ -183,8 +226,14 @@ AdapterConfig::Scaling AdapterConfig::scaling_of(std::string_view module) const 
 
 AdapterTensor adapter_tensor(std::string_view name) {
   using Kind = AdapterTensor::Kind;
-  constexpr std::string_view kWrapper = "base_model.model.";
-  if (name.starts_with(kWrapper)) name.remove_prefix(kWrapper.size());
+  std::string unwrapped(name);  // torch.compile() puts its own before any module
+  while (replaces(unwrapped, "_orig_mod.", "")) {
+  }
+  replaces(unwrapped, ".base_model.model.", ".");  // a part of a model is adapted
+  name = unwrapped;
+  for (const std::string_view wrapper : {"module.", "base_model.model."}) {
+    if (name.starts_with(wrapper)) name.remove_prefix(wrapper.size());
+  }
   struct Row {
     std::string_view word, ending;
     Kind kind;
@@ -209,6 +258,46 @@ AdapterTensor adapter_tensor(std::string_view name) {
   replaces(target, ".modules_to_save.default.", ".") || replaces(target, ".modules_to_save.", ".");
   replaces(target, ".base_layer.", ".");
   return {Kind::kReplacement, std::move(target), 0};
+}
+
+std::string foreign_adapter(std::string_view name) {
+  struct Row {
+    std::string_view begin, part, end;  // of the name
+    std::string_view what;
+  };
+  constexpr std::string_view kKohya =
+      "a LoRA of kohya's sd-scripts: merge it with its networks/merge_lora.py, or load it in "
+      "diffusers and save the model with fuse_lora() and save_pretrained()";
+  constexpr std::string_view kDiffusers =
+      "a LoRA of diffusers: merge it there with load_lora_weights(), fuse_lora() and "
+      "save_pretrained()";
+  constexpr std::string_view kMlx = "an adapter of MLX: merge it with mlx_lm.fuse";
+  constexpr std::string_view kGguf =
+      "an adapter in GGUF: merge it with llama.cpp's llama-export-lora";
+  constexpr std::array<Row, 17> kRows{{{"lora_unet_", "", "", kKohya},
+                                       {"lora_te", "", "", kKohya},
+                                       {"lora_transformer_", "", "", kKohya},
+                                       {"", ".lora_down.", "", kKohya},
+                                       {"", ".lora_up.", "", kKohya},
+                                       {"", ".hada_w", "", kKohya},
+                                       {"", ".lokr_w", "", kKohya},
+                                       {"unet.", ".lora", "", kDiffusers},
+                                       {"transformer.", ".lora", "", kDiffusers},
+                                       {"text_encoder", ".lora", "", kDiffusers},
+                                       {"pytorch_lora_weights.", "", "", kDiffusers},
+                                       {"", ".processor.", "", kDiffusers},
+                                       {"", "", ".lora_a", kMlx},
+                                       {"", "", ".lora_b", kMlx},
+                                       {"adapters.safetensors", "", "", kMlx},
+                                       {"adapters.npz", "", "", kMlx},
+                                       {"", "", ".gguf", kGguf}}};
+  for (const Row& row : kRows) {
+    if (name.starts_with(row.begin) && name.find(row.part) != std::string_view::npos &&
+        name.ends_with(row.end)) {
+      return std::string(row.what);
+    }
+  }
+  return "";
 }
 
 }  // namespace stfs

@@ -30,8 +30,15 @@ class AdapterConfig {
   // Throws Error kAdapter when a pattern of the file is too slow to match.
   Scaling scaling_of(std::string_view module) const;
 
-  // Of a square weight: whether it is stored as [in, out]. Shapes decide of others.
+  // Whether some module is stored as [in, out]. PEFT writes what holds for the last one alone.
   bool fan_in_fan_out() const { return fan_in_fan_out_; }
+  // Whether `modules_to_save`, or the task, names a module that a tensor belongs to: PEFT then keeps
+  // a copy of the base's module, or the module is new.
+  bool saves_module_of(std::string_view tensor) const;
+  bool is_of_language_model() const;  // by the task
+  bool ties_weights() const { return ties_weights_; }  // ensure_weight_tying
+  // The parameters of a module that `target_parameters` names, with the module's name before them.
+  std::vector<std::string> parameters_of(std::string_view module) const;
   const std::vector<std::string>& warnings() const { return warnings_; }
   [[noreturn]] void refuse(const std::string& rule) const;
 
@@ -47,6 +54,9 @@ class AdapterConfig {
   double alpha_ = 0;
   bool is_by_root_ = false;  // use_rslora
   bool fan_in_fan_out_ = false;
+  bool ties_weights_ = false;
+  std::string task_;
+  std::vector<std::string> saved_modules_, parameters_;
   std::vector<Pattern> ranks_, alphas_;  // in the order of the file
   std::vector<std::string> warnings_;
 };
@@ -70,5 +80,8 @@ struct AdapterTensor {
   unsigned times;
 };
 AdapterTensor adapter_tensor(std::string_view name);
+
+// What is not PEFT's, and what to do with it, by the name of a tensor or of a file; "" for others.
+std::string foreign_adapter(std::string_view name);
 
 }  // namespace stfs

@@ -21,16 +21,16 @@ void keep_f32(const float* in, std::size_t count, std::byte* out) {
   std::memcpy(out, in, count * sizeof(float));
 }
 
-// A range of rows and of columns of the weight, and the numbers of a factor that belong to them.
+// A range of rows and of columns of a matrix, and the numbers of a factor that belong to them.
 struct Rectangle {
-  std::uint64_t row, rows, column, columns;
+  std::uint64_t matrix, row, rows, column, columns;
 };
 
 struct Work {
   std::vector<std::byte> bytes;
   std::vector<float> values, left, other;
   struct Right {
-    std::uint64_t column = 0, columns = 0;  // of the values; none at first
+    std::uint64_t matrix = 0, column = 0, columns = 0;  // of the values; none at first
     std::vector<float> values;
   };
   std::vector<Right> rights;  // by update: the rows of a read share them
@@ -95,8 +95,8 @@ class Merged : public Producer {
 
  private:
   // The part of B that the rows [first, last] of the weight need.
-  static Extent rows_of_b(const LoraUpdate& update, std::uint64_t first, std::uint64_t last) {
-    if (update.is_transposed) return update.b.bytes;
+  Extent rows_of_b(const LoraUpdate& update, std::uint64_t first, std::uint64_t last) const {
+    if (update.is_transposed || shape_.matrices != 1) return update.b.bytes;
     const std::uint64_t row = update.rank * type_info(update.b.dtype).block_bytes;
     return update.b.bytes.part(first * row, (last - first + 1) * row);
   }
@@ -104,12 +104,17 @@ class Merged : public Producer {
   // Whole rows, or a part of one.
   Rectangle rectangle_at(std::uint64_t first, std::uint64_t most) const {
     const std::uint64_t columns = shape_.columns;
-    Rectangle part{.row = first / columns, .rows = 1, .column = first % columns, .columns = 0};
+    const std::uint64_t row = first / columns;
+    Rectangle part{.matrix = row / shape_.rows,
+                   .row = row % shape_.rows,
+                   .rows = 1,
+                   .column = first % columns,
+                   .columns = 0};
     const bool is_narrow = std::ranges::all_of(updates_, [&](const LoraUpdate& update) {
       return columns <= kMostOfFactor / std::min(kMostOfFactor, update.rank);
     });
     if (part.column == 0 && most >= columns && columns <= kStep && is_narrow) {
-      part.rows = std::min(most, kStep) / columns;
+      part.rows = std::min(std::min(most, kStep) / columns, shape_.rows - part.row);
       part.columns = columns;
     } else {
       part.columns = std::min({most, columns - part.column, kStep});
@@ -134,13 +139,16 @@ class Merged : public Producer {
   }
 
   int add(Work& work, const LoraUpdate& update, Work::Right& right, const Rectangle& part) const {
-    if (right.column != part.column || right.columns != part.columns) {
-      const int error = update.is_transposed
-                            ? load_across(work, update.b, update.rank, part.column, part.columns,
-                                          right.values)
-                            : load_along(work, update.a, update.rank, shape_.columns, part.column,
-                                         part.columns, right.values);
+    if (right.matrix != part.matrix || right.column != part.column ||
+        right.columns != part.columns) {
+      const int error =
+          update.is_transposed
+              ? load_b(work, update, part.matrix, part.column, part.columns, work.other)
+              : load_a(work, update, part.matrix, shape_.columns, part.column, part.columns,
+                       right.values);
       if (error != 0) return error;
+      if (update.is_transposed) transpose(work.other, part.columns, update.rank, right.values);
+      right.matrix = part.matrix;
       right.column = part.column;
       right.columns = part.columns;
     }
@@ -156,35 +164,48 @@ class Merged : public Producer {
 
   int load_left(Work& work, const LoraUpdate& update, const Rectangle& part) const {
     if (!update.is_transposed) {
-      return load(work, update.b, part.row * update.rank, part.rows * update.rank, work.left);
+      return load_b(work, update, part.matrix, part.row, part.rows, work.left);
     }
-    if (const int error = load_along(work, update.a, update.rank, shape_.rows, part.row, part.rows,
-                                     work.other)) {
+    if (const int error = load_a(work, update, part.matrix, shape_.rows, part.row, part.rows,
+                                 work.other)) {
       return error;
     }
     transpose(work.other, update.rank, part.rows, work.left);
     return 0;
   }
 
-  // The columns [column, column + columns) of a matrix [rank, width], row after row.
-  static int load_along(Work& work, const LoraMatrix& matrix, std::uint64_t rank,
-                        std::uint64_t width, std::uint64_t column, std::uint64_t columns,
-                        std::vector<float>& out) {
-    if (columns == width) return load(work, matrix, 0, rank * width, out);
+  // The columns [column, column + columns) of A of a matrix, [rank, width], row after row.
+  static int load_a(Work& work, const LoraUpdate& update, std::uint64_t matrix,
+                    std::uint64_t width, std::uint64_t column, std::uint64_t columns,
+                    std::vector<float>& out) {
+    const std::uint64_t rank = update.rank;
+    const std::uint64_t begin = matrix * rank * width;
+    if (columns == width) return load(work, update.a, begin, rank * width, out);
     std::vector<float> row;
     out.resize(static_cast<std::size_t>(rank * columns));
     for (std::uint64_t k = 0; k < rank; ++k) {
-      if (const int error = load(work, matrix, k * width + column, columns, row)) return error;
+      if (const int error = load(work, update.a, begin + k * width + column, columns, row)) {
+        return error;
+      }
       std::ranges::copy(row, out.begin() + static_cast<std::ptrdiff_t>(k * columns));
     }
     return 0;
   }
 
-  // The rows [row, row + rows) of a matrix [height, rank], transposed: [rank, rows].
-  static int load_across(Work& work, const LoraMatrix& matrix, std::uint64_t rank,
-                         std::uint64_t row, std::uint64_t rows, std::vector<float>& out) {
-    if (const int error = load(work, matrix, row * rank, rows * rank, work.other)) return error;
-    transpose(work.other, rows, rank, out);
+  // The rows [row, row + rows) of B of a matrix, [rows, rank].
+  int load_b(Work& work, const LoraUpdate& update, std::uint64_t matrix, std::uint64_t row,
+             std::uint64_t rows, std::vector<float>& out) const {
+    const std::uint64_t rank = update.rank, matrices = shape_.matrices;
+    if (matrices == 1) return load(work, update.b, row * rank, rows * rank, out);
+    std::vector<float> of_all;
+    out.resize(static_cast<std::size_t>(rows * rank));
+    for (std::uint64_t i = 0; i < rows; ++i) {
+      const std::uint64_t width = rank * matrices;
+      if (const int error = load(work, update.b, (row + i) * width, width, of_all)) return error;
+      for (std::uint64_t k = 0; k < rank; ++k) {
+        out[i * rank + k] = of_all[k * matrices + matrix];
+      }
+    }
     return 0;
   }
 

@@ -22,7 +22,9 @@ struct LoraMatrix {
 };
 
 // An update of a weight W of `rows` and `columns`. Straight: A is [rank, columns], B [rows, rank].
-// Transposed, where W stores the transpose of B·A: A is [rank, rows], B [columns, rank].
+// Transposed, where W stores the transpose of B·A: A is [rank, rows], B [columns, rank]. Of a stack
+// of matrices A has those of one matrix behind those of another, and a row of B has, for each of
+// `rank`, the elements of all matrices.
 struct LoraUpdate {
   LoraMatrix a, b;
   std::uint64_t rank;
@@ -30,10 +32,12 @@ struct LoraUpdate {
   bool is_transposed;
 };
 
-// A weight as a matrix: a convolution's dimensions behind the first are its columns.
+// A weight as a matrix: a convolution's dimensions behind the first are its columns. Or a stack of
+// matrices, one for each expert.
 struct MergedShape {
   DType dtype;  // BF16, F16 or F32
-  std::uint64_t rows, columns;
+  std::uint64_t rows, columns;  // of a matrix
+  std::uint64_t matrices = 1;
 };
 
 // `base` is the weight's bytes, row-major. Reading needs memory for the factors of the rows that are

@@ -110,9 +110,8 @@ void Candidate::refuse_without_zero_points(std::string_view base) const {
 }
 
 void Candidate::refuse_conv1d(std::string_view module) const {
-  const std::string_view layer = module.substr(module.rfind('.') + 1);
   const std::string& model = config().model_of_conv1d;
-  if (model.empty() || !(layer.starts_with("c_") || layer == "q_attn")) return;
+  if (model.empty() || !has_name_of_conv1d(module)) return;
   refuse("a Conv1D of a model of type " + in_quotes(model) +
          ": its weight may be stored transposed; convert the checkpoint with the library that made "
          "it");

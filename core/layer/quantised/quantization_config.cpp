@@ -479,8 +479,7 @@ constexpr std::string_view kModelsOfConv1d[] = {
 std::string model_of_conv1d(const Json& json) {
   for (const auto& [key, value] : json.items()) {
     const auto* const text = value.get_ptr<const Json::string_t*>();
-    if (json.is_object() && key == "model_type" && text != nullptr &&
-        std::ranges::find(kModelsOfConv1d, *text) != std::end(kModelsOfConv1d)) {
+    if (json.is_object() && key == "model_type" && text != nullptr && is_model_of_conv1d(*text)) {
       return *text;
     }
     std::string found = value.is_structured() ? model_of_conv1d(value) : "";
@@ -583,6 +582,15 @@ std::string QuantizationConfig::unknown_format() const {
   const auto group =
       std::ranges::find_if(groups, [&](const Group& each) { return is_unknown(each.format); });
   return group == groups.end() ? "" : group->format;
+}
+
+bool is_model_of_conv1d(std::string_view model_type) {
+  return std::ranges::find(kModelsOfConv1d, model_type) != std::end(kModelsOfConv1d);
+}
+
+bool has_name_of_conv1d(std::string_view module) {
+  const std::string_view layer = module.substr(module.rfind('.') + 1);
+  return layer.starts_with("c_") || layer == "q_attn";
 }
 
 QuantizationConfig read_quantization_config(const std::string& directory, Sources& sources) {

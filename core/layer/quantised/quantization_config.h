@@ -94,6 +94,11 @@ struct QuantizationConfig {
 // has values of other types, and kUnreadable.
 QuantizationConfig read_quantization_config(const std::string& directory, Sources& sources);
 
+// Of transformers' class Conv1D, whose weight is [in, out]: whether a model of this type has such
+// layers, and whether they have such names.
+bool is_model_of_conv1d(std::string_view model_type);
+bool has_name_of_conv1d(std::string_view module);
+
 // The work of matching expressions so far, and its bound, as NamePattern counts it.
 struct MatchingWork {
   std::uint64_t done = 0;
