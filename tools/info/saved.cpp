@@ -6,6 +6,7 @@
 #include "core/format/types.h"
 #include "tools/info/output.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -41,6 +42,14 @@ void note_blocks(const Checkpoint& checkpoint, std::span<const std::uint32_t> te
                          " (a name that ends in .gguf keeps the blocks)");
 }
 
+// Several shards that become one file in a directory, where shards were possible.
+void note_shards(const Checkpoint& checkpoint, const Plan& plan, const Arguments& arguments) {
+  const auto shards = std::ranges::count(checkpoint.parts(), false, &Part::is_input);
+  if (!plan.is_directory() || arguments.shard_size != 0 || shards < 2) return;
+  print_note(arguments.output, std::to_string(shards) + " files become one, of " +
+                                   human_bytes(plan.bytes()) + " (--shard-size=5GB makes shards)");
+}
+
 }  // namespace
 
 int save(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors,
@@ -51,6 +60,7 @@ int save(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors,
                    .shard_size = arguments.shard_size,
                    .shares = arguments.shares});
   note_blocks(checkpoint, tensors, arguments.output);
+  note_shards(checkpoint, plan, arguments);
   if (arguments.dry_run) {
     const std::uint64_t shared = plan.shareable();
     print(printable(arguments.output) + ": would have " +
