@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
+#include "core/checkpoint/config_facts.h"
 #include "core/format/format.h"
 #include "core/format/gguf.h"
 #include "core/format/gguf_split.h"
@@ -106,7 +107,8 @@ void Checkpoint::open_model_files(SourceLists& loaded, Sources& opener, bool oth
   for (const Origin* at = &origins_.front(); !computed && at->path.empty(); at = at->sources.data()) {
     computed = dequantized_type_of(at->layers);
   }
-  ModelFiles found = stfs::open_model_files(directory, names, computed, others_may_read, opener);
+  ModelFiles found = stfs::open_model_files(directory, names, ConfigFacts(list_, computed),
+                                            others_may_read, opener);
   model_files_ = std::move(found.files);
   for (std::string& line : found.warnings) list_.add_warning(std::move(line));
 }

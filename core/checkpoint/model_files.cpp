@@ -4,6 +4,7 @@
 #include "core/base/json_text.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
+#include "core/checkpoint/config_facts.h"
 #include "core/remote/http/url.h"
 #include "core/source/local_file.h"
 
@@ -18,6 +19,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <iterator>
+#include <map>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -87,25 +91,36 @@ std::string text_of(const Source& source) {
 }
 
 std::string_view type_word(DType type) {
-  return type == DType::kBF16 ? "bfloat16" : type == DType::kF16 ? "float16" : "float32";
+  return type == DType::kBF16  ? "bfloat16"
+         : type == DType::kF16 ? "float16"
+         : type == DType::kF64 ? "float64"
+                               : "float32";
 }
 
 // Edits a text that is known to be JSON, so that what is not touched stays as it was written.
 class ConfigEditor {
  public:
-  explicit ConfigEditor(DType type) : type_(type) {}
+  explicit ConfigEditor(const ConfigChange& change) : change_(change) {
+    if (change.type) values_["torch_dtype"] = "\"" + std::string(type_word(*change.type)) + "\"";
+    if (change.vocabulary) values_["vocab_size"] = std::to_string(*change.vocabulary);
+    if (change.ties_embeddings) {
+      values_["tie_word_embeddings"] = *change.ties_embeddings ? "true" : "false";
+    }
+  }
 
-  // `at` is the place of the "{" in `text`, and becomes that behind its "}".
-  std::string object(std::string_view text, std::size_t& at, unsigned depth, bool names_type) {
+  // `at` is the place of the "{" in `text`, and becomes that behind its "}". `is_of_model`: of the
+  // model itself, or of its text.
+  std::string object(std::string_view text, std::size_t& at, unsigned depth, bool is_of_model) {
     std::string out = "{";
     bool is_first = true;
-    bool has_type = false;
-    std::string_view indent;  // before the first key
+    std::set<std::string_view> there;  // of values_
+    std::string_view indent;           // before the first key
     ++at;
     for (bool is_open = true; is_open;) {
       const std::size_t begin = at;
       skip_space(text, at);
       if (text[at] == '}') {
+        add_missing(out, is_first, "", depth, is_of_model, there);
         out += text.substr(begin, at++ - begin);
         break;
       }
@@ -117,25 +132,34 @@ class ConfigEditor {
       ++at;  // the colon
       skip_space(text, at);
       const std::string_view before = text.substr(begin, at - begin);
-      const std::string value = edited_value(text, at, key, depth, names_type);
+      const auto set = is_of_model ? values_.find(key == "dtype" ? "torch_dtype" : key) : values_.end();
+      if (set != values_.end()) there.insert(set->first);
+      has_text_ = has_text_ || (depth == 0 && key == "text_config" && text[at] == '{');
+      has_vocabulary_ = has_vocabulary_ || (is_of_model && key == "vocab_size");
+      const std::string value = edited_value(text, at, key, depth, set);
       const std::size_t end = at;
       skip_space(text, at);
-      const bool is_type = names_type && (key == "torch_dtype" || key == "dtype");
-      has_type = has_type || is_type;
-      if (!describes_quantisation(key, names_type)) {
+      if (!describes_quantisation(key, is_of_model)) {
         if (!is_first) out += ',';
         out.append(before).append(value);
         is_first = false;
       }
       is_open = text[at++] == ',';
       if (is_open) continue;
-      if (depth == 0 && !has_type) {
-        out.append(is_first ? "" : ",").append(indent);
-        out.append("\"torch_dtype\": \"").append(type_word(type_)).append("\"");
-      }
+      add_missing(out, is_first, indent, depth, is_of_model, there);
       out += text.substr(end, at - 1 - end);
     }
     return out + '}';
+  }
+
+  // The whole text, whose "{" is at `at`.
+  std::string document(std::string_view text, std::size_t& at) {
+    const std::size_t begin = at;
+    std::string out = object(text, at, 0, true);
+    if (!change_.vocabulary || has_vocabulary_) return out;
+    adds_vocabulary_ = true;  // now it is known that no part has it
+    at = begin;
+    return object(text, at, 0, true);
   }
 
   static void skip_space(std::string_view text, std::size_t& at) {
@@ -145,20 +169,41 @@ class ConfigEditor {
  private:
   static constexpr unsigned kDeepest = 8;  // configurations in configurations
 
-  static bool describes_quantisation(std::string_view key, bool is_of_text) {
+  using Values = std::map<std::string, std::string, std::less<>>;  // texts by key
+
+  bool describes_quantisation(std::string_view key, bool is_of_model) const {
+    if (!change_.is_dequantized) return false;
     if (key == "quantization_config" || key == "compression_config") return true;
-    return is_of_text && (key == "quantization" || key == "expert_dtype");
+    return is_of_model && (key == "quantization" || key == "expert_dtype");
+  }
+
+  void add_missing(std::string& out, bool is_first, std::string_view indent, unsigned depth,
+                   bool is_of_model, const std::set<std::string_view>& there) const {
+    for (const auto& [key, value] : values_) {
+      if (!is_of_model || there.contains(key) || !is_added(key, depth)) continue;
+      out.append(is_first ? "" : ",").append(indent).append("\"").append(key);
+      out.append("\": ").append(value);
+      is_first = false;
+    }
+  }
+
+  // Whether a key that is missing in an object is added there: the type to the model's own; the
+  // vocabulary to the text's, if there is one; how it is tied to both, since loaders look at both.
+  bool is_added(std::string_view key, unsigned depth) const {
+    if (key == "torch_dtype") return depth == 0;
+    if (key == "vocab_size") return adds_vocabulary_ && (depth == 1) == has_text_;
+    return true;
   }
 
   std::string edited_value(std::string_view text, std::size_t& at, std::string_view key,
-                           unsigned depth, bool names_type) {
+                           unsigned depth, Values::const_iterator set) {
     const std::size_t begin = at;
-    const bool is_type = names_type && (key == "torch_dtype" || key == "dtype");
-    if (text[at] == '{' && depth < kDeepest && !is_type) {
-      return object(text, at, depth + 1, depth == 0 && key == "text_config");
+    if (text[at] == '{' && depth < kDeepest && set == values_.end()) {
+      const bool is_text = depth == 0 && key == "text_config";
+      return object(text, at, depth + 1, is_text);
     }
     skip_value(text, at);
-    if (is_type) return "\"" + std::string(type_word(type_)) + "\"";
+    if (set != values_.end()) return set->second;
     return std::string(text.substr(begin, at - begin));
   }
 
@@ -179,7 +224,9 @@ class ConfigEditor {
     } while (open > 0);
   }
 
-  DType type_;
+  ConfigChange change_;
+  Values values_;
+  bool has_text_ = false, has_vocabulary_ = false, adds_vocabulary_ = false;
 };
 
 // The path of an open file, without symbolic links (proc_pid_fd(5)).
@@ -295,6 +342,50 @@ void open_into(ModelFiles& out, const std::string& directory, const std::vector<
   }
 }
 
+bool is_of_tokenizer(std::string_view name) {
+  constexpr auto kOfTokenizer = std::to_array<const char*>(
+      {"tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
+       "*.tiktoken", "tiktoken.model", "spiece.model", "sentencepiece*", "tekken.json",
+       "chat_template.*"});
+  const std::string text(name);
+  return std::ranges::any_of(kOfTokenizer, [&](const char* pattern) {
+    return is_model_file(name) && ::fnmatch(pattern, text.c_str(), FNM_PERIOD) == 0;
+  });
+}
+
+// The files of a tokenizer in another directory, in place of those that there are. A directory
+// without a vocabulary changes nothing.
+void take_tokenizer(ModelFiles& out, const std::string& directory, bool others_may_read,
+                    Sources& sources) {
+  ModelFiles own;
+  std::optional<std::vector<std::string>> names;
+  if (!is_url(directory) || scheme_of(directory) == "hf") names = sources.names_in(directory);
+  std::vector<std::string> wanted;
+  const auto want = [&](const std::string& name) {
+    if (is_of_tokenizer(name) && name.size() <= kLongestName) wanted.push_back(name);
+  };
+  if (names) {
+    std::ranges::for_each(*names, want);
+  } else {
+    std::ranges::for_each(kUsualNames, want);
+  }
+  wanted.resize(std::min(wanted.size(), kMostFiles));
+  if (is_url(directory)) {
+    open_into(own, directory, wanted, names.has_value(), sources);
+  } else {
+    open_local_into(own, directory, wanted, others_may_read);
+  }
+  std::ranges::move(own.warnings, std::back_inserter(out.warnings));
+  const auto has_vocabulary = [](const ModelFile& file) {
+    return file.name != "tokenizer_config.json" && !file.name.starts_with("chat_template") &&
+           file.name != "special_tokens_map.json" && file.name != "added_tokens.json";
+  };
+  if (std::ranges::none_of(own.files, has_vocabulary)) return;
+  std::erase_if(out.files, [](const ModelFile& file) { return is_of_tokenizer(file.name); });
+  std::ranges::move(own.files, std::back_inserter(out.files));
+  std::ranges::sort(out.files, {}, &ModelFile::name);
+}
+
 }  // namespace
 
 bool is_model_file(std::string_view name) {
@@ -307,7 +398,12 @@ bool is_model_file(std::string_view name) {
   });
 }
 
-std::optional<std::string> without_quantisation(std::string_view config, DType type) {
+bool has_type_word(DType type) {
+  constexpr DType kTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
+  return std::ranges::find(kTypes, type) != std::end(kTypes);
+}
+
+std::optional<std::string> changed_config(std::string_view config, const ConfigChange& change) {
   // Checked without a tree of values, which could take a hundred times the text.
   std::size_t at = config.find_first_not_of("\xEF\xBB\xBF \t\r\n");
   if (at == std::string_view::npos || config[at] != '{' ||
@@ -315,19 +411,20 @@ std::optional<std::string> without_quantisation(std::string_view config, DType t
     return std::nullopt;
   }
   std::string text(config.substr(0, at));
-  text += ConfigEditor(type).object(config, at, 0, true);
+  text += ConfigEditor(change).document(config, at);
   return text.append(config.substr(at));
 }
 
 ModelFiles open_model_files(const std::string& directory,
                             const std::optional<std::vector<std::string>>& names,
-                            std::optional<DType> computed, bool others_may_read, Sources& sources) {
+                            const ConfigFacts& facts, bool others_may_read, Sources& sources) {
+  const bool is_dequantized = facts.dequantized().has_value();
   ModelFiles out;
   std::vector<std::string> wanted;
   if (names) {
     for (const std::string& name : *names) {
       if (!is_model_file(name) || name.size() > kLongestName) continue;
-      if (computed && is_of_quantisation(name)) continue;
+      if (is_dequantized && is_of_quantisation(name)) continue;
       if (is_regular(child_name(directory, name))) wanted.push_back(name);
     }
     std::ranges::sort(wanted);
@@ -347,17 +444,21 @@ ModelFiles open_model_files(const std::string& directory,
     open_into(out, directory, {std::string(kModelConfig)}, false, sources);
     if (out.files.empty()) return out;
     for (const char* const name : kUsualNames) {
-      if (!computed || !is_of_quantisation(name)) wanted.emplace_back(name);
+      if (!is_dequantized || !is_of_quantisation(name)) wanted.emplace_back(name);
     }
     open_into(out, directory, wanted, false, sources);
     std::ranges::sort(out.files, {}, &ModelFile::name);
   }
+  if (!facts.tokenizer().empty()) {
+    take_tokenizer(out, facts.tokenizer(), others_may_read, sources);
+  }
   const auto config = std::ranges::find(out.files, kModelConfig, &ModelFile::name);
-  if (config != out.files.end() && !computed) return out;
-  std::string why;
+  if (config != out.files.end() && !facts.may_change()) return out;
   try {
     if (config != out.files.end()) {
-      config->text = without_quantisation(text_of(*config->source), *computed);
+      const std::string text = text_of(*config->source);
+      const ConfigChange change = facts.change(text, config->source->path(), out.warnings);
+      config->text = changed_config(text, change);
       if (config->text) return out;
       out.warnings.push_back(printable(config->source->path()) +
                              ": not a JSON object: there is no .stfs/model");

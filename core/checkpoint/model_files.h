@@ -9,6 +9,7 @@
 #include "core/remote/sources.h"
 #include "core/source/source.h"
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -31,13 +32,25 @@ struct ModelFiles {
   std::vector<std::string> warnings;  // files that are there and are not shown; printable
 };
 
+class ConfigFacts;
+
+// What is changed in config.json.
+struct ConfigChange {
+  std::optional<DType> type = {};  // torch_dtype: has_type_word()
+  bool is_dequantized = false;     // members that describe a quantisation go
+  std::optional<std::uint64_t> vocabulary = {};  // vocab_size
+  std::optional<bool> ties_embeddings = {};      // tie_word_embeddings
+};
+bool has_type_word(DType type);  // F64, F32, F16, BF16
+
 // Whether loaders look for a file of this name.
 bool is_model_file(std::string_view name);
 
 // Opens the files in a directory, which may be a URL. `names` are those in it; nullopt where no
-// server lists them: the usual names are then tried. Of a checkpoint with computed tensors of type
-// `computed`, config.json has the text of without_quantisation(), and the files that describe
-// nothing but the quantisation are left out. Fetches no bytes but those of that text.
+// server lists them: the usual names are then tried. Of a checkpoint that layers changed,
+// config.json has a text that agrees with the tensors; with dequantised ones, the files that
+// describe nothing but the quantisation are left out; and the tokenizer is that of the adapter that
+// changed the vocabulary, if it has one. Fetches no bytes but those of that text.
 //
 // Somebody else may have written a local directory. So a symbolic link is followed only to a
 // regular file in the directory, or in the `blobs` of the Hub's cache that it is in; with
@@ -45,10 +58,10 @@ bool is_model_file(std::string_view name);
 // (o+x) as far as these lie below the directory or the model's place in that cache.
 ModelFiles open_model_files(const std::string& directory,
                             const std::optional<std::vector<std::string>>& names,
-                            std::optional<DType> computed, bool others_may_read, Sources& sources);
+                            const ConfigFacts& facts, bool others_may_read, Sources& sources);
 
-// The text of config.json for the values in BF16, F16 or F32: without its members that describe a
-// quantisation, and with the type's name. All else stays byte for byte. nullopt: not a JSON object.
-std::optional<std::string> without_quantisation(std::string_view config, DType type);
+// The text of config.json with the changes, in the model's own part and in text_config. All else
+// stays byte for byte. nullopt: not a JSON object.
+std::optional<std::string> changed_config(std::string_view config, const ConfigChange& change);
 
 }  // namespace stfs

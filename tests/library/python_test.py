@@ -252,6 +252,18 @@ class LayersTest(Base):
         again = pickle.loads(pickle.dumps(merged))
         numpy.testing.assert_array_equal(again["q.weight"].numpy(), [[3, 6, 9], [-3, -6, -9]])
 
+    def test_a_saved_directory_has_a_config_that_agrees(self):
+        os.mkdir(self.at("model"))
+        with open(self.at("model/config.json"), "w") as file:
+            file.write('{"torch_dtype":"float32","num_hidden_layers":2}')
+        write_checkpoint(self.at("model/model.safetensors"),
+                         {f"layers.{i}.w": ("F32", numpy.ones((2, 3), "<f4")) for i in range(2)})
+        opened = stfs.open(self.at("model"), edits=["cast * F16", "drop layers.1.*"])
+        with self.assertWarnsRegex(Warning, '"num_hidden_layers" is 2, and the tensors have 1 of "layers"'):
+            opened.save(self.at("out"))
+        with open(self.at("out/config.json")) as file:
+            self.assertEqual(file.read(), '{"torch_dtype":"float16","num_hidden_layers":2}')
+
     def test_a_source_that_changed_is_not_saved(self):
         opened = stfs.open(self.path)
         write_checkpoint(self.path, {"other": ARRAYS["u8"]})

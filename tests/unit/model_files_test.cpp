@@ -27,6 +27,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
+std::optional<std::string> without_quantisation(std::string_view config, DType type) {
+  return changed_config(config, {.type = type, .is_dequantized = true});
+}
+
 TEST(ModelFiles, AreThoseThatLoadersLookFor) {
   for (const char* name : {"config.json",
                            "generation_config.json",
@@ -77,6 +81,18 @@ TEST(ModelFiles, AConfigLosesItsQuantisationAndNothingElse) {
   "torch_dtype": "float16"
 }
 )");
+}
+
+TEST(ModelFiles, AConfigTakesWhatChangedAndNothingElse) {
+  const ConfigChange change{.type = DType::kF64, .vocabulary = 9, .ties_embeddings = false};
+  EXPECT_EQ(changed_config(R"({"vocab_size":8, "a":{"vocab_size":8},"quantization_config":1})", change),
+            R"({"vocab_size":9, "a":{"vocab_size":8},"quantization_config":1,"tie_word_embeddings": false,"torch_dtype": "float64"})");
+  EXPECT_EQ(changed_config(R"({"text_config":{"tie_word_embeddings":true}, "dtype":"auto"})", change),
+            R"({"text_config":{"tie_word_embeddings":false,"vocab_size": 9}, "dtype":"float64","tie_word_embeddings": false})");
+  EXPECT_EQ(changed_config(R"({"text_config":{},"vocab_size":1})", {.vocabulary = 9}),
+            R"({"text_config":{},"vocab_size":9})");
+  EXPECT_EQ(changed_config("{ }", {.ties_embeddings = true}), R"({"tie_word_embeddings": true })");
+  EXPECT_EQ(changed_config(R"({"a" : 1})", {}), R"({"a" : 1})");
 }
 
 TEST(ModelFiles, AConfigWithoutATypeGetsOne) {

@@ -222,9 +222,7 @@ const char* stfs_option(const stfs_checkpoint* checkpoint, size_t index) {
 }
 
 const char* stfs_warning(const stfs_checkpoint* checkpoint, size_t index) {
-  if (checkpoint == nullptr) return nullptr;
-  const std::vector<std::string>& warnings = checkpoint->opened.checkpoint().warnings();
-  return index < warnings.size() ? warnings[index].c_str() : nullptr;
+  return checkpoint == nullptr ? nullptr : checkpoint->opened.warning(index);
 }
 
 int stfs_tensors(const stfs_checkpoint* checkpoint, stfs_table* table) {

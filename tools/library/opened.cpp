@@ -343,6 +343,7 @@ std::uint64_t Opened::save(const SaveTo& to) {
       if (means_directory(how)) {
         const auto now = with_model_files(from);
         shared = stfs::save(*now, *from.sources, how, to.replaces);
+        keep_warnings(*now);
       } else {
         shared = stfs::save(*from.checkpoint, *from.sources, how, to.replaces);
       }
@@ -354,6 +355,23 @@ std::uint64_t Opened::save(const SaveTo& to) {
   });
   if (error == 0) return shared;
   throw Error(ErrorCode::kUnreadable, public_name(names_.front()), "cancelled", error);
+}
+
+void Opened::keep_warnings(const Checkpoint& saved) {
+  const std::vector<std::string>& known = checkpoint().warnings();
+  const std::lock_guard lock(saved_mutex_);
+  for (const std::string& line : saved.warnings()) {
+    if (std::ranges::find(known, line) != known.end()) continue;
+    if (std::ranges::find(saved_, line) == saved_.end()) saved_.push_back(line);
+  }
+}
+
+const char* Opened::warning(std::size_t index) const {
+  const std::vector<std::string>& warnings = checkpoint().warnings();
+  if (index < warnings.size()) return warnings[index].c_str();
+  const std::lock_guard lock(saved_mutex_);
+  index -= warnings.size();
+  return index < saved_.size() ? saved_[index].c_str() : nullptr;
 }
 
 std::unique_ptr<const Checkpoint> Opened::with_model_files(const Loaded& from) const {

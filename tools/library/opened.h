@@ -24,6 +24,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -93,6 +94,8 @@ class Opened {
     bool replaces;             // a file that exists
   };
   std::uint64_t save(const SaveTo& to);
+  // Those of the checkpoint, then what save() found of files beside it; nullptr behind the last.
+  const char* warning(std::size_t index) const;
 
   void prefetch(std::uint32_t tensor);
   void cancel();
@@ -126,6 +129,7 @@ class Opened {
   int fetch(Loaded& from, const Extent& extent) const;
   // The same version with the files for loaders, which a directory gets too.
   std::unique_ptr<const Checkpoint> with_model_files(const Loaded& from) const;
+  void keep_warnings(const Checkpoint& saved);
   // Runs the work, which returns EINTR soon after `stop` is set: by cancel(), or because the user
   // wants it.
   int wait_for(Loaded& from, const std::function<int(const std::atomic<bool>& stop)>& work) const;
@@ -142,6 +146,8 @@ class Opened {
   std::string resolutions_;             // for children; "": all sources are local
   bool has_secrets_ = false;
   std::string version_;
+  mutable std::mutex saved_mutex_;  // of saved_
+  std::deque<std::string> saved_;  // warnings
   std::vector<std::string> pinned_;
   std::vector<std::string> pinned_options_;
 };

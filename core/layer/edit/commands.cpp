@@ -241,13 +241,17 @@ void cast_some(const EditLine& line, Edited& edited) {
   const DType type = type_named(line, line.words[2]);
   const std::vector<bool> matches = matching(line, edited, std::span(line.words).subspan(1, 1));
   bool touches = false;
+  std::size_t others = 0;
+  std::string first;
   for (std::size_t i = 0; i < matches.size(); ++i) {
     Item& item = edited.items[i];
     const Tensor& tensor = item.tensor;
     if (!matches[i] || tensor.dtype == type) continue;
     if (type_info(tensor.dtype).to_f32 == nullptr) {
-      line.refuse(in_quotes(tensor.name) + " is " + std::string(dtype_name(tensor.dtype)) +
-                  ": floating types alone can be cast; name others");
+      if (others++ == 0) {
+        first = in_quotes(tensor.name) + " is " + std::string(dtype_name(tensor.dtype));
+      }
+      continue;
     }
     if (!has_f32(tensor.dtype, tensor.elements())) {
       line.refuse(in_quotes(tensor.name) + ": its values would be larger than 2^63 bytes");
@@ -263,7 +267,14 @@ void cast_some(const EditLine& line, Edited& edited) {
                                  }));
     touches = true;
   }
+  if (!touches && others != 0) line.refuse(first + ": floating types alone can be cast; name others");
   if (!touches) line.refuse("all that match are " + std::string(dtype_name(type)) + " already");
+  if (others == 0) return;
+  edited.warnings.push_back(printable(line.place) + ": line " + std::to_string(line.number) + ": cast: " +
+                            std::to_string(others) +
+                            (others == 1 ? " tensor that matches stays as it is ("
+                                         : " tensors that match stay as they are (") +
+                            first + "): floating types alone are cast");
 }
 
 void reshape(const EditLine& line, Edited& edited) {

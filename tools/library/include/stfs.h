@@ -113,8 +113,8 @@ STFS_API const char* stfs_source(const stfs_checkpoint* checkpoint, size_t index
  * is its text. NULL after the last. Valid until stfs_close. */
 STFS_API const char* stfs_option(const stfs_checkpoint* checkpoint, size_t index);
 
-/* What seems wrong and is no error, one line each, safe for a terminal. NULL after the last. Valid
- * until stfs_close. */
+/* What seems wrong and is no error, one line each, safe for a terminal; stfs_save adds what it finds.
+ * NULL after the last. Valid until stfs_close. */
 STFS_API const char* stfs_warning(const stfs_checkpoint* checkpoint, size_t index);
 
 typedef struct stfs_tensor {

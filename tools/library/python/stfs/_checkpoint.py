@@ -5,7 +5,7 @@ import os
 import threading
 import warnings
 from pickle import PickleBuffer
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from . import _library
 from ._errors import NoSuchTensor, UsageError
@@ -96,8 +96,8 @@ class Checkpoint(Mapping[str, Tensor]):
         self._stride: int = self._table.stride
         self._rows = (ctypes.c_char * (self._table.count * self._stride)).from_address(self._table.first or 0)
         self._files: Dict[int, memoryview] = {}  # the files that are mapped, by their addresses
-        for line in self._texts(library.stfs_warning):
-            warnings.warn(line, stacklevel=3)
+        self._warned: Set[str] = set()
+        self._warn(4)
 
     def _run(self, call: Callable[[], Any]) -> Any:
         """Makes a call that may wait for a network."""
@@ -119,6 +119,12 @@ class Checkpoint(Mapping[str, Tensor]):
             status = function(self._handle, *arguments)
             if status:
                 check(status)
+
+    def _warn(self, stacklevel: int) -> None:
+        for line in self._texts(library.stfs_warning):
+            if line not in self._warned:
+                warnings.warn(line, stacklevel=stacklevel)
+            self._warned.add(line)
 
     def _texts(self, function: Any) -> List[str]:
         texts: List[str] = []
@@ -255,6 +261,7 @@ class Checkpoint(Mapping[str, Tensor]):
         (given,) = _array([path])
         interruptibly(lambda: check(library.stfs_save(self._handle, given, ctypes.byref(options), ctypes.byref(shared))),
                       self._handle)
+        self._warn(3)
         return int(shared.value)
 
     def cancel(self) -> None:
