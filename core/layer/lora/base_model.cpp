@@ -40,7 +40,7 @@ std::string_view module_of(std::string_view tensor) {
 }
 
 template <class Words>
-bool has_word(const Words& words, std::string_view word) {
+bool contains_word(const Words& words, std::string_view word) {
   return std::ranges::find(words, word) != words.end();
 }
 
@@ -89,19 +89,19 @@ BaseModel read_base_model(const std::string& directory, Sources& sources) {
 bool is_input_embedding(std::string_view tensor) {
   constexpr std::array<std::string_view, 6> kNames{"embed_tokens",   "wte",      "word_embeddings",
                                                    "tok_embeddings", "embed_in", "shared"};
-  return tensor.ends_with(".weight") && has_word(kNames, module_of(tensor));
+  return tensor.ends_with(".weight") && contains_word(kNames, module_of(tensor));
 }
 
 bool is_language_head(std::string_view tensor) {
   constexpr std::array<std::string_view, 2> kNames{"lm_head", "embed_out"};
-  return tensor.ends_with(".weight") && has_word(kNames, module_of(tensor));
+  return tensor.ends_with(".weight") && contains_word(kNames, module_of(tensor));
 }
 
 bool may_change_rows(std::string_view tensor) {
   constexpr std::array<std::string_view, 7> kNames{"wte",    "wpe",        "shared", "score",
                                                    "output", "qa_outputs", "logits"};
   const std::string_view module = module_of(tensor);
-  if (has_word(kNames, module)) return true;
+  if (contains_word(kNames, module)) return true;
   for (const std::string_view part : {"embed", "head", "classifier"}) {
     if (module.find(part) != std::string_view::npos) return true;
   }
