@@ -49,7 +49,7 @@ void find_counts(const Json& json, const std::string& before, std::uint64_t coun
 }
 
 // A member of the model's own configuration, or of that of its text.
-const Json* member(const Json& json, const char* key) {
+const Json* model_member(const Json& json, const char* key) {
   const auto text = json.find("text_config");
   for (const Json* const at : {text != json.end() ? &*text : nullptr, &json}) {
     if (at == nullptr || !at->is_object()) continue;
@@ -149,14 +149,14 @@ ConfigChange ConfigFacts::change(std::string_view config, const std::string& pla
     return change;
   }
   if (change.type && !has_type_word(*change.type)) {
-    const Json* const word = member(json, json.contains("dtype") ? "dtype" : "torch_dtype");
+    const Json* const word = model_member(json, json.contains("dtype") ? "dtype" : "torch_dtype");
     warn("torch_dtype", " is " + printable(word != nullptr ? word->dump() : "not set") + ", and most values are " +
                             std::string(dtype_name(*change.type)) +
                             " now, in which no model is computed: set what loaders shall make of it");
     change.type.reset();
   }
 
-  const Json* const ties = member(json, "tie_word_embeddings");
+  const Json* const ties = model_member(json, "tie_word_embeddings");
   const bool are_tied = ties != nullptr && *ties == true, are_untied = ties != nullptr && *ties == false;
   if (beside_.unties_embeddings || (shown_.head && !stored_.head && stored_.embeddings) ||
       (are_tied && !shown_.are_from_one)) {
@@ -168,7 +168,7 @@ ConfigChange ConfigFacts::change(std::string_view config, const std::string& pla
   }
 
   if (shown_.embeddings && shown_.embeddings != stored_.embeddings) {
-    const Json* const size = member(json, "vocab_size");
+    const Json* const size = model_member(json, "vocab_size");
     const bool is_known = size == nullptr || (size->is_number_unsigned() && stored_.embeddings &&
                                               *size == *stored_.embeddings);
     if (size != nullptr && *size == *shown_.embeddings) {

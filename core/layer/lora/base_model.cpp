@@ -16,27 +16,27 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string text_at(const Json& json, const char* key) {
+std::string word_at(const Json& json, const char* key) {
   const auto at = json.find(key);
   return at != json.end() && at->is_string() ? at->get<std::string>() : "";
 }
 
 void add_types(const Json& json, std::vector<std::string>& types) {
-  if (json.is_object() && !text_at(json, "model_type").empty()) {
-    types.push_back(text_at(json, "model_type"));
+  if (json.is_object() && !word_at(json, "model_type").empty()) {
+    types.push_back(word_at(json, "model_type"));
   }
   for (const Json& value : json) {
     if (value.is_structured()) add_types(value, types);
   }
 }
 
-std::string_view last_of(std::string_view name) { return name.substr(name.rfind('.') + 1); }
+std::string_view behind_dots(std::string_view name) { return name.substr(name.rfind('.') + 1); }
 
 // The last component of the module that has a weight or a bias; "" for other tensors.
-std::string_view module_of(std::string_view tensor) {
-  const std::string_view parameter = last_of(tensor);
+std::string_view module_in(std::string_view tensor) {
+  const std::string_view parameter = behind_dots(tensor);
   if (parameter.size() == tensor.size() || (parameter != "weight" && parameter != "bias")) return "";
-  return last_of(tensor.substr(0, tensor.size() - parameter.size() - 1));
+  return behind_dots(tensor.substr(0, tensor.size() - parameter.size() - 1));
 }
 
 template <class Words>
@@ -89,18 +89,18 @@ BaseModel read_base_model(const std::string& directory, Sources& sources) {
 bool is_input_embedding(std::string_view tensor) {
   constexpr std::array<std::string_view, 6> kNames{"embed_tokens",   "wte",      "word_embeddings",
                                                    "tok_embeddings", "embed_in", "shared"};
-  return tensor.ends_with(".weight") && contains_word(kNames, module_of(tensor));
+  return tensor.ends_with(".weight") && contains_word(kNames, module_in(tensor));
 }
 
 bool is_language_head(std::string_view tensor) {
   constexpr std::array<std::string_view, 2> kNames{"lm_head", "embed_out"};
-  return tensor.ends_with(".weight") && contains_word(kNames, module_of(tensor));
+  return tensor.ends_with(".weight") && contains_word(kNames, module_in(tensor));
 }
 
 bool may_change_rows(std::string_view tensor) {
   constexpr std::array<std::string_view, 7> kNames{"wte",    "wpe",        "shared", "score",
                                                    "output", "qa_outputs", "logits"};
-  const std::string_view module = module_of(tensor);
+  const std::string_view module = module_in(tensor);
   if (contains_word(kNames, module)) return true;
   for (const std::string_view part : {"embed", "head", "classifier"}) {
     if (module.find(part) != std::string_view::npos) return true;
