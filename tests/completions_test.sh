@@ -83,7 +83,7 @@ expect 'stfs-info cache pr' prune
 expect 'stfs-info s' show stats
 expect 'stfs-info --' --help --version
 expect 'stfs-info list a' a.safetensors a.safetensors.index.json a:b.safetensors
-expect 'stfs-info list --s' --sort
+expect 'stfs-info list --so' --sort
 expect 'stfs-info list --sort ' name size offset
 expect 'stfs-info list --sort=' name size offset
 expect 'stfs-info list --sort=na' name
