@@ -109,7 +109,9 @@ void RequestLoop::serve(std::list<Thread>::iterator self) {
     const ssize_t n = read_request(device_, buffer);
     ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, nullptr);
     if (n < 0) {
-      if (n != -ENODEV) error_ = static_cast<int>(-n);
+      // Both are the end of the mount. The kernel gives ECONNABORTED where that comes while read(2)
+      // takes a request.
+      if (n != -ENODEV && n != -ECONNABORTED) error_ = static_cast<int>(-n);
       ::eventfd_write(ended_.get(), 1);
       return;
     }

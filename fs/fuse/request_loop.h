@@ -24,8 +24,8 @@
 
 namespace stfs {
 
-// Waits for a request on /dev/fuse and returns its size in bytes, or a negative errno: -ENODEV
-// after an unmount. A cancellation point (pthreads(7)), so not noexcept.
+// Waits for a request on /dev/fuse and returns its size in bytes, or a negative errno: -ENODEV or
+// -ECONNABORTED after an unmount. A cancellation point (pthreads(7)), so not noexcept.
 ssize_t read_request(int device, std::span<std::byte> buffer);
 
 // Asks the kernel to send again what was read and not answered (FUSE_NOTIFY_RESEND). False before

@@ -7,12 +7,17 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
 #include <linux/fuse.h>
+#include <linux/seccomp.h>
 #include <poll.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <future>
 #include <latch>
@@ -164,6 +169,35 @@ TEST_F(RequestLoopTest, SaysWhyReadingFailed) {
   pollfd ended{loop.ended(), POLLIN, 0};
   ASSERT_EQ(::poll(&ended, 1, -1), 1);
   EXPECT_EQ(loop.error(), EISDIR);
+}
+
+// Makes read(2) of a descriptor fail, for this thread and those that it starts.
+void fail_reads(int fd, int error) {
+  sock_filter rules[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_read, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[0])),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(fd), 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(error)),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{std::size(rules), rules};
+  ASSERT_EQ(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  ASSERT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+}
+
+TEST_F(RequestLoopTest, TheEndOfTheMountIsNoError) {
+  for (const auto& [read_fails_with, error] :
+       {std::pair(ENODEV, 0), std::pair(ECONNABORTED, 0), std::pair(EPERM, EPERM)}) {
+    std::thread([&, fails_with = read_fails_with, expected = error] {
+      fail_reads(device_.get(), fails_with);
+      const RequestLoop loop(device_.get(), {kLongest, 1, 1}, [](std::span<std::byte>) { FAIL(); });
+
+      pollfd ended{loop.ended(), POLLIN, 0};
+      ASSERT_EQ(::poll(&ended, 1, -1), 1);
+      EXPECT_EQ(loop.error(), expected) << fails_with;
+    }).join();
+  }
 }
 
 TEST_F(RequestLoopTest, WhatIsShorterThanARequestIsAnError) {
