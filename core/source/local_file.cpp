@@ -12,8 +12,10 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <cstdio>
+#include <ctime>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -22,6 +24,13 @@
 
 namespace stfs {
 namespace {
+
+std::uint32_t file_system_of(int fd) {
+  struct statfs system {};
+  return ::fstatfs(fd, &system) == 0 ? static_cast<std::uint32_t>(system.f_type) : 0;
+}
+
+bool is_overlay(int fd) { return file_system_of(fd) == 0x794C7630; }
 
 // Whether only this machine can write to the file system. There fstat(2) is exact, and a lease
 // stops every writer. FUSE, network and cluster file systems may answer fstat from a cache while
@@ -52,9 +61,7 @@ bool is_known_local(int fd) {
       0x482B,      // hfs+
       0x4244,      // hfs
   };
-  struct statfs system {};
-  return ::fstatfs(fd, &system) == 0 &&
-         std::ranges::find(kLocal, static_cast<std::uint32_t>(system.f_type)) != kLocal.end();
+  return std::ranges::find(kLocal, file_system_of(fd)) != kLocal.end();
 }
 
 const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
@@ -62,6 +69,22 @@ const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 // As few bits as tell two times apart: 34 of the seconds.
 std::uint64_t bits_of(const statx_timestamp& time) {
   return static_cast<std::uint64_t>(time.tv_sec) << 30U | time.tv_nsec;
+}
+
+// How long to wait until a change gets another ctime than this one: the clock of the kernel's stamps
+// goes in ticks, and where a file system keeps seconds alone, in seconds.
+std::chrono::nanoseconds until_past(const statx_timestamp& ctime) {
+  timespec now{};
+  timespec tick{};
+  ::clock_gettime(CLOCK_REALTIME_COARSE, &now);
+  ::clock_getres(CLOCK_REALTIME_COARSE, &tick);
+  const bool has_seconds_alone = ctime.tv_nsec == 0;
+  const std::chrono::nanoseconds unit =
+      has_seconds_alone ? std::chrono::seconds(1) : std::chrono::nanoseconds(tick.tv_nsec);
+  const auto age = std::chrono::seconds(now.tv_sec - ctime.tv_sec) +
+                   std::chrono::nanoseconds(has_seconds_alone ? 0 : now.tv_nsec) -
+                   std::chrono::nanoseconds(ctime.tv_nsec);
+  return age > std::chrono::nanoseconds(0) || age <= -unit ? std::chrono::nanoseconds(0) : unit;
 }
 
 // Differs, but for a chance of 2^-64, where one of the attributes does.
@@ -122,25 +145,17 @@ LocalFile::LocalFile(const std::string& path, UniqueFd fd)
       directory_path_(directory_of(path)) {
   is_local_ = is_known_local(fd_.get());
   struct statx status {};
-  struct statx again {};
-  for (struct statx* const at : {&status, &again}) {
-    if (const int error = status_at(fd_.get(), "", is_local_, *at)) {
-      throw_errno(ErrorCode::kUnreadable, this->path(), "", error);
-    }
-  }
+  settle(status);
   may_use_mincore_ = may_use_mincore(fd_.get(), status);
-  identity_ = identity_of(again);
-  inode_ = inode_of(again);
-  // A ctime that moves without a cause is the time of the question, on some FUSE file systems.
-  has_ctime_ = is_local_ || bits_of(status.stx_ctime) == bits_of(again.stx_ctime) ||
-               rights_of(status) != rights_of(again) || identity_of(status) != identity_;
+  identity_ = identity_of(status);
+  inode_ = inode_of(status);
+  const std::uint64_t size = status.stx_size;
+  set_version({size, {status.stx_mtime.tv_sec, status.stx_mtime.tv_nsec}});
+  standing_->rights = rights_of(status);
+  standing_->ctime = ctime_of(status);
   if (status_at(AT_FDCWD, directory_path_.c_str(), is_local_, status) == 0) {
     directory_ = inode_of(status);
   }
-  const std::uint64_t size = again.stx_size;
-  set_version({size, {again.stx_mtime.tv_sec, again.stx_mtime.tv_nsec}});
-  standing_->rights = rights_of(again);
-  standing_->ctime = ctime_of(again);
   if (size == 0) return;  // mmap(2) refuses length 0; reading the header reports the error
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd_.get(), 0);
   if (data == MAP_FAILED && errno == ENODEV) {
@@ -153,6 +168,38 @@ LocalFile::LocalFile(const std::string& path, UniqueFd fd)
 
 LocalFile::~LocalFile() {
   if (data_ != nullptr) ::munmap(data_, size());
+}
+
+// Looks at the file twice, until nothing moves in between. The kernel moves the ctime when a
+// write(2) begins, and lseek(2) waits for its end on ext4, btrfs, f2fs and tmpfs (on xfs and zfs
+// each read does). The ctime must be past: a later write within its tick would leave it.
+void LocalFile::settle(struct statx& status) {
+  constexpr int kMostLooks = 8;
+  const auto look = [this](struct statx& at) {
+    if (const int error = status_at(fd_.get(), "", is_local_, at)) {
+      throw_errno(ErrorCode::kUnreadable, path(), "", error);
+    }
+  };
+  const bool may_settle = is_local_ || is_overlay(fd_.get());
+  struct statx before {};
+  look(before);
+  for (int looks = 1;; ++looks, before = status) {
+    if (may_settle) ::lseek(fd_.get(), 0, SEEK_DATA);
+    look(status);
+    const bool is_same = identity_of(before) == identity_of(status);
+    const bool is_same_ctime = bits_of(before.stx_ctime) == bits_of(status.stx_ctime);
+    // A ctime that moves without a cause is the time of the question, on some FUSE file systems.
+    has_ctime_ = is_local_ || is_same_ctime || !is_same || rights_of(before) != rights_of(status);
+    const std::chrono::nanoseconds wait = until_past(status.stx_ctime);
+    if (!may_settle || (is_same && is_same_ctime && wait.count() == 0)) return;
+    if (looks >= kMostLooks && is_same) return;  // links and rights move the ctime too
+    if (looks >= kMostLooks) {
+      throw Error(ErrorCode::kUnreadable, path(),
+                  "is being written to: wait until the program that writes it has ended, and try "
+                  "again");
+    }
+    std::this_thread::sleep_for(wait);
+  }
 }
 
 Pinned LocalFile::try_pin() const {
@@ -172,11 +219,11 @@ void LocalFile::keep_in(Standing& shared) const {
   standing_ = &shared;
 }
 
-void LocalFile::take_lease(std::chrono::milliseconds pause) const {
+void LocalFile::begin_lease(std::chrono::milliseconds pause, const WriterWatch* writers) const {
   if (!is_local_) return;
   const std::lock_guard alone(pins_);
   lease_thread_ = ::gettid();
-  lease_pause_ = pause;
+  first_pause_ = pause_ = pause;
   if (!may_use_mincore_) pagemap_ = UniqueFd(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
   const std::lock_guard lock(judging_);
   if (standing_->lease != Lease::kNone) {
@@ -184,22 +231,31 @@ void LocalFile::take_lease(std::chrono::milliseconds pause) const {
     judge();
     standing_->lease = Lease::kGivenBack;
   }
+  writers_ = writers;
+  watch_ = 0;
+  if (writers != nullptr) writers->renew(fd_.get(), watch_);
   try_lease();
+  if (is_leased()) return_lease(Lease::kResting);
 }
 
 bool LocalFile::retake_lease() const {
-  if (standing_->lease != Lease::kGivenBack || Clock::now() < retake_at_.load()) return false;
+  const auto may_be_taken = [this] {
+    const Lease lease = standing_->lease;
+    return lease == Lease::kResting ||
+           (lease == Lease::kGivenBack && Clock::now() >= retake_at_.load());
+  };
+  if (!may_be_taken()) return false;
   const std::unique_lock alone(pins_, std::try_to_lock);
-  if (!alone || standing_->lease != Lease::kGivenBack) return false;
+  if (!alone || !may_be_taken()) return false;
   const std::lock_guard lock(judging_);
-  asks_in_vain_ = 0;
   try_lease();
+  // The thread of Leases waits without an end while no lease is held.
+  if (is_leased()) ::tgkill(::getpid(), lease_thread_, SIGIO);
   return is_leased();
 }
 
-// The caller holds pins_ exclusively and judging_, and the lease is kNone or kGivenBack.
+// The caller holds pins_ exclusively and judging_, and no lease is held.
 void LocalFile::try_lease() const {
-  retake_at_ = Clock::now() + lease_pause_;
   const f_owner_ex thread{F_OWNER_TID, lease_thread_};
   const bool is_taken =
       ::fcntl(fd_.get(), F_SETOWN_EX, &thread) == 0 && ::fcntl(fd_.get(), F_SETLEASE, F_RDLCK) == 0;
@@ -209,30 +265,50 @@ void LocalFile::try_lease() const {
   // give_back_lease_if_asked() missed that SIGIO, and finds the later ones because the lease is
   // kHeld before this look. The caller lets no pin in between.
   if (judge() == 0 && is_taken) {
+    // No writer is in: the watch tells of all from now on.
+    if (writers_ != nullptr) writers_->renew(fd_.get(), watch_);
+    quiet_looks_ = 0;
+    is_touched_ = false;
     standing_->lease = Lease::kHeld;
     if (::fcntl(fd_.get(), F_GETLEASE) == F_RDLCK) return;
   }
-  ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
-  standing_->lease = is_refused || has_changed() ? Lease::kNone : Lease::kGivenBack;
+  retake_at_ = Clock::now() + first_pause_;
+  return_lease(is_refused || has_changed() ? Lease::kNone : Lease::kGivenBack);
 }
 
-void LocalFile::give_back_lease_if_asked(Clock::time_point end) const {
+// The caller holds pins_ exclusively and judging_.
+void LocalFile::return_lease(Lease to) const {
+  standing_->lease = to;
+  ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
+}
+
+void LocalFile::give_back_lease_if_asked(Clock::time_point since) const {
   if (!is_leased() || ::fcntl(fd_.get(), F_GETLEASE) == F_RDLCK) return;
   Lease held = Lease::kHeld;
   if (!standing_->lease.compare_exchange_strong(held, Lease::kAskedFor)) return;
   const std::lock_guard no_pins(pins_);
-  await_touch(end);
+  await_touch(since);
   const std::lock_guard lock(judging_);
   judge();  // the last look before the writer
-  standing_->lease = Lease::kGivenBack;
-  ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
-  retake_at_ = Clock::now() + lease_pause_;
-  // Take the lease again at once, unless a writer has the file open now (EAGAIN). Not for ever: a
-  // writer who tries again and again without waiting must come in.
-  constexpr unsigned kMostInVain = 2;
-  const std::uint64_t ctime = standing_->ctime;
-  asks_in_vain_ = ctime == std::exchange(ctime_when_asked_, ctime) ? asks_in_vain_ + 1 : 0;
-  if (asks_in_vain_ < kMostInVain) try_lease();
+  retake_at_ = Clock::now() + pause_;
+  return_lease(Lease::kGivenBack);
+  // Touch has not opened the file, and need not: take the lease again at once.
+  if (is_touched_) return try_lease();
+  constexpr unsigned kMostPauses = 64;
+  pause_ = std::min(pause_ * 2, first_pause_ * kMostPauses);
+}
+
+void LocalFile::let_lease_rest() const {
+  if (!is_leased() || ++quiet_looks_ < kQuietLooks) return;
+  Lease held = Lease::kHeld;
+  if (!standing_->lease.compare_exchange_strong(held, Lease::kAskedFor)) return;
+  const std::lock_guard no_pins(pins_);
+  const std::lock_guard lock(judging_);
+  judge();
+  const bool is_asked_for = ::fcntl(fd_.get(), F_GETLEASE) != F_RDLCK;
+  if (is_asked_for) retake_at_ = Clock::now() + pause_;
+  pause_ = first_pause_;
+  return_lease(is_asked_for ? Lease::kGivenBack : Lease::kResting);
 }
 
 // Whether a process waits until the lease is given back, as /proc/locks tells: after the line of
@@ -268,11 +344,15 @@ bool LocalFile::is_awaited() const {
 }
 
 // touch(1) opens with O_NONBLOCK, does not wait for the lease, and then sets the times by the
-// file's name. Returns when it did, or a process waits, or at `end`.
-void LocalFile::await_touch(Clock::time_point end) const {
+// file's name. Returns when it did, or a process waits, or when it has had the time to. A touch that
+// comes later is told from a writer by the watch.
+void LocalFile::await_touch(Clock::time_point since) const {
+  constexpr std::chrono::milliseconds kWatched{1}, kUnwatched{250};
+  constexpr std::chrono::microseconds kLook{50};
+  const Clock::time_point end = since + (watch_ != 0 ? kWatched : kUnwatched);
   Look now{};
   while (Clock::now() < end && look(now) == 0 && now.ctime == standing_->ctime && !is_awaited()) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(kLook);
   }
 }
 
@@ -281,8 +361,8 @@ void LocalFile::end_lease() const {
   standing_->lease.compare_exchange_strong(held, Lease::kAskedFor);  // try_pin() gives no more pins
   const std::lock_guard no_pins(pins_);
   const std::lock_guard lock(judging_);
-  ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
-  standing_->lease = Lease::kNone;
+  return_lease(Lease::kNone);
+  writers_ = nullptr;
 }
 
 std::uint64_t LocalFile::ctime_of(const struct statx& status) const {
@@ -342,13 +422,30 @@ bool LocalFile::is_benign(const Look& now, bool is_named) const {
   switch (standing_->lease) {
     case Lease::kHeld:
     case Lease::kAskedFor:
-      return kernel_has_lease();
+      if (!kernel_has_lease()) return false;
+      is_touched_ = is_touched_ || ::fcntl(fd_.get(), F_GETLEASE) != F_RDLCK;
+      return true;
     case Lease::kGivenBack:
-      return false;
+    case Lease::kResting:
+      if (watch_ != 0) return is_unwritten();
+      if (standing_->lease == Lease::kGivenBack) return false;
+      break;
     case Lease::kNone:
       break;
   }
   return now.rights != standing_->rights || is_named != standing_->is_named;
+}
+
+// Whether no process has had the file open for writing since the watch was added. A call that took
+// no lease keeps one for the question, in which a writer that does not wait is refused.
+bool LocalFile::is_unwritten() const {
+  const bool is_taken = kernel_has_lease();
+  if (!is_taken && ::fcntl(fd_.get(), F_SETLEASE, F_RDLCK) != 0) return false;
+  const bool is_quiet = writers_->renew(fd_.get(), watch_);
+  if (!is_taken) ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
+  // It was a touch(1) that the lease refused to let in, or no writer at all: no pause is needed.
+  if (is_quiet) retake_at_ = Clock::time_point{};
+  return is_quiet;
 }
 
 // Whether the kernel still holds writers up. After F_UNLCK, or when a lease was asked for longer
@@ -429,6 +526,7 @@ bool LocalFile::make_resident(std::uint64_t offset, std::uint64_t length) const 
 
 bool LocalFile::can_pin(ByteRange range) const {
   if (!is_leased() && !retake_lease()) return false;
+  if (quiet_looks_.load(std::memory_order_relaxed) != 0) quiet_looks_ = 0;
   return may_use_mincore_ ? is_resident(range.offset, range.length)
                           : make_resident(range.offset, range.length);
 }

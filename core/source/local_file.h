@@ -10,9 +10,14 @@
 //   lease        a ctime that moved alone
 //   held         no writer came: it is adopted. The kernel is asked after the look at the file
 //   asked for    the writer still waits: it is adopted
-//   given back   the file has changed
+//   resting      it is adopted where the lease can be had now (nobody has the file open for
+//                writing) and the watch stands (writer_watch.h: nobody had). Without a watch as none
+//   given back   likewise; without a watch the file has changed
 //   none         it is adopted where the link count, the mode, the owner, or whether the name leads
 //                to this file has changed too; else the file has changed. Some rewrites are missed
+//
+// A write(2) moves the ctime when it begins. One that is under way when the file is opened would
+// show by nothing later: the constructor waits for its end, and for a ctime that is past.
 //
 // Thread safety and lifetime: as source.h says. The lease's members marked so belong to one thread.
 #pragma once
@@ -20,6 +25,7 @@
 #include "core/base/forks.h"
 #include "core/base/posix.h"
 #include "core/source/source.h"
+#include "core/source/writer_watch.h"
 
 #include <sys/types.h>
 
@@ -38,7 +44,8 @@ namespace stfs {
 
 class LocalFile final : public Source {
  public:
-  enum class Lease : std::uint8_t { kNone, kHeld, kAskedFor, kGivenBack };
+  using Clock = std::chrono::steady_clock;
+  enum class Lease : std::uint8_t { kNone, kHeld, kAskedFor, kGivenBack, kResting };
   // The accepted version and the state of its lease. The next worker of a supervised mount needs
   // both, even if this worker is killed between two instructions.
   struct Standing {
@@ -49,7 +56,7 @@ class LocalFile final : public Source {
   };
 
   // Opens and maps a regular file; follows symbolic links, and path() is the path without them.
-  // Throws Error kUnreadable.
+  // Throws Error kUnreadable, also for a file that is being written to.
   explicit LocalFile(const std::string& path);
   // Takes a regular file that is open for reading; `path` is absolute, without symbolic links.
   LocalFile(const std::string& path, UniqueFd fd);
@@ -81,15 +88,21 @@ class LocalFile final : public Source {
   int verify() const override;
   bool is_current() const override;
 
-  // Called by the thread of Leases alone, which gets the kernel's SIGIO. The last two wait until
-  // all pins are dropped.
-  void take_lease(std::chrono::milliseconds pause) const;
-  // Where no process waits for the lease, waits until `end` at the latest for one that sets times.
-  void give_back_lease_if_asked(std::chrono::steady_clock::time_point end) const;
+  // Called by the thread of Leases alone, which gets the kernel's SIGIO. All but the first wait
+  // until all pins are dropped, the last also after a reply that hangs.
+  //
+  // Looks whether a lease can be had. `pause`: after a writer asked, at first; `writers` outlives
+  // end_lease(), or is null.
+  void begin_lease(std::chrono::milliseconds pause, const WriterWatch* writers) const;
+  // Where no process waits for the lease, waits a moment from `since` on for one that sets times.
+  void give_back_lease_if_asked(Clock::time_point since) const;
+  // Gives back a lease that nobody has used since kQuietLooks calls.
+  void let_lease_rest() const;
   void end_lease() const;
-  // Called by any reader: tries to take a lease that was given back at least `pause` ago. Returns
-  // whether this call took it.
+  // Called by any reader: tries to take the lease, unless a pause is not over. Returns whether this
+  // call took it.
   bool retake_lease() const;
+  static constexpr unsigned kQuietLooks = 3;
   bool is_leased() const { return standing_->lease == Lease::kHeld; }
 
   // Whether every page of a range is in the page cache (mincore(2)). Also true when this process
@@ -97,8 +110,6 @@ class LocalFile final : public Source {
   bool is_resident(std::uint64_t offset, std::uint64_t length) const;
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   // Not std::timed_mutex: ThreadSanitizer does not see its timed wait (GCC 12).
   struct Turn {
     std::mutex mutex;
@@ -114,18 +125,21 @@ class LocalFile final : public Source {
     std::uint64_t rights = 0;
   };
 
+  void settle(struct statx& status);
   std::uint64_t ctime_of(const struct statx& status) const;
   int look(Look& now) const;  // 0 or an errno
   bool is_same(const Look& now) const;
   // verify() where something differs. The caller holds judging_.
   int judge() const;
   bool is_benign(const Look& now, bool is_named) const;
+  bool is_unwritten() const;
   bool kernel_has_lease() const;
   bool leads_here() const;
 
   void try_lease() const;
+  void return_lease(Lease to) const;
   bool is_awaited() const;
-  void await_touch(Clock::time_point end) const;
+  void await_touch(Clock::time_point since) const;
   // The substitute for is_resident() without mincore(2). Returns true when the range is in this
   // process's page table (proc_pid_pagemap(5)), as after an earlier reply from the mapping. Else
   // checks that the first and the last page are cached (RWF_NOWAIT) and maps the range
@@ -147,12 +161,14 @@ class LocalFile final : public Source {
   mutable ForkMutex judging_;       // of judge() and of calls that change the lease; after pins_
   mutable Standing own_standing_;
   mutable Standing* standing_ = &own_standing_;
-  mutable unsigned asks_in_vain_ = 0;           // asks for the lease since the ctime moved
-  mutable std::uint64_t ctime_when_asked_ = 0;  // at the last
   mutable UniqueFd pagemap_;                    // /proc/self/pagemap, if not may_use_mincore_
   mutable pid_t lease_thread_ = 0;
-  mutable std::chrono::milliseconds lease_pause_{};
+  mutable std::chrono::milliseconds first_pause_{}, pause_{};  // pause_: the next
   mutable std::atomic<Clock::time_point> retake_at_ = Clock::time_point{};
+  mutable std::atomic<unsigned> quiet_looks_ = 0;  // of let_lease_rest() since the last read
+  mutable bool is_touched_ = false;  // the ctime moved after the kernel had asked for the lease
+  mutable const WriterWatch* writers_ = nullptr;
+  mutable std::uint64_t watch_ = 0;  // of WriterWatch; 0: none
 };
 
 }  // namespace stfs

@@ -141,6 +141,23 @@ TEST_P(OpenFile, AfterARewriteAReadIsESTALEAndNeverOtherBytes) {
   expect_old_bytes_or(ESTALE, [](const OpenFile& test) { test.rewrite_in_place(); });
 }
 
+TEST_F(SourceChanges, AReadOfWhichTheFirstPageIsCachedEndsEarlyBeforeESTALE) {
+  const Mounted mount({source_});
+  const int fd = ::open((mount / "w").c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  ASSERT_EQ(::posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM), 0);  // caches that page alone
+  std::string bytes(8192, '\0');
+  ASSERT_EQ(::pread(fd, bytes.data(), 4096, 0), 4096);
+
+  rewrite_in_place();
+
+  EXPECT_EQ(::pread(fd, bytes.data(), bytes.size(), 0), 4096);
+  EXPECT_TRUE(bytes.substr(0, 4096) == tensor_.bytes.substr(0, 4096));
+  EXPECT_EQ(::pread(fd, bytes.data(), bytes.size(), 4096), -1);
+  EXPECT_EQ(errno, ESTALE);
+  ::close(fd);
+}
+
 TEST_F(SourceChanges, AMappedPageOfATruncatedSourceDoesNotTakeTheMountDown) {
   const Mounted mount({source_});
   // The kernel may send SIGBUS to the child that touches the mapping, but not to the daemon.

@@ -2,6 +2,7 @@
 // long.
 #include "core/source/leases.h"
 
+#include "core/base/error.h"
 #include "core/recipe/content.h"
 #include "tests/support/files.h"
 #include "tests/support/process.h"
@@ -9,6 +10,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/capability.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -35,6 +37,7 @@ std::function<void()> on_look;       // is called when a lease is looked at (F_G
 std::atomic<bool> is_armed = false;  // once
 std::function<void()> on_unlock;     // is called when a lease is given back (F_UNLCK)
 std::atomic<int> sleeps = 0;         // of threads but the first
+std::function<void()> on_seek;       // is called when a file that is opened is looked at again
 }  // namespace
 
 // Stands before libc's, of this program.
@@ -51,6 +54,11 @@ extern "C" int fcntl(int fd, int command, ...) {
   if (command == F_GETLEASE && is_armed.exchange(false)) on_look();
   errno = error;
   return result;
+}
+
+extern "C" off_t lseek(int fd, off_t offset, int whence) noexcept {
+  if (whence == SEEK_DATA && on_seek) on_seek();
+  return ::syscall(SYS_lseek, fd, offset, whence);
 }
 
 extern "C" int nanosleep(const timespec* duration, timespec* left) {
@@ -91,16 +99,33 @@ bool is_leased_again(const LocalFile& file) {
   return eventually(is_leased, 60s);
 }
 
-// A file whose lease is taken again at the first read after it was returned.
+// A lease is taken again at the first read after it was returned, and stays.
+constexpr Leases::Times kAtOnce{.pause = 0s, .rest = 1h};
+
+// A file that was read, and so is leased.
 class LeasesTest : public ::testing::Test {
  protected:
   LeasesTest() : path_((dir_ / "f").string()) {
     write_file(path_, std::string(10'000, 'x'));
     file_.emplace(path_);
-    leases_.emplace(std::vector<const Source*>{&*file_}, 0s);
+    lease(kAtOnce);
+  }
+  void lease(const Leases::Times& times) {
+    leases_.reset();
+    leases_.emplace(std::vector<const Source*>{&*file_}, times);
+    EXPECT_EQ(read_by_recipe(*file_), 0);
   }
   void SetUp() override {
     if (!file_->is_leased()) GTEST_SKIP() << "no leases on this file system";
+  }
+  // Whether the kernel has a lease on the file.
+  bool is_in_kernel() const {
+    const std::string inode = ":" + std::to_string(inode_of(path_)) + " 0 EOF";
+    std::istringstream locks(read_file("/proc/locks"));
+    for (std::string line; std::getline(locks, line);) {
+      if (line.ends_with(inode) && line.find("LEASE") != std::string::npos) return true;
+    }
+    return false;
   }
   // Whether a process has asked for the lease, and it was not given back.
   bool is_asked_for() const {
@@ -219,15 +244,61 @@ TEST_F(LeasesTest, AreTakenAgainAfterAWriterWhoHasClosedAndNotBefore) {
 }
 
 TEST_F(LeasesTest, AreNotTakenAgainBeforeTheirTime) {
-  leases_.reset();
-  {
-    const UniqueFd writer(::open(path_.c_str(), O_WRONLY | O_CLOEXEC));
-    leases_.emplace(std::vector<const Source*>{&*file_}, 1h);
-  }
+  lease({.pause = 1h, .rest = 1h});
+  EXPECT_TRUE(is_in_kernel());
+  EXPECT_EQ(open_for_writing(path_), 0);
 
   EXPECT_EQ(read_by_recipe(*file_), 0);
 
   EXPECT_FALSE(file_->is_leased());
+  EXPECT_EQ(open_for_writing(path_, O_NONBLOCK), 0);
+}
+
+TEST_F(LeasesTest, LetAWriterInWhoTriesASecondTime) {
+  lease({.pause = 1h, .rest = 1h});
+  ASSERT_EQ(open_for_writing(path_, O_NONBLOCK), EWOULDBLOCK);
+
+  EXPECT_TRUE(eventually([&] { return open_for_writing(path_, O_NONBLOCK) == 0; }));
+
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(read_by_recipe(*file_), 0);
+    EXPECT_EQ(open_for_writing(path_, O_NONBLOCK), 0) << "taken again by a reader: " << i;
+  }
+}
+
+// The pause is 20 ms, then twice as long each time: after the sixth writer 640 ms.
+TEST_F(LeasesTest, AreTakenAgainLaterAfterEachWriter) {
+  lease({.pause = 20ms, .rest = 1h});
+  std::chrono::steady_clock::duration last{};
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_EQ(open_for_writing(path_), 0);
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_TRUE(is_leased_again(*file_));
+    last = std::chrono::steady_clock::now() - begin;
+  }
+
+  EXPECT_GE(last, 200ms);
+}
+
+TEST_F(LeasesTest, AreNotHeldBeforeTheFirstRead) {
+  leases_.reset();
+  leases_.emplace(std::vector<const Source*>{&*file_}, kAtOnce);
+
+  EXPECT_FALSE(is_in_kernel());
+  EXPECT_EQ(open_for_writing(path_, O_NONBLOCK), 0);
+  EXPECT_EQ(read_by_recipe(*file_), 0);
+  EXPECT_TRUE(is_in_kernel());
+}
+
+TEST_F(LeasesTest, AreGivenBackWhenNobodyReadsAndTakenByTheNextRead) {
+  lease({.pause = 1h, .rest = 10ms});
+
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(eventually([&] { return !is_in_kernel(); })) << i;
+    EXPECT_FALSE(file_->is_leased());
+    EXPECT_EQ(read_by_recipe(*file_), 0);
+    EXPECT_TRUE(file_->is_leased()) << i;
+  }
 }
 
 TEST_F(LeasesTest, OfAFileThatHasChangedAreNotTakenAgain) {
@@ -284,7 +355,9 @@ TEST_F(LeasesTest, AreGivenBackAtTheirEnd) {
 TEST_F(LeasesTest, OfManyFilesAreGivenBackOneByOne) {
   write_file(dir_ / "g", "bytes");
   const LocalFile other((dir_ / "g").string());
-  const Leases leases({&other, &*file_});
+  const Leases leases({&other, &*file_}, kAtOnce);
+  EXPECT_EQ(read_by_recipe(other), 0);
+  EXPECT_EQ(read_by_recipe(*file_), 0);
 
   const UniqueFd writer(::open((dir_ / "g").c_str(), O_WRONLY | O_CLOEXEC));
 
@@ -344,6 +417,191 @@ TEST_F(LeasesTest, ThatWereTakenAwayLetNoCtimeMoveAlone) {
   EXPECT_EQ(file_->verify(), ESTALE);
 }
 
+// Nobody reads: the watch tells.
+class RestingLease : public LeasesTest {
+ protected:
+  void SetUp() override {
+    LeasesTest::SetUp();
+    if (!IsSkipped()) rest();
+  }
+  void rest() {
+    leases_.reset();
+    leases_.emplace(std::vector<const Source*>{&*file_}, kAtOnce);
+  }
+};
+
+TEST_F(RestingLease, AdoptsWhatMovesTheCtimeAndWritesNothing) {
+  const std::pair<const char*, std::function<int()>> acts[] = {
+      {"link", [&] { return ::link(path_.c_str(), (dir_ / "link").c_str()); }},
+      {"unlink", [&] { return ::unlink((dir_ / "link").c_str()); }},
+      {"times", [&] { return move_ctime(path_), 0; }},
+      {"chmod", [&] { return ::chmod(path_.c_str(), 0600); }},
+      {"read", [&] { return read_file(path_).empty() ? 1 : 0; }},
+      {"times again", [&] { return move_ctime(path_), 0; }},
+  };
+  for (const auto& [name, act] : acts) {
+    EXPECT_EQ(act(), 0) << name;
+    EXPECT_EQ(file_->verify(), 0) << name;
+    EXPECT_EQ(file_->token(), LocalFile(path_).token()) << name;
+  }
+  EXPECT_FALSE(is_in_kernel());
+}
+
+// Before, between and after reads; with what explains a ctime where there is no watch.
+TEST_F(RestingLease, SeesEachWriter) {
+  const auto put_back = [&](const struct stat& status) {
+    const timespec times[] = {status.st_atim, status.st_mtim};
+    EXPECT_EQ(::utimensat(AT_FDCWD, path_.c_str(), times, 0), 0);
+  };
+  const auto write_one = [&](int flags) {
+    const UniqueFd writer(::open(path_.c_str(), O_WRONLY | O_CLOEXEC | flags));
+    EXPECT_EQ(::pwrite(writer.get(), "y", 1, 0), 1);
+  };
+  const std::pair<const char*, std::function<void()>> writers[] = {
+      {"write", [&] { write_one(0); }},
+      {"write without waiting", [&] { write_one(O_NONBLOCK); }},
+      {"truncate",
+       [&] {
+         EXPECT_EQ(::truncate(path_.c_str(), 9'999), 0);
+         EXPECT_EQ(::truncate(path_.c_str(), 10'000), 0);
+       }},
+      {"mapping",
+       [&] {
+         const UniqueFd writer(::open(path_.c_str(), O_RDWR | O_CLOEXEC));
+         void* const data =
+             ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, writer.get(), 0);
+         ASSERT_NE(data, MAP_FAILED);
+         static_cast<char*>(data)[0] = 'y';
+         ::munmap(data, 4096);
+       }},
+  };
+  for (const auto& [name, act] : writers) {
+    for (const bool is_read_before : {false, true}) {
+      leases_.reset();
+      write_file(path_, std::string(10'000, 'x'));
+      file_.emplace(path_);
+      rest();
+      if (is_read_before) {
+        EXPECT_EQ(read_by_recipe(*file_), 0);
+        EXPECT_EQ(open_for_writing(path_), 0);
+      }
+      struct stat status {};
+      ASSERT_EQ(::stat(path_.c_str(), &status), 0);
+
+      act();
+      EXPECT_EQ(::chmod(path_.c_str(), status.st_mode ^ 0100), 0);
+      put_back(status);
+
+      EXPECT_EQ(read_by_recipe(*file_), ESTALE) << name << is_read_before;
+    }
+  }
+}
+
+TEST_F(RestingLease, SeesAWriterThroughAMappingThatStays) {
+  const UniqueFd writer(::open(path_.c_str(), O_RDWR | O_CLOEXEC));
+  EXPECT_EQ(file_->verify(), 0);
+
+  move_ctime(path_);
+
+  EXPECT_EQ(file_->verify(), ESTALE) << "the writer may have a mapping, and no event tells";
+}
+
+// As a file that another name of the checkpoint leads to.
+TEST_F(RestingLease, OfTwoSourcesOfOneFileIsToldForEach) {
+  leases_.reset();
+  const LocalFile other(path_);
+  leases_.emplace(std::vector<const Source*>{&*file_, &other}, kAtOnce);
+
+  move_ctime(path_);
+  EXPECT_EQ(file_->verify(), 0);
+  EXPECT_EQ(other.verify(), 0);
+  EXPECT_EQ(open_for_writing(path_), 0);
+  move_ctime(path_);
+  EXPECT_EQ(file_->verify(), ESTALE);
+  EXPECT_EQ(other.verify(), ESTALE);
+  leases_.reset();  // before `other`
+}
+
+// The limits of inotify are reached, or /proc is missing.
+TEST(Leases, WithoutAWatchLeaveLinksAndRightsToExplainACtimeWhileTheyRest) {
+  const TempDir dir;
+  const std::string path = dir / "f";
+  write_file(path, "0123456789");
+  const LocalFile file(path);
+  file.begin_lease(1s, nullptr);
+  EXPECT_FALSE(file.is_leased());
+
+  EXPECT_EQ(::chmod(path.c_str(), 0600), 0);
+  EXPECT_EQ(file.verify(), 0);
+  move_ctime(path);
+  EXPECT_EQ(file.verify(), ESTALE);
+  file.end_lease();
+}
+
+TEST(WriterWatchTest, OfWhatCannotBeWatchedIsNone) {
+  std::uint64_t watch = 5;
+
+  EXPECT_FALSE(WriterWatch().renew(-1, watch));
+  EXPECT_EQ(watch, 0U);
+}
+
+TEST(WriterWatchTest, StandsUntilAWriterComes) {
+  const TempDir dir;
+  write_file(dir / "f", "0123456789");
+  const UniqueFd file(::open((dir / "f").c_str(), O_RDONLY | O_CLOEXEC));
+  const WriterWatch writers;
+  std::uint64_t watch = 0;
+  EXPECT_FALSE(writers.renew(file.get(), watch)) << "it was none";
+
+  EXPECT_EQ(read_file(dir / "f"), "0123456789");
+  EXPECT_TRUE(writers.renew(file.get(), watch));
+  EXPECT_EQ(open_for_writing(dir / "f"), 0);
+  EXPECT_FALSE(writers.renew(file.get(), watch));
+  EXPECT_TRUE(writers.renew(file.get(), watch));
+}
+
+// The kernel ends a watch with the last name of its file, if that is not the one that was opened.
+TEST(WriterWatchTest, StandsThoughTheLastNameOfItsFileIsRemoved) {
+  for (const bool is_written : {false, true}) {
+    const TempDir dir;
+    write_file(dir / "f", "0123456789");
+    const UniqueFd file(::open((dir / "f").c_str(), O_RDONLY | O_CLOEXEC));
+    const WriterWatch writers;
+    std::uint64_t watch = 0;
+    writers.renew(file.get(), watch);
+    ASSERT_EQ(::link((dir / "f").c_str(), (dir / "g").c_str()), 0);
+    std::filesystem::remove(dir / "f");
+    ASSERT_EQ(is_written ? open_for_writing(dir / "g") : 0, 0);
+    std::filesystem::remove(dir / "g");
+
+    EXPECT_EQ(writers.renew(file.get(), watch), !is_written);
+  }
+}
+
+// With the events of more files than it remembers.
+TEST(WriterWatchTest, OfWhichEventsAreLostIsNotTrusted) {
+  const TempDir dir;
+  write_file(dir / "f", "0123456789");
+  const UniqueFd file(::open((dir / "f").c_str(), O_RDONLY | O_CLOEXEC));
+  const WriterWatch writers;
+  std::uint64_t watch = 0;
+  writers.renew(file.get(), watch);
+  std::vector<UniqueFd> others;
+  for (int i = 0; i < 100; ++i) {
+    const std::string path = dir / std::to_string(i);
+    write_file(path, "0123456789");
+    others.emplace_back(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    std::uint64_t other = 0;
+    writers.renew(others.back().get(), other);
+    std::filesystem::create_hard_link(path, path + "b");
+    std::filesystem::remove(path);
+    std::filesystem::remove(path + "b");
+  }
+
+  EXPECT_FALSE(writers.renew(file.get(), watch));
+  EXPECT_TRUE(writers.renew(file.get(), watch));
+}
+
 TEST_F(LeasesTest, ThatWereGivenBackLetNoCtimeMoveAlone) {
   const UniqueFd writer(::open(path_.c_str(), O_WRONLY | O_CLOEXEC));
   EXPECT_EQ(file_->verify(), 0);
@@ -382,6 +640,7 @@ TEST_F(LeasesTest, AreTakenAgainAfterAWriteOnlyWhereTheCtimeStayed) {
 // touch(1) opens for writing with O_NONBLOCK; the lease refuses that, and touch sets the atime by
 // the file's name.
 TEST_F(LeasesTest, SurviveATouchOfTheAtime) {
+  lease({.pause = 1h, .rest = 1h});
   const std::string before = file_->token();
   for (int i = 0; i < 20; ++i) {
     ASSERT_EQ(run({"touch", "-a", path_}).status, 0);
@@ -389,7 +648,9 @@ TEST_F(LeasesTest, SurviveATouchOfTheAtime) {
       EXPECT_EQ(file_->verify(), 0) << i;
     }
     // A touch while nobody has the lease is another matter.
-    EXPECT_TRUE(eventually([&] { return !is_asked_for() && file_->is_leased(); })) << i;
+    EXPECT_TRUE(eventually([&] {
+      return read_by_recipe(*file_) == 0 && !is_asked_for() && file_->is_leased();
+    })) << i;
   }
 
   EXPECT_EQ(file_->verify(), 0);
@@ -447,6 +708,50 @@ TEST(LocalFileOfADirectory, ThatMovesGivesNoNameBack) {
   EXPECT_EQ(file.verify(), ESTALE);
 }
 
+// A file that changes between two looks of the constructor.
+class FileThatIsOpened : public ::testing::Test {
+ protected:
+  FileThatIsOpened() { write_file(path_, "0123456789"); }
+  ~FileThatIsOpened() override { on_seek = nullptr; }
+
+  TempDir dir_;
+  const std::string path_ = dir_ / "f";
+};
+
+TEST_F(FileThatIsOpened, WhileItIsWrittenIsRefused) {
+  on_seek = [&, size = std::size_t{0}]() mutable { write_file(path_, std::string(++size, 'x')); };
+
+  try {
+    const LocalFile file(path_);
+    ADD_FAILURE() << "it is opened";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnreadable);
+    EXPECT_NE(std::string(error.what()).find(path_ + ": is being written to"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST_F(FileThatIsOpened, AtTheEndOfAWriteHasTheNewVersion) {
+  on_seek = [&, writes = 3]() mutable {
+    if (writes-- > 0) write_file(path_, std::string(100 - static_cast<std::size_t>(writes), 'x'));
+  };
+
+  const LocalFile file(path_);
+
+  EXPECT_EQ(file.size(), 100U);
+  EXPECT_EQ(file.verify(), 0);
+  on_seek = nullptr;
+  EXPECT_EQ(file.token(), LocalFile(path_).token());
+}
+
+TEST_F(FileThatIsOpened, WhileLinksAreMadeIsGood) {
+  on_seek = [&, number = 0]() mutable {
+    EXPECT_EQ(::link(path_.c_str(), (dir_ / std::to_string(++number)).c_str()), 0);
+  };
+
+  EXPECT_EQ(LocalFile(path_).verify(), 0);
+}
+
 TEST(LocalFileToken, DiffersForAnInodeThatIsUsedAgain) {
   const TempDir dir;
   const std::string path = dir / "f";
@@ -465,7 +770,9 @@ TEST(Leases, AreNotHadWhileAWriterHasTheFileOpen) {
   write_file(dir / "f", "0123456789");
   const int writer = ::open((dir / "f").c_str(), O_WRONLY | O_CLOEXEC);
   const LocalFile file((dir / "f").string());
-  const Leases leases({&file});
+  const Leases leases({&file}, kAtOnce);
+
+  EXPECT_EQ(read_by_recipe(file), 0);
 
   EXPECT_FALSE(file.is_leased());
   ::close(writer);
@@ -517,8 +824,9 @@ TEST(Leases, OfAnotherUsersFileLetNothingBeSentThatIsNotAtHand) {
     EXPECT_TRUE(eventually([&] { return is_refused(true); }, 60s)) << "but for the first page";
     const LocalFile file(path);
     const Leases leases({&file});
-    is_leased = file.is_leased();
     const auto is_granted = [&] { return file.can_pin({0, 64 << 10}); };
+    is_granted();
+    is_leased = file.is_leased();
     if (is_leased) {
       // The kernel may need the memory for something else.
       EXPECT_TRUE(eventually([&] { return read_file(path) != "" && is_granted(); }, 60s));
@@ -529,91 +837,101 @@ TEST(Leases, OfAnotherUsersFileLetNothingBeSentThatIsNotAtHand) {
   if (!is_leased) GTEST_SKIP() << "no leases on this file system";
 }
 
+// SIGIO is kept from this thread, which stands for the thread of Leases.
+class BlockedIo {
+ public:
+  BlockedIo() {
+    sigemptyset(&io_);
+    sigaddset(&io_, SIGIO);
+    ::pthread_sigmask(SIG_BLOCK, &io_, &before_);
+  }
+  BlockedIo(const BlockedIo&) = delete;
+  ~BlockedIo() {
+    const timespec none{};
+    ::sigtimedwait(&io_, nullptr, &none);
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  void wait() const {
+    int signal = 0;
+    ::sigwait(&io_, &signal);
+  }
+
+ private:
+  sigset_t io_{}, before_{};
+};
+
 // In a supervised mount the descriptor and its lease outlive the worker that took the lease, and
 // the kernel's signal to break it reaches no process.
 TEST(Leases, ThatWereAskedForOfAWorkerThatDiedAreGivenBackByTheNext) {
-  sigset_t io;
-  sigset_t before;
-  sigemptyset(&io);
-  sigaddset(&io, SIGIO);
-  ::pthread_sigmask(SIG_BLOCK, &io, &before);
+  const BlockedIo io;
   const TempDir dir;
   const std::string path = dir / "f";
   write_file(path, "0123456789");
   const LocalFile file(path);
-  file.take_lease(1s);
+  const WriterWatch watch;
+  file.begin_lease(1s, &watch);
+  EXPECT_EQ(read_by_recipe(file), 0);
   if (!file.is_leased()) GTEST_SKIP() << "no leases on this file system";
   ASSERT_EQ(open_for_writing(path, O_NONBLOCK), EWOULDBLOCK);
-  int signal = 0;
-  ::sigwait(&io, &signal);
+  io.wait();
 
-  const Leases next({&file}, 0s);
+  const Leases next({&file}, kAtOnce);
 
   EXPECT_FALSE(file.is_leased());
   EXPECT_EQ(open_for_writing(path, O_NONBLOCK), 0);
   EXPECT_TRUE(is_leased_again(file));
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 TEST(Leases, OfAWorkerThatDiedTellTheNextThatNothingWasWritten) {
+  const BlockedIo io;
   const TempDir dir;
   const std::string path = dir / "f";
   write_file(path, "0123456789");
   const LocalFile file(path);
-  file.take_lease(1s);
+  const WriterWatch watch;
+  file.begin_lease(1s, &watch);
+  EXPECT_EQ(read_by_recipe(file), 0);
   if (!file.is_leased()) GTEST_SKIP() << "no leases on this file system";
   move_ctime(path);
 
-  const Leases next({&file}, 0s);
+  const Leases next({&file}, kAtOnce);
 
   EXPECT_EQ(file.verify(), 0);
-  EXPECT_TRUE(file.is_leased());
+  EXPECT_TRUE(is_leased_again(file));
 }
 
-// One who tries again at once, and never waits, meets no lease that is taken again each time.
-TEST(Leases, AreNotTakenAgainForEverFromAWriterWhoDoesNotWait) {
-  sigset_t io;
-  sigset_t before;
-  sigemptyset(&io);
-  sigaddset(&io, SIGIO);
-  ::pthread_sigmask(SIG_BLOCK, &io, &before);
+TEST(Leases, StayWhileSomebodyReads) {
+  const BlockedIo io;
   const TempDir dir;
-  const std::string path = dir / "f";
-  write_file(path, "0123456789");
-  const LocalFile file(path);
-  file.take_lease(1h);
+  write_file(dir / "f", "0123456789");
+  const LocalFile file((dir / "f").string());
+  const WriterWatch watch;
+  file.begin_lease(1h, &watch);
+  EXPECT_EQ(read_by_recipe(file), 0);
   if (!file.is_leased()) GTEST_SKIP() << "no leases on this file system";
-  int error = EWOULDBLOCK;
 
-  for (int i = 0; i < 5 && error == EWOULDBLOCK; ++i) {
-    error = open_for_writing(path, O_NONBLOCK);
-    if (error == 0) break;
-    int signal = 0;
-    ::sigwait(&io, &signal);
-    file.give_back_lease_if_asked(std::chrono::steady_clock::now());
+  for (unsigned i = 0; i < 3 * LocalFile::kQuietLooks; ++i) {
+    file.let_lease_rest();
+    EXPECT_EQ(read_by_recipe(file), 0);
+    EXPECT_TRUE(file.is_leased()) << i;
   }
-
-  EXPECT_EQ(error, 0);
-  EXPECT_FALSE(file.is_leased());
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  for (unsigned i = 0; i < LocalFile::kQuietLooks; ++i) file.let_lease_rest();
+  EXPECT_EQ(open_for_writing(file.path(), O_NONBLOCK), 0);
+  file.end_lease();
 }
 
 // touch(1) was refused, and sets the times next: that must not come after the lease.
 TEST(Leases, AreKeptForATouchUntilItIsDone) {
-  sigset_t io;
-  sigset_t before;
-  sigemptyset(&io);
-  sigaddset(&io, SIGIO);
-  ::pthread_sigmask(SIG_BLOCK, &io, &before);
+  const BlockedIo io;
   const TempDir dir;
   const std::string path = dir / "f";
   write_file(path, "0123456789");
   const LocalFile file(path);
-  file.take_lease(1s);
+  file.begin_lease(1s, nullptr);  // a watch would tell of a touch that comes later
+  EXPECT_EQ(read_by_recipe(file), 0);
   if (!file.is_leased()) GTEST_SKIP() << "no leases on this file system";
   ASSERT_EQ(open_for_writing(path, O_NONBLOCK), EWOULDBLOCK);
-  int signal = 0;
-  ::sigwait(&io, &signal);
+  io.wait();
   std::atomic<bool> is_touched = false;
   std::atomic<bool> is_early = false;
   on_unlock = [&] { is_early = is_early || !is_touched; };
@@ -627,7 +945,6 @@ TEST(Leases, AreKeptForATouchUntilItIsDone) {
   on_unlock = nullptr;
   EXPECT_FALSE(is_early);
   EXPECT_EQ(file.verify(), 0);
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 // Writers of many files wait as long as one: until the end of one wait for a touch.
@@ -645,13 +962,14 @@ TEST(Leases, OfManyFilesWaitForATouchTogether) {
   struct AtTheEnd {
     ~AtTheEnd() { on_unlock = nullptr; }
   } const at_the_end;
+  const Leases leases(sources, kAtOnce);
+  for (const auto& file : files) EXPECT_EQ(read_by_recipe(*file), 0);
+  if (!files[0]->is_leased()) GTEST_SKIP() << "no leases on this file system";
   on_unlock = [&] {
     const int now = ++given_back;
     if (now == 1) after_first = sleeps.load();
     if (now == kFiles) after_last = sleeps.load();
   };
-  const Leases leases(sources);
-  if (!files[0]->is_leased()) GTEST_SKIP() << "no leases on this file system";
   Pinned pinned = files[0]->try_pin();  // until all are asked for
   ASSERT_TRUE(pinned);
   for (const auto& file : files) {
