@@ -1,6 +1,9 @@
 #include "core/recipe/content.h"
 
+#include "core/base/while_wanted.h"
+
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -228,6 +231,7 @@ int Content::copy(std::uint64_t offset, std::span<std::byte> out) const {
 int Content::copy_unverified(std::uint64_t offset, std::span<std::byte> out) const {
   if (out.empty()) return 0;
   for (auto span = span_at(offset); !out.empty(); ++span) {
+    if (WhileWanted::has_ended()) return EINTR;
     const std::uint64_t skip = offset - span->begin;
     const auto take =
         static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), span->length - skip));

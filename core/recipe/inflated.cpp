@@ -1,5 +1,7 @@
 #include "core/recipe/inflated.h"
 
+#include "core/base/while_wanted.h"
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -58,6 +60,7 @@ class Inflated : public Producer {
   int skip_to(std::uint64_t position, Inflater& inflater) const {
     std::vector<std::byte> unwanted;
     while (inflater.position() < position) {
+      if (WhileWanted::has_ended()) return EINTR;
       const std::uint64_t to_step = step() - inflater.position() % step();
       unwanted.resize(static_cast<std::size_t>(std::min(
           {position - inflater.position(), to_step, std::uint64_t{256} << 10})));

@@ -1,13 +1,22 @@
 #include "fs/fuse/fuse_ops.h"
 
+#include "core/base/posix.h"
+#include "core/base/while_wanted.h"
+
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstdio>
 #include <limits>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace stfs {
@@ -165,6 +174,34 @@ void interrupted(fuse_req_t request, void* ticket) {
   filesystem(request).cancel(reinterpret_cast<std::uintptr_t>(ticket));
 }
 
+// Whether a thread is about to end: SIGKILL is pending, as the kernel makes every signal that kills
+// its process. True too where /proc does not know the thread.
+bool is_dying(pid_t thread) {
+  std::array<char, 32> path{};
+  std::snprintf(path.data(), path.size(), "/proc/%d/status", thread);
+  const UniqueFd status(::open(path.data(), O_RDONLY | O_CLOEXEC));
+  std::array<char, 4096> bytes{};
+  const ssize_t length = status ? ::read(status.get(), bytes.data(), bytes.size()) : 0;
+  if (length <= 0) return true;
+  const std::string_view text(bytes.data(), static_cast<std::size_t>(length));
+  for (const std::string_view set : {"\nSigPnd:\t", "\nShdPnd:\t"}) {
+    const std::size_t at = text.find(set);
+    std::uint64_t pending = 0;
+    if (at == std::string_view::npos) continue;
+    const char* const digits = text.data() + at + set.size();
+    std::from_chars(digits, text.data() + text.size(), pending, 16);
+    if ((pending & std::uint64_t{1} << (SIGKILL - 1)) != 0) return true;
+  }
+  return false;
+}
+
+// Whether a reply that is computed is still waited for. A reader that catches a signal (a timer, a
+// profiler) waits for it as for a disk: a reply that is given up begins anew at its next try.
+bool is_wanted(fuse_req_t request) {
+  if (context(request).is_unmounted) return false;
+  return fuse_req_interrupted(request) == 0 || !is_dying(fuse_req_ctx(request)->pid);
+}
+
 void reply_read(fuse_req_t request, int error, std::span<const iovec> pieces) {
   if (error != 0) {
     fuse_reply_err(request, error);
@@ -185,6 +222,7 @@ void read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset,
           fuse_file_info* file) {
   guarded(request, [&] {
     const bool is_cached = (file->flags & O_DIRECT) == 0 && !context(request).direct;
+    const WhileWanted while_wanted([request] { return is_wanted(request); });
     filesystem(request).read(
         {inode, static_cast<std::uint64_t>(offset), size, file->fh, is_cached},
         [request](FileSystem::Ticket ticket) {

@@ -10,6 +10,8 @@
 
 #include <fuse_lowlevel.h>
 
+#include <atomic>
+
 namespace stfs {
 
 // The session's user data, for the callbacks. Must outlive the session.
@@ -20,6 +22,7 @@ struct FuseContext {
   unsigned max_read = 0;             // bytes per request; 0: libfuse's default
   // -o allow_root: libfuse refuses opendir to other users, and answers their readdir.
   bool has_private_listings = false;
+  std::atomic<bool> is_unmounted = false;  // nobody waits for what is computed
   // Set by the handshake:
   unsigned max_write = 0;      // bytes of data that the kernel may send with a request
   bool opendir_needed = true;  // listings are private, or this kernel does not accept ENOSYS

@@ -168,6 +168,7 @@ void Session::run(unsigned threads, const Events& events, const Hooks& hooks) {
       hooks.orphaned();
     }
   }
+  if (polled[1].revents != 0) context_.is_unmounted = true;
   end_within(kTimeToEnd);
   const int error = loop.error();
   hooks.ending(error);

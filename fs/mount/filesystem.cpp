@@ -2,6 +2,7 @@
 
 #include "core/base/posix.h"
 #include "core/base/text.h"
+#include "core/base/while_wanted.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/mounted.h"
 #include "core/recipe/arrival.h"
@@ -382,6 +383,7 @@ bool FileSystem::may_wait(Node computed) const {
 }
 
 int FileSystem::compute(Node node, const std::atomic<bool>& stop, std::string& text) const {
+  const WhileWanted while_wanted([&stop] { return !stop; });
   const int error = nodes_.compute(node, stop, text);
   if (nodes_.kind(node) == Nodes::Kind::kLongText)
     ::malloc_trim(0);  // some hundred bytes for each tensor

@@ -1,5 +1,6 @@
 #include "fs/mount/gathering.h"
 
+#include "core/base/while_wanted.h"
 #include "core/recipe/arrival.h"
 
 #include <algorithm>
@@ -19,6 +20,7 @@ void Gathering::go_on() noexcept {
 }
 
 bool Gathering::step() {
+  const WhileWanted while_wanted([this] { return waiting_->is_waiting(ticket_); });
   std::vector<Extent> missing;
   try {
     Reply reply;  // gone before want(): a source may be ready at once, and a recipe has one turn
