@@ -402,6 +402,7 @@ row("ct-block-scale", "ct-float-block", UP, reshaped(UP + ".weight_scale", (7, 2
 row("ct-block-of-text", "ct-float-block-string", (UP, "block_structure"), config(*WEIGHTS, "block_structure", value="0x-1"), "either")
 row("ct-nvfp4-global-missing", "ct-nvfp4", Q, removed(Q + ".weight_global_scale"))
 row("ct-nvfp4-global-of-two", "ct-nvfp4", Q, reshaped(Q + ".weight_global_scale", (2,)))
+row("ct-nvfp4-other-columns", "ct-nvfp4", (Q, "number of columns"), added(Q + ".weight_shape", tensor("I64", np.array([33, 63]))))
 row("ct-nvfp4-scale-groups", "ct-nvfp4", Q, reshaped(Q + ".weight_scale", (33, 2)))
 row("ct-nvfp4-width-overflows", "ct-nvfp4", Q, both(reshaped(Q + ".weight_packed", (0, 2**63)), reshaped(Q + ".weight_scale", (0, 2**60))))
 
@@ -479,6 +480,9 @@ row("gptq-linear-of-gpt2", "gptq-4", (), conv1d("vision.q_proj"), "right")
 row("gptq-linear-of-gpt-bigcode", "gptq-4", (), conv1d(CONV, model_type="gpt_bigcode"), "right")
 for label, rows in (("turned", 64), ("other", 97)):
     row(f"gptq-embeddings-of-{label}-words", "gptqmodel-4-embeddings", ("embed_tokens", "vocab_size"), lambda model, rows=rows: model.config.update(vocab_size=rows))
+for layer in ("embed_tokens_per_layer", "wpe", "shared", "token_embedding"):
+    row(f"gptq-embeddings-of-{layer}", "gptq-4", ("may be a table of embeddings", layer), conv1d("model." + layer, model_type="llama"))
+row("gptq-embeddings-projected", "gptq-4", (), conv1d("model.embedding_projection", model_type="llama"), "right")
 row("gptq-embeddings-of-text", "gptqmodel-4-embeddings", (), lambda model: model.config.update(text_config={"vocab_size": model.config.pop("vocab_size")}), "right")
 row("gptq-3-bits-of-auto-round", "gptqmodel-3", ("AutoRound", Q), config("provider", value="auto-round"))
 row("gptq-3-bits-packed-by-auto-round", "gptqmodel-3", "AutoRound",
@@ -712,7 +716,7 @@ def told(**texts):
 
 
 UNSLOTH = {"base_model_id": "a/b", "scheme": "int8", "activation_rotation": "convrot_hadamard_v1", "activation_rotation_group": 256, "activation_rotation_fqns": ["l"]}
-for label, base, word, texts in (("unsloth", "torchao-int8", "activation_rotation", {"unsloth_metadata": UNSLOTH}), ("convrot", "ct-int8", "convrot", {"convrot": "true"}),
+for label, base, word, texts in (("size", "ct-int8", "hadamard_group_size", {"hadamard_group_size": "128"}), ("unsloth", "torchao-int8", "activation_rotation", {"unsloth_metadata": UNSLOTH}), ("convrot", "ct-int8", "convrot", {"convrot": "true"}),
                                  ("deep", "ct-int8", "hadamard_block", {"about": {"layers": [{"w": {"hadamard_block": 32}}]}}), ("value", "ct-int8", "int8_convrot", {"scheme": "int8_convrot"}),
                                  ("value-in-json", "fp8-channel", "quarot_v2", {"about": {"scheme": ["quarot_v2"]}}), ("upper-case", "fp8-no-scales", "Hadamard", {"Hadamard": "32"}),
                                  ("text-in-a-text", "ct-int8", "rotation", {"about": {"more": json.dumps({"rotation": "r1"})}})):
@@ -738,6 +742,7 @@ for label, base, name in (("new-scale", "fp8-channel", UP + ".weight_new_scale")
                           ("scale-2-of-experts", "modelopt-nvfp4", EXPERTS + "gate_up_proj_weight_scale_2"), ("scale-of-w13", "fp8-channel", EXPERTS + "w13_weight_scale"),
                           ("offset-alone", "fp8-channel", EXPERTS + "0.weight_offset"), ("torchao-alone", "torchao-float8", EXPERTS + "n._weight_per_tensor_scale")):
     row("leftover-" + label, base, name, added(name, floats("F32", np.ones(1))))
+row("leftover-scales-of-other-modules", "fp8-no-scales", ("double_blocks.0.img_mlp.0.weight", "quant.scales.a", "FP8 without a scale"), lambda model: model.passes("quant.scales.a", floats("F32", 2)), "warned")
 row("leftover-svd-of-fp8-without-scales", "fp8-no-scales", "svd_up", added("double_blocks.0.img_mlp.0.svd_up", floats("F32", np.ones((31, 1)))))
 row("leftover-scales", "fp8-channel", EXPERTS + "n.scales", added(EXPERTS + "n.scales", floats("BF16", np.ones((2, 2)))))
 # Parameters of a model that only sound like it.
@@ -802,6 +807,8 @@ MARLIN = both(passes(UP + ".B", tensor("I32", np.ones((2, 32)))), passes(UP + ".
 SMOOTH = both(*(passes(f"{EXPERTS}{i}.weight", tensor("I8", np.ones((4, 4)))) for i in range(2)), passes(EXPERTS + "0.a", floats("F32", 0.01)))
 row("leftover-marlin", "plain", (UP + ".B", "I32 [2,32]", "no known scheme"), MARLIN, "warned")
 row("leftover-marlin-beside-others", "ct-pack-4", (EXPERTS, "1 more of integers", "I8 [4,4]"), SMOOTH, "warned")
+row("leftover-flat", "plain", ("extra.weight", "U8 [64]", "no known scheme"), passes("extra.weight", tensor("U8", np.ones(64))), "warned")
+row("leftover-fp4-alone", "plain", ("extra.weight", "F4 [4,8]", "no known scheme"), passes("extra.weight", Tensor("F4", (4, 8), bytes(16))), "warned")
 row("leftover-quip", "plain", "QuIP#", passes(UP + ".Qidxs", tensor("I64", np.ones((4, 2)))))
 for key in ("quant_type", W + ".quant_type"):
     row(f"leftover-ollama-{len(key)}", "plain", 'quant_type "int4"', ollama(key))

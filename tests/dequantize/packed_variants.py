@@ -271,6 +271,13 @@ def gptq_4_sym_as_stored(model, draw):
 
 
 @variant
+def gptq_4_sym_but_one(model, draw):
+    """A symmetric config, and a zero point that is not the middle: the library's kernels use the stored one."""
+    dress(model, draw, "Qwen3ForCausalLM", {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "checkpoint_format": "gptq"})
+    schemes.gptq(model, draw, LAYER + "mlp.up_proj", 40, 64, 4, 32, 1, sym="but one")
+
+
+@variant
 def auto_round(model, draw):
     config = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "packing_format": "auto_round:auto_gptq", "data_type": "int"}
     dress(model, draw, "Qwen3ForCausalLM", config)

@@ -218,14 +218,14 @@ class Reference:
             zeros = zeros.reshape(len(qzeros), -1)
             weight = torch.bitwise_right_shift(qweight[:, None].expand(-1, 32 // bits, -1), shifts[None, :, None]) & mask
             weight = weight.reshape(-1, rows)
-        if config.get("checkpoint_format") != "gptq_v2" and config.get("packing_format") != "auto_round":
+        # Some symmetric ones are stored as the second version does, and name the first.
+        is_second = bool(config.get("sym")) and int(zeros[0, 0]) == 1 << (bits - 1)
+        if config.get("checkpoint_format") != "gptq_v2" and config.get("packing_format") != "auto_round" and not is_second:
             zeros = (zeros + 1) & mask
             if bits != 3 and self.has_borrowed_zeros():
                 ones = torch.tensor(sum(1 << i for i in range(0, 32, bits)), dtype=torch.int64)
                 words = (qzeros.long() + ones) & 0xFFFFFFFF  # with carry from field to field
                 zeros = ((words[:, :, None] >> torch.arange(0, 32, bits)) & mask).reshape(len(qzeros), -1)
-        if config.get("sym"):
-            zeros = torch.full_like(zeros, 1 << (bits - 1))
         order = self.get(f"{module}.g_idx")
         if order is None:
             group = next((own["group_size"] for key in ("dynamic", "extra_config") for name, own in self.config.get(key, {}).items()

@@ -234,7 +234,8 @@ def ct_int8(model, draw, module, shape, strategy, zero=False, dtype="BF16"):
 
 
 def gptq(model, draw, module, rows, columns, bits, group, version=1, g_idx="plain", sym=False, dtype="F16", bias=False, borrows=False):
-    """g_idx is "plain", "order" (a permutation) or None (absent). group -1 is one group.
+    """g_idx is "plain", "order" (a permutation) or None (absent). group -1 is one group. sym "but one": the last zero point is
+    another.
 
     `borrows`: GPTQModel and AutoRound take 1 from all zero points of a word by one subtraction.
     """
@@ -244,6 +245,7 @@ def gptq(model, draw, module, rows, columns, bits, group, version=1, g_idx="plai
     zeros = draw.spread(draw.integers(0, mask + 1, (groups, rows)), [0, mask, 1])
     if sym:
         zeros[:] = 1 << (bits - 1)
+        zeros[-1, -1] += sym == "but one"
     scales, values = draw.scales(dtype, (groups, rows))
     if borrows:
         ones = sum(1 << i for i in range(0, 32, bits))
@@ -257,9 +259,7 @@ def gptq(model, draw, module, rows, columns, bits, group, version=1, g_idx="plai
         model.put(f"{module}.qweight", tensor("I32", along(stream, codes, bits, 0).view("<i4"))),
         model.put(f"{module}.scales", scales),
     ]
-    zeros_name = model.put(f"{module}.qzeros", tensor("I32", stored.view("<i4")))
-    if not sym:  # else they are known
-        inputs.append(zeros_name)
+    inputs.append(model.put(f"{module}.qzeros", tensor("I32", stored.view("<i4"))))
     if g_idx:
         inputs.append(model.put(f"{module}.g_idx", tensor("I32", index)))
     if bias:

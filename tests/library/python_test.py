@@ -697,6 +697,40 @@ class ElsewhereTest(Elsewhere):
                 self.assertNotEqual(buffer, self.large.tobytes())
                 buffer.append(0)  # nobody holds it
 
+    def test_a_child_that_a_handler_forks_gets_an_error_and_may_call_again(self):
+        for ends in False, True:  # the child's handler returns, or ends the child as sys.exit() does
+            with self.subTest(ends=ends):
+                self.server.gate.clear()
+                self.server.waits.clear()
+                parent, children = os.getpid(), []
+
+                def handler(*_):
+                    child = os.fork()
+                    if child:
+                        children.append(child)
+                        self.server.gate.set()
+                    elif ends:
+                        raise SystemExit
+
+                def interrupt():
+                    self.server.waits.wait()
+                    os.kill(parent, signal.SIGUSR1)
+
+                before = signal.signal(signal.SIGUSR1, handler)
+                m = stfs.open(self.url, cache_dir=self.at(f"cache-{ends}"))
+                sender = threading.Thread(target=interrupt)
+                sender.start()
+                try:
+                    self.assertEqual(bytes(m["w"]), self.large.tobytes())
+                except (stfs.Error, SystemExit) as error:
+                    if os.getpid() == parent:
+                        raise
+                    is_right = isinstance(error, SystemExit) if ends else "forked while this call waited" in str(error)
+                    os._exit(0 if is_right else 1)
+                finally:
+                    signal.signal(signal.SIGUSR1, before)
+                self.assertEqual(os.waitpid(children[0], 0)[1], 0)
+
     def test_control_c_ends_a_wait(self):
         code = ("import stfs, sys\n"
                 "m = stfs.open(sys.argv[1], cache_dir=sys.argv[2])\n"

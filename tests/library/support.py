@@ -79,6 +79,7 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
             first, last = self.headers["Range"][len("bytes="):].split("-")
             begin, end = int(first), min(len(content), int(last) + 1)
             if begin > 100_000:
+                self.server.waits.set()
                 self.server.gate.wait()
         self.send_response(206 if "Range" in self.headers else 200)
         self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(content)}")
@@ -114,6 +115,7 @@ class Elsewhere(Base):
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ranges)
         self.server.file = write_checkpoint(self.at("large.safetensors"), {"w": ("U8", self.large)})
         self.server.gate = threading.Event()
+        self.server.waits = threading.Event()  # a request waits for the gate
         self.server.tag = '"v1"'
         self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, daemon=True).start()

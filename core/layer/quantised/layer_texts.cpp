@@ -217,7 +217,8 @@ std::vector<std::string> keys_of_quantisation(const Metadata& metadata) {
 bool is_key_of_rotation(std::string_view key) {
   constexpr std::string_view kWords[] = {"convrot",  "hadamard", "spinquant",       "quarot",
                                          "rotation", "rotated",  "transform_config"};
-  constexpr std::string_view kSizes[] = {"groupsize", "group_size", "group"};
+  // convrot_groupsize alone says nothing.
+  constexpr std::string_view kSizes[] = {"convrot_groupsize", "convrot_group_size", "convrot_group"};
   const std::string lower = lower_case(key);
   const auto has = [&](std::string_view word) { return lower.find(word) != std::string::npos; };
   const auto ends = [&](std::string_view end) { return lower.ends_with(end); };

@@ -246,9 +246,10 @@ class Dequantizer {
     if (std::ranges::count(fates_, kKept) == std::ssize(fates_)) {
       // Values that are shown already are of a method that is known.
       if (!shows_values_) finder_.refuse_any_method();
-      return warn_of_integers(list);
+      return warn_of_codes(list);
     }
-    warn_of_integers(list);
+    warn_of_codes(list);
+    warn_of_other_scales(list);
     for (std::string& line : finder_.warnings()) list.add_warning(std::move(line));
     std::string text(kDequantizeOption);
     text.append("=").append(dequantized_word(to_)).push_back('\0');
@@ -426,18 +427,21 @@ class Dequantizer {
     return kind == TypeKind::kSigned || kind == TypeKind::kUnsigned;
   }
 
-  // Integers that no scheme took may be codes of weights: a warning if there are matrices of them.
-  // Those of 64 bits are positions, and masks are biases.
-  void warn_of_integers(TensorList& list) const {
+  // Integers and FP4 that no scheme took may be codes of weights: a warning if there are some.
+  // Integers of 64 bits are positions, and masks are biases.
+  void warn_of_codes(TensorList& list) const {
     std::uint64_t count = 0;
     std::uint32_t first = 0;
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
       const Tensor tensor = list_.tensor(i);
+      const std::string_view layer = tensor.name.substr(tensor.name.find_last_of("./") + 1);
       const bool is_matrix = tensor.shape.size() > 1 && tensor.shape.back() > 1 &&
                              tensor.shape[tensor.shape.size() - 2] > 1;
-      if (fates_[i] != kKept || !is_matrix || !is_integer(tensor) ||
-          type_info(tensor.dtype).bits() > 32 || tensor.name.ends_with("bias") ||
-          tensor.name.ends_with("mask") || list_.part_of(i).format->name == kGgufName) {
+      const bool is_weight = is_matrix || (layer == "weight" && tensor.elements() > 1);
+      const unsigned bits = type_info(tensor.dtype).bits();
+      if (fates_[i] != kKept || !is_weight || (is_integer(tensor) ? bits > 32 : bits >= 8) ||
+          layer == "bias" || layer == "mask" || layer.ends_with("_bias") ||
+          layer.ends_with("_mask") || list_.part_of(i).format->name == kGgufName) {
         continue;
       }
       if (count++ == 0) first = i;
@@ -451,6 +455,21 @@ class Dequantizer {
         ": " + std::string(dtype_name(tensor.dtype)) + " " + shape_json(tensor.shape) +
         " of no known scheme of quantisation, shown as stored: if they are codes of weights, "
         "convert the checkpoint with the library that made it");
+  }
+
+  // FP8 without a scale, where another module has a tensor that is called a scale: a warning.
+  void warn_of_other_scales(TensorList& list) const {
+    if (!plain_) return;
+    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+      const std::string_view name = list_.name(i);
+      if (fates_[i] != kKept || place_of_unknown_part(name) == std::string_view::npos) continue;
+      list.add_warning(printable(public_name(list_.part_of(*plain_).source->path())) + ": tensor " +
+                       in_quotes(list_.name(*plain_)) +
+                       ": FP8 without a scale beside it: its codes are shown as values, without " +
+                       in_quotes(name) + ": if that is its scale, convert the checkpoint with the "
+                       "library that made it");
+      return;
+    }
   }
 
   // The types of GGUF need no config.
@@ -615,6 +634,7 @@ class Dequantizer {
                         " names quant_method " + in_quotes(config.method) +
                         ": name the whole checkpoint");
         }
+        if (!plain_) plain_ = i;
         add(plain_scheme(), std::move(weight));
       } else if (is_quantized && is_unused_scale(tensor)) {
         fates_[i] = kGone;
@@ -631,6 +651,7 @@ class Dequantizer {
   Finder finder_;
   std::set<std::string, std::less<>> lost_;  // of which weights parts are missing: base_of_part()
   std::vector<std::uint32_t> fates_;
+  std::optional<std::uint32_t> plain_;  // the first weight of FP8 without a scale
   std::uint32_t asked_ = 0;  // fetch_ahead() has looked at the tensors before this
   std::unordered_set<std::string> new_names_;  // of results, where no stored tensor has the name
   struct Computed {

@@ -209,6 +209,12 @@ bool find_fp4_packed(Candidate& weight, std::string_view base) {
   weight.set_codes(typed(DType::kF4), stored);
   weight.take_groups(scale, scales);
   weight.set_result(base, with_last(tensor.shape, stored.columns));
+  if (const auto shape = weight.find(base, "_shape")) {
+    if (columns_of(weight, scale, shape, {}) != stored.columns) {
+      weight.refuse(*shape, "it tells another number of columns");
+    }
+    weight.take(Role::kShape, *shape);
+  }
   const auto factor = weight.find(base, "_global_scale");
   if (is_nvfp4 && !factor) weight.refuse_half(base, "_global_scale");
   if (!is_nvfp4 && factor) weight.refuse(*factor, "MXFP4 has no global scale");

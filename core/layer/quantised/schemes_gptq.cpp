@@ -56,10 +56,11 @@ std::uint64_t group_size_of(const Candidate& weight, std::string_view module, st
 // GPTQModel stores the table of an embedding as it is: its rows are the words, and what a Linear
 // has as columns. The name and config.json tell, and have to agree.
 bool is_table(const Candidate& weight, std::string_view module, std::uint64_t rows) {
-  constexpr std::string_view kNames[] = {"wte",      "embeddings",   "embed_in", "word_embeddings",
-                                         "tok_embeddings", "embed_tokens", "embed",    "embedding"};
+  constexpr std::string_view kNames[] = {"wte", "wpe", "shared"};
   const std::string_view layer = module.substr(module.rfind('.') + 1);
-  if (std::ranges::find(kNames, layer) == std::end(kNames)) return false;
+  const bool is_embedding = layer.find("embed") != std::string_view::npos &&
+                            layer.find("proj") == std::string_view::npos;  // a Linear beside a table
+  if (!is_embedding && std::ranges::find(kNames, layer) == std::end(kNames)) return false;
   if (weight.config().vocabularies.contains(rows)) return true;
   weight.refuse("may be a table of embeddings, and then its " + std::to_string(rows) +
                 " rows are words, but " + printable(weight.config().file) +
@@ -102,15 +103,17 @@ void take_zeros(Candidate& weight, const Companion& zeros, const Packing& packin
   weight.take(Role::kZero, zeros);
 }
 
-// Whether the first zeros are the middle of all codes, as either version of GPTQ stores it.
-bool is_of_symmetric(std::uint32_t word, std::uint64_t bits) {
-  const std::uint32_t first = word & ((1U << bits) - 1);
+// Returns the first zero point of a word if all of its zero points are the same, and are the middle of
+// the codes as either version of GPTQ stores it.
+std::optional<std::uint32_t> field_of_symmetric(std::uint32_t word, std::uint64_t bits) {
+  const std::uint32_t mask = (1U << bits) - 1;
+  const std::uint32_t first = word & mask;
   const std::uint32_t middle = 1U << (bits - 1);
-  bool is_same = first == middle || first == middle - 1;
+  if (first != middle && first != middle - 1) return std::nullopt;
   for (std::uint64_t at = 0; at + bits <= 32; at += bits) {
-    is_same = is_same && (word >> at & ((1U << bits) - 1)) == first;
+    if ((word >> at & mask) != first) return std::nullopt;
   }
-  return is_same;
+  return first;
 }
 
 // The number of bits by the width of the zeros; 0 when that leaves a choice.
@@ -186,19 +189,15 @@ bool find_gptq(Candidate& weight) {
   }
   Packing zero = fields(Codes::kFields, bits);
   zero.added = is_v1 ? 1 : 0;
-  if (is_v1 && config.has_borrowed_zeros && bits != 3) zero.codes = Codes::kCarried;
-  zero = packing_of_zeros(weight, *parts.zeros, zero);
-  if (!config.is_symmetric) {
-    take_zeros(weight, *parts.zeros, zero);
-    return true;
+  // Some store the zero points of symmetric weights as the second version does, and name the first:
+  // Qwen3.5's GPTQ-Int4. The first word tells.
+  if (const auto word = config.is_symmetric ? weight.finder.first_word(*parts.zeros) : std::nullopt) {
+    const auto first = field_of_symmetric(*word, bits);
+    if (!first) weight.refuse(*parts.zeros, "zero points of a symmetric weight are all the same");
+    zero.added = *first == 1U << (bits - 1) ? 0 : 1;
   }
-  // Some store them as the second version does, and name the first: Qwen3.5's GPTQ-Int4.
-  if (const auto word = weight.finder.first_word(*parts.zeros);
-      word && !is_of_symmetric(*word, bits)) {
-    weight.refuse(*parts.zeros, "zero points of a symmetric weight are all the same");
-  }
-  layout.weight.offset = std::int32_t{1} << (bits - 1);
-  weight.found.others.push_back(parts.zeros->number);
+  if (zero.added == 1 && config.has_borrowed_zeros && bits != 3) zero.codes = Codes::kCarried;
+  take_zeros(weight, *parts.zeros, packing_of_zeros(weight, *parts.zeros, zero));
   return true;
 }
 

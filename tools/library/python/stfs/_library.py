@@ -2,6 +2,7 @@
 
 import _thread
 import ctypes
+import errno
 import glob
 import os
 import struct
@@ -116,14 +117,20 @@ def check(status: int) -> None:
         raise error_of(status, library.stfs_last_error().decode(errors="replace"), library.stfs_last_errno())
 
 
+_forks: List[None] = []  # one item for each fork since the program began
+os.register_at_fork(after_in_child=lambda: _forks.append(None))
+
+
 def interruptibly(call: Callable[[], Any], handle: Optional[int] = None) -> Any:
     """Calls on a thread, so that Ctrl-C ends a wait for a network: the main thread must run Python to see it.
 
     `handle` is the checkpoint of the call. Whatever a handler of a signal raises, the call is cancelled, and has ended
-    before this raises it. Without a handle the call is left behind. Memory that it writes to must belong to it.
+    before this raises it. Without a handle the call is left behind. Memory that it writes to must belong to it. If a
+    handler forks, the child does not have the thread: the call fails in the child, which may repeat it.
     """
     if threading.current_thread() is not threading.main_thread():
         return call()
+    forks = len(_forks)
     calls: List[Callable[[], Any]] = [call]
     outcome: List[Tuple[Any, Optional[BaseException]]] = []
     ended, has_ended = threading.Lock(), ctypes.c_int()
@@ -139,7 +146,7 @@ def interruptibly(call: Callable[[], Any], handle: Optional[int] = None) -> Any:
             ended.release()
 
     def end() -> None:
-        if handle is None:
+        if handle is None or len(_forks) != forks:
             return
         if calls:
             try:
@@ -153,12 +160,14 @@ def interruptibly(call: Callable[[], Any], handle: Optional[int] = None) -> Any:
         try:
             # Not a threading.Thread: before Python 3.13, one whose join() was interrupted counts as ended.
             _thread.start_new_thread(run, ())
-            while not has_ended.value:
+            while not has_ended.value and len(_forks) == forks:
                 ended.acquire(timeout=0.1)
         finally:
             end()
     finally:
         end()  # again: a handler may have raised in the first
+    if len(_forks) != forks:
+        raise error_of(3, "the process forked while this call waited: call again in the child", errno.ECHILD)
     result, failure = outcome[0]
     if failure is not None:
         raise failure
