@@ -71,7 +71,8 @@ bool is_msgpack(std::string_view first) {
 bool is_ctranslate2(std::string_view first) {
   constexpr std::size_t kName = 6;
   if (first.size() < kName || first[1] != 0 || first[2] != 0 || first[3] != 0) return false;
-  const std::size_t length = static_cast<unsigned char>(first[4]) + (static_cast<unsigned char>(first[5]) << 8);
+  const auto byte = [&](std::size_t at) -> std::size_t { return static_cast<unsigned char>(first[at]); };
+  const std::size_t length = byte(4) + (byte(5) << 8);
   return length > 5 && length < 256 && first.size() >= kName + length &&
          first.substr(kName, length - 1).ends_with("Spec") && first[kName + length - 1] == '\0';
 }

@@ -101,7 +101,7 @@ class TorchReader {
     std::string text, steps;
     for (const auto& [of_class, name] : std::span(classes).first(std::min(kNamed, classes.size()))) {
       text += (text.empty() ? "" : ", ") + std::to_string(of_class) + " " + std::string(name);
-      const auto* const step = std::ranges::find_if(kSteps, [&](const Step& row) { return name.ends_with(row.end); });
+      const auto* const step = std::ranges::find_if(kSteps, [&each = name](const Step& row) { return each.ends_with(row.end); });
       if (step != std::end(kSteps) && steps.find(step->advice) == std::string::npos) {
         steps += ": " + std::string(step->advice);
       }

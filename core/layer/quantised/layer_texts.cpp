@@ -95,7 +95,7 @@ bool may_name_rotation(std::string_view key, std::string_view text) {
   const auto is_equal = [](char a, char b) { return (a | ' ') == (b | ' '); };
   const auto has = [&](std::string_view where) {
     return std::ranges::any_of(kParts, [&](std::string_view part) {
-      return !std::ranges::search(where, part, is_equal).empty();
+      return std::search(where.begin(), where.end(), part.begin(), part.end(), is_equal) != where.end();
     });
   };
   return has(key) || has(text);
