@@ -10,7 +10,11 @@
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <zlib.h>
 
+#include <cstdint>
+#include <limits>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -70,6 +74,91 @@ TEST_F(InterruptedReaders, LeaveNothingBehind) {
 #endif
   EXPECT_EQ(names_in(root), std::vector<std::string>{"w"});
   EXPECT_EQ(run({STFS_BINARY, "-u", root}).status, 0);
+}
+
+// A compressed array: its last byte costs decompressing all of it. Two of them in a file.
+std::string slow_arrays(std::uint64_t mebibytes) {
+  std::string header = "\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': False, 'shape': (" +
+                       std::to_string((mebibytes << 20) - 128) + ",), }";
+  header.resize(127, ' ');
+  const std::string zeros(1 << 20, '\0');
+  const auto deflated = [](const std::string& bytes) {  // ends at a byte, and refers to no other
+    z_stream stream{};
+    EXPECT_EQ(::deflateInit2(&stream, 9, Z_DEFLATED, -15, 9, Z_DEFAULT_STRATEGY), Z_OK);
+    std::string out(::deflateBound(&stream, bytes.size()) + 64, '\0');
+    stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(bytes.data()));
+    stream.avail_in = static_cast<uInt>(bytes.size());
+    stream.next_out = reinterpret_cast<Bytef*>(out.data());
+    stream.avail_out = static_cast<uInt>(out.size());
+    EXPECT_EQ(::deflate(&stream, Z_FULL_FLUSH), Z_OK);
+    out.resize(out.size() - stream.avail_out);
+    ::deflateEnd(&stream);
+    return out;
+  };
+  std::string first = header + "\n" + zeros;
+  first.resize(1 << 20);
+  std::string data = deflated(first);
+  const std::string more = deflated(zeros);
+  auto crc = static_cast<std::uint32_t>(
+      ::crc32(0, reinterpret_cast<const Bytef*>(first.data()), static_cast<uInt>(first.size())));
+  const auto crc_of_zeros =
+      ::crc32(0, reinterpret_cast<const Bytef*>(zeros.data()), static_cast<uInt>(zeros.size()));
+  for (std::uint64_t i = 1; i < mebibytes; ++i) {
+    data += more;
+    crc = static_cast<std::uint32_t>(::crc32_combine(crc, crc_of_zeros, 1 << 20));
+  }
+  data += std::string("\x03\x00", 2);  // the last block: empty
+  const auto number = [](std::uint64_t value, int bytes) {
+    std::string out;
+    for (; bytes > 0; --bytes, value >>= 8U) out += static_cast<char>(value & 0xFF);
+    return out;
+  };
+  std::string file, directory;
+  for (const std::string name : {"a.npy", "b.npy"}) {
+    const std::string both = number(20, 2) + number(0, 2) + number(8, 2) + number(0, 4) +
+                             number(crc, 4) + number(data.size(), 4) +
+                             number(mebibytes << 20, 4) + number(name.size(), 2) + number(0, 2);
+    directory += "PK\x01\x02" + number(20, 2) + both + number(0, 2 + 2 + 2 + 4) +
+                 number(file.size(), 4) + name;
+    file += "PK\x03\x04" + both + name + data;
+  }
+  return file + directory + "PK\x05\x06" + number(0, 4) + number(2, 2) + number(2, 2) +
+         number(directory.size(), 4) + number(file.size(), 4) + number(0, 2);
+}
+
+// Processor time of a process, in ticks.
+std::uint64_t ticks_of(pid_t pid) {
+  std::istringstream rest(read_file("/proc/" + std::to_string(pid) + "/stat"));
+  std::uint64_t user = 0, system = 0;
+  std::string word;
+  rest.ignore(std::numeric_limits<std::streamsize>::max(), ')');
+  for (int field = 3; field < 14; ++field) rest >> word;
+  rest >> user >> system;
+  return user + system;
+}
+
+// The kernel tells it of a reader that reads around its cache.
+TEST_F(InterruptedReaders, OfWhatIsComputedEndTheComputation) {
+  const TempDir dir;
+  write_file(dir / "m.npz", slow_arrays(3000));
+  const Mounted mount({dir / "m.npz"}, {"-o", "cache=direct"});
+  const pid_t daemon = mount.daemon();
+  const auto reader_of = [&](const char* name) {
+    return std::vector<std::string>{"/usr/bin/tail", "-c", "1", mount / name};
+  };
+  const std::uint64_t before = ticks_of(daemon);
+  ASSERT_EQ(run(reader_of("a")).status, 0);
+  const std::uint64_t whole = ticks_of(daemon) - before;
+  ASSERT_GT(whole, 20U) << "it takes no time";
+
+  Process reader(reader_of("b"));
+  EXPECT_TRUE(eventually([&] { return ticks_of(daemon) > before + whole + whole / 20; }));
+  reader.signal(SIGKILL);
+  reader.wait();
+
+  EXPECT_LT(ticks_of(daemon) - before, whole + whole / 2);
+  std::string beginning;
+  EXPECT_EQ(read_range(mount / "b", 0, 4096, beginning), 0) << "others are served";
 }
 
 // libfuse keeps such an interrupt until the next request; LeakSanitizer sees the last one.

@@ -1,6 +1,7 @@
 // Recipes against a string that holds the same bytes.
 #include "core/recipe/content.h"
 
+#include "core/base/while_wanted.h"
 #include "core/source/leases.h"
 #include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"
@@ -170,7 +171,7 @@ TEST_F(ContentTest, JoinsExtentsThatContinueEachOther) {
   Content content;
   for (std::uint64_t i = 0; i < 1000; ++i) content.extent(*source_, i * 10, 10);
   const Leases leases({source_.get()});
-  if (!source_->is_leased()) GTEST_SKIP() << "no leases on this file system";
+  if (!source_->can_pin({0, 1})) GTEST_SKIP() << "no leases on this file system";
   Reading reading;
 
   ASSERT_EQ(content.read(0, kMost, reading), 0);
@@ -196,7 +197,7 @@ TEST_F(ContentTest, SendsALargeExtentFromTheMapping) {
   Content content;
   content.literal("header").extent(*source_, 0, bytes_.size());
   const Leases leases({source_.get()});
-  if (!source_->is_leased()) GTEST_SKIP() << "no leases on this file system";
+  if (!source_->can_pin({0, 1})) GTEST_SKIP() << "no leases on this file system";
   Reading reading;
 
   ASSERT_EQ(content.read(0, kMost, reading), 0);
@@ -325,6 +326,53 @@ class RewritingProducer : public Producer {
  private:
   std::filesystem::path path_;
 };
+
+// Reads what is below it `times` times, as a view does that reads much for a few bytes.
+class RepeatingProducer : public Producer {
+ public:
+  RepeatingProducer(Content below, std::uint64_t times) : below_(std::move(below)), times_(times) {}
+  std::uint64_t size() const override { return 4; }
+  void missing(std::uint64_t, std::uint64_t, std::vector<Extent>&) const override {}
+  int produce(std::uint64_t, std::span<std::byte> out) const override {
+    for (std::uint64_t i = 0; i < times_; ++i) {
+      if (const int error = below_.copy_unverified(0, out)) return error;
+    }
+    return 0;
+  }
+
+ private:
+  Content below_;
+  std::uint64_t times_;
+};
+
+Content repeating(std::uint64_t times) {
+  Content below;
+  below.literal("text");
+  Content content;
+  content.production(std::make_unique<RepeatingProducer>(std::move(below), times));
+  return content;
+}
+
+TEST(Content, ThatNobodyWaitsForIsGivenUp) {
+  int questions = 0;
+  Reading reading;
+  {
+    const WhileWanted while_wanted([&] { return ++questions < 3; });
+    EXPECT_EQ(repeating(UINT64_MAX).read(0, 4, reading), EINTR);
+    EXPECT_EQ(questions, 3);
+    EXPECT_EQ(repeating(1).read(0, 4, reading), EINTR) << "it stays so";
+    const WhileWanted inner([] { return true; });
+    EXPECT_EQ(repeating(1).read(0, 4, reading), 0) << "another waits";
+  }
+  EXPECT_EQ(repeating(1).read(0, 4, reading), 0);
+}
+
+TEST(Content, ThatIsReadAtOnceAsksNobody) {
+  const WhileWanted while_wanted([] { return ADD_FAILURE() << "asked", false; });
+  Reading reading;
+
+  EXPECT_EQ(repeating(1).read(0, 4, reading), 0);
+}
 
 TEST(Content, IsVerifiedWhenAllItsBuffersAreFilled) {
   const TempDir dir;
