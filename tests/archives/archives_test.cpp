@@ -320,7 +320,7 @@ TEST_F(TorchFile, PicklesThatShareWithoutBoundAreRefused) {
 }
 
 TEST_F(TorchFile, ACompressedPickleOutOfProportionIsRefused) {
-  for (const std::size_t length : {300 << 10, 16 << 20}) {
+  for (const std::size_t length : {std::size_t{300} << 10, std::size_t{16} << 20}) {
     ZipFile zip = torch_file("\x80\2B" + std::string(4, '\0') + std::string(length, '0') + "N.", {});
     zip.members.front().is_deflated = true;
     EXPECT_NE(refusal(zip.bytes()).find("out of proportion to its compressed bytes"), std::string::npos) << length;
