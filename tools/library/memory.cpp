@@ -14,7 +14,7 @@ namespace stfs {
 namespace {
 
 constexpr std::size_t kAlignment = 256;  // bytes, as DLPack asks of data
-const auto kPage = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+const auto page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 
 }  // namespace
 
@@ -59,8 +59,8 @@ std::byte* PrivateFile::lend(std::size_t begin, std::size_t length, int descript
       return from >= to ||
              pread_exact(descriptor, {base_ + from, to - from}, from) == 0;
     };
-    const std::size_t first = std::min(begin + (kPage - begin % kPage) % kPage, end);
-    if (!drop(begin, end) || !read(begin, first) || !read(std::max(first, end - end % kPage), end)) {
+    const std::size_t first = std::min(begin + (page_bytes - begin % page_bytes) % page_bytes, end);
+    if (!drop(begin, end) || !read(begin, first) || !read(std::max(first, end - end % page_bytes), end)) {
       return nullptr;
     }
   }
@@ -78,8 +78,8 @@ void PrivateFile::give_back(const std::byte* data) {
 }
 
 bool PrivateFile::drop(std::size_t begin, std::size_t end) const {
-  begin += (kPage - begin % kPage) % kPage;
-  end -= end % kPage;
+  begin += (page_bytes - begin % page_bytes) % page_bytes;
+  end -= end % page_bytes;
   return begin >= end || ::madvise(base_ + begin, end - begin, MADV_DONTNEED) == 0;
 }
 

@@ -42,14 +42,14 @@ std::vector<std::string> pinned_of(const Checkpoint& checkpoint,
 // Whether a URL in a text has a user, or a query. In doubt yes: a glob behind it has "?" too.
 bool has_secret(std::string_view text) {
   constexpr std::string_view kMark = "://";
-  for (std::size_t mark = text.find(kMark); mark != text.npos; mark = text.find(kMark, mark + 1)) {
+  for (std::size_t mark = text.find(kMark); mark != std::string_view::npos; mark = text.find(kMark, mark + 1)) {
     const std::size_t begin = mark + kMark.size();
     const std::string_view line = text.substr(begin, text.find('\n', begin) - begin);
     const std::size_t host = std::min(line.find_first_of("/?#"), line.size());
     const char scheme = mark == 0 ? ' ' : static_cast<char>(text[mark - 1] | ' ');  // lower case
     const bool has_query = scheme == 'p' || scheme == 's';  // http, https: not s3, hf
-    if (line.substr(0, host).find('@') != line.npos) return true;
-    if (has_query && line.find('?') != line.npos) return true;
+    if (line.substr(0, host).find('@') != std::string_view::npos) return true;
+    if (has_query && line.find('?') != std::string_view::npos) return true;
   }
   return false;
 }

@@ -263,7 +263,7 @@ class Merger {
         if (!first) first = error;
       }
     }
-    throw *first;
+    throw Error(*first);
   }
 
   // The embeddings, the head, and whether they are one tensor in the model.
