@@ -57,7 +57,7 @@ std::size_t begin_of_scheme(std::string_view text) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
            std::string_view("+-.").find(c) != std::string_view::npos;
   };
-  while (at != text.npos && at > 0 && is_letter(text[at - 1])) --at;
+  while (at != std::string_view::npos && at > 0 && is_letter(text[at - 1])) --at;
   return at;
 }
 
@@ -69,15 +69,15 @@ std::string without_query(std::string_view text) {
     const std::size_t begin = begin_of_scheme(text), mark = text.find('?');
     const std::string query = mark < begin ? lower_case(text.substr(mark)) : "";
     for (const char* const secret : {"signature=", "sig=", "token=", "credential=", "secret="}) {
-      if (query.find(secret) != query.npos) return out.append(text.substr(0, mark));
+      if (query.find(secret) != std::string_view::npos) return out.append(text.substr(0, mark));
     }
-    if (begin == text.npos) return out.append(text);
+    if (begin == std::string_view::npos) return out.append(text);
     const std::size_t authority = text.find("://", begin) + 3;
     const std::string scheme = lower_case(text.substr(begin, authority - 3 - begin));
     std::string_view rest = text.substr(authority);
     if (scheme != "s3" && scheme != "hf") rest = rest.substr(0, rest.find_first_of("?#"));
     const std::size_t user = rest.substr(0, rest.find('/')).rfind('@');
-    if (user != rest.npos && scheme != "hf") rest.remove_prefix(user + 1);
+    if (user != std::string_view::npos && scheme != "hf") rest.remove_prefix(user + 1);
     out += text.substr(0, authority);
     text = rest;
   }
@@ -217,7 +217,7 @@ std::string printable_json(std::string_view json) {
 
 std::string without_queries(std::string_view text) {
   constexpr std::string_view kBlanks = " \t\r\n";
-  if (text.find('?') == text.npos && text.find("://") == text.npos) return std::string(text);
+  if (text.find('?') == std::string_view::npos && text.find("://") == std::string_view::npos) return std::string(text);
   if (begin_of_scheme(text) == 0) return without_query(text);  // blanks belong to the URL
   std::string out;
   while (!text.empty()) {

@@ -19,7 +19,7 @@ std::string printable(std::string_view text);
 
 // printable(text) in double quotes, with `"` escaped. Of a text over 200 bytes, the first and last
 // 96 bytes with "..." between them.
-std::string in_quotes(std::string_view text);
+std::string in_quotes(std::string_view typed);
 
 // `text` as a JSON string with its quotes. Bytes that are not UTF-8 become U+FFFD.
 std::string json_string(std::string_view text);
