@@ -116,7 +116,7 @@ std::string found_in(const std::string& directory, const std::vector<std::string
              in_quotes((snapshots / revisions.front()).string());
     }
   }
-  if (const std::string store = store_of(names); !store.empty()) return store;
+  if (std::string store = store_of(names); !store.empty()) return store;
   if (const auto files = those(is_unfinished_name); !files.empty()) {
     return "it has " + listed(files) + ", an unfinished download: finish it";
   }

@@ -135,7 +135,7 @@ RemoteVersion web_version(const std::string& name, const WebUrl& url, const Http
 // What the user can do about an answer 401, 403 or 400.
 std::string advice_on(const WebUrl& url, const HttpAnswer& answer, const std::string& reason) {
   const std::string said = lower_case(reason);
-  if (const std::string text = expired_text(url.text()); !text.empty()) return text;
+  if (std::string text = expired_text(url.text()); !text.empty()) return text;
   if (without_signature(url.text()) != url.text()) {
     return said.find("expired") != std::string::npos
                ? ": its signed URL has expired: get a new one"
