@@ -175,8 +175,10 @@ void interrupted(fuse_req_t request, void* ticket) {
 }
 
 // Whether a thread is about to end: SIGKILL is pending, as the kernel makes every signal that kills
-// its process. True too where /proc does not know the thread.
+// its process. Returns true if /proc does not have the thread any more. The kernel gives 0 for a thread
+// of another pid namespace (a container): nothing can be said of it, so its reply is computed.
 bool is_dying(pid_t thread) {
+  if (thread == 0) return false;
   std::array<char, 32> path{};
   std::snprintf(path.data(), path.size(), "/proc/%d/status", thread);
   const UniqueFd status(::open(path.data(), O_RDONLY | O_CLOEXEC));
