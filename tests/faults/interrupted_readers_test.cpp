@@ -78,8 +78,10 @@ TEST_F(InterruptedReaders, LeaveNothingBehind) {
 
 // A compressed array: its last byte costs decompressing all of it. Two of them in a file.
 std::string slow_arrays(std::uint64_t mebibytes) {
-  std::string header = "\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': False, 'shape': (" +
-                       std::to_string((mebibytes << 20) - 128) + ",), }";
+  using std::string_literals::operator""s;
+  std::string header =
+      "\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': False, 'shape': ("s +
+      std::to_string((mebibytes << 20) - 128) + ",), }";
   header.resize(127, ' ');
   const std::string zeros(1 << 20, '\0');
   const auto deflated = [](const std::string& bytes) {  // ends at a byte, and refers to no other
@@ -140,7 +142,7 @@ std::uint64_t ticks_of(pid_t pid) {
 // The kernel tells it of a reader that reads around its cache.
 TEST_F(InterruptedReaders, OfWhatIsComputedEndTheComputation) {
   const TempDir dir;
-  write_file(dir / "m.npz", slow_arrays(3000));
+  write_file(dir / "m.npz", slow_arrays(1000));
   const Mounted mount({dir / "m.npz"}, {"-o", "cache=direct"});
   const pid_t daemon = mount.daemon();
   const auto reader_of = [&](const char* name) {
