@@ -1,7 +1,7 @@
 """What only looks like a quantised checkpoint is an error that names the tensor: broken_test.py PREFIX...
 
 Each checkpoint of broken.py whose name begins with a prefix. All of them mount without the option,
-which is tried with STFS_EVERY_STEP=1.
+which is tried with STFS_EVERY_STEP=1. So is each refusal over http.
 """
 
 import pathlib
@@ -68,6 +68,8 @@ class Broken(unittest.TestCase):
             info("check", source)
             with mounted(source, mountpoint):
                 pass
+        if not EVERY_STEP and not name.startswith("gptq-symmetric"):  # refused once because of bytes that were local
+            return
         index = source / ("model.safetensors" if model.shards == 1 else "model.safetensors.index.json")
         move_data_on(source)
         told = run(INFO, "list", "--dequantize=bf16", f"{far()}{index}", STFS_CACHE=str(work / name / "cache"))
