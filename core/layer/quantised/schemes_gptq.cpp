@@ -61,11 +61,13 @@ bool is_table(const Candidate& weight, std::string_view module, std::uint64_t ro
   const bool is_embedding = layer.find("embed") != std::string_view::npos &&
                             layer.find("proj") == std::string_view::npos;  // a Linear beside a table
   if (!is_embedding && std::ranges::find(kNames, layer) == std::end(kNames)) return false;
-  if (weight.config().vocabularies.contains(rows)) return true;
-  weight.refuse("may be a table of embeddings, and then its " + std::to_string(rows) +
-                " rows are words, but " + printable(weight.config().file) +
-                " has no such vocab_size: nothing tells whether it is transposed; convert the "
-                "checkpoint with the library that made it");
+  if (!weight.config().vocabularies.contains(rows)) {
+    weight.refuse("may be a table of embeddings, and then its " + std::to_string(rows) +
+                  " rows are words, but " + printable(weight.config().file) +
+                  " has no such vocab_size: nothing tells whether it is transposed; convert the "
+                  "checkpoint with the library that made it");
+  }
+  return true;
 }
 
 // Sets what both have: the grid is [groups, out], and the result the transpose, but that of a table

@@ -324,7 +324,7 @@ int keep_password(CURL*, curl_infotype kind, char* data, std::size_t size, void*
   const int length = EVP_DecodeBlock(reinterpret_cast<unsigned char*>(both.data()),
                                      reinterpret_cast<const unsigned char*>(code.data()),
                                      static_cast<int>(code.size()));
-  if (length > 0) both = both.substr(0, both.find('\0'));  // after which there is padding
+  if (length > 0) both.resize(std::min(both.find('\0'), both.size()));  // padding follows
   std::vector<std::string>& secrets = static_cast<Transfer*>(user)->secrets;
   secrets.push_back(std::move(code));
   secrets.push_back(both.substr(both.find(':') + 1));
