@@ -344,6 +344,11 @@ void set_method(CURL* easy, const HttpRequest& request) {
   }
 }
 
+const std::string& ca_file_of(const Transfer& transfer) {
+  const std::string& own = transfer.request.ca_file;
+  return own.empty() ? transfer.environment->ca_file : own;
+}
+
 // Where the request goes, and what it must show there.
 void set_route(CURL* easy, Transfer& transfer) {
   const HttpRequest& request = transfer.request;
@@ -362,8 +367,7 @@ void set_route(CURL* easy, Transfer& transfer) {
   text(CURLOPT_PROXY, proxy);  // "": none, whatever the environment says
   text(CURLOPT_NOPROXY, "");
   text(CURLOPT_PROTOCOLS_STR, "http,https");
-  const std::string& ca_file = request.ca_file.empty() ? environment.ca_file : request.ca_file;
-  if (!ca_file.empty()) text(CURLOPT_CAINFO, ca_file);
+  if (const std::string& file = ca_file_of(transfer); !file.empty()) text(CURLOPT_CAINFO, file);
   if (!environment.ca_directory.empty()) text(CURLOPT_CAPATH, environment.ca_directory);
   // A password never goes over a line in the clear.
   const bool is_private = transfer.at.scheme == "https" || transfer.at.is_loopback();
@@ -443,14 +447,17 @@ bool has_broken_off(std::string_view said) {
   return said.find("SSL_connect: ") != std::string_view::npos || said.find("unexpected eof") != std::string_view::npos;
 }
 
-// ": checked with the certificates of FILE".
+// ": checked with the certificates of FILE and DIRECTORY": those that were given, or libcurl's own.
 std::string authorities_of(Transfer& transfer) {
   std::string names;
-  for (const CURLINFO info : {CURLINFO_CAINFO, CURLINFO_CAPATH}) {
+  const auto add = [&](const std::string& given, CURLINFO built_in) {
     const char* name = nullptr;
-    libcurl().easy_getinfo(transfer.easy.get(), info, &name);
+    libcurl().easy_getinfo(transfer.easy.get(), built_in, &name);
+    if (!given.empty()) name = given.c_str();
     if (name != nullptr) names += (names.empty() ? "" : " and ") + printable(name);
-  }
+  };
+  add(ca_file_of(transfer), CURLINFO_CAINFO);
+  add(transfer.environment->ca_directory, CURLINFO_CAPATH);
   return names.empty() ? "" : ": checked with the certificates of " + names;
 }
 
