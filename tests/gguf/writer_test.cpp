@@ -473,7 +473,9 @@ TEST_F(GgufWriterOfGgml, FilesOfTheCorpusWrittenAnewAreRead) {
     const Sources sources({read_file(entry.path())});
     const std::string bytes = sources.merged();
     write_file(sources / "m.gguf", bytes);
-    EXPECT_NE(written_again(sources / "m.gguf"), "refused");
+    // ggml reads names of at most 63 bytes.
+    const bool has_long_name = entry.path().stem() == "gguf-name-127-bytes";
+    EXPECT_EQ(written_again(sources / "m.gguf") == "refused", has_long_name);
     EXPECT_EQ(Sources({bytes}).merged(), bytes);
     ++count;
   }
