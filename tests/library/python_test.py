@@ -156,6 +156,70 @@ class CheckpointTest(Base):
         w = stfs.open(write_q8_0(self.at("m.gguf")), dequantize="f32")["w"]
         self.assertTrue(in_child(lambda: self.assertEqual(bytes(w), (numpy.arange(-16, 16, dtype="f4") / 2).tobytes())))
 
+    def test_an_exception_at_any_step_leaks_nothing(self):
+        class Raised(Exception):
+            pass
+
+        class At:
+            """Raises at a step of the package, as the handler of a signal may: between any two of Python's operations."""
+
+            def __init__(self, step):
+                self.left = step
+
+            def __call__(self, frame, event, _):
+                if "/stfs/" not in frame.f_code.co_filename:
+                    return None
+                frame.f_trace_opcodes = True
+                if event == "opcode":
+                    if self.left == 0:
+                        self.left = -1
+                        raise Raised
+                    self.left -= 1
+                return self
+
+        def held():
+            gc.collect()
+            files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+            with open("/proc/self/maps") as maps:
+                return (sum(file.startswith(self.directory) for file in files), sum(self.directory in line for line in maps))
+
+        large = write_checkpoint(self.at("large.safetensors"), {"w": ("U8", numpy.full(1 << 20, 7, "u1"))})
+        tensor = stfs.open(large)["w"]
+        bytes(tensor.memoryview()[:1])
+        for name, call in (("open", lambda: stfs.open(self.path)), ("export", tensor.__dlpack__), ("private", tensor._private),
+                           ("follow", lambda: stfs._follow._Follower(self.directory, {}))):
+            with self.subTest(name):
+                call()
+                before, step, has_raised = held(), 0, True
+                while has_raised:
+                    at = At(step)
+                    sys.settrace(at)
+                    try:
+                        call()
+                    except Raised:
+                        pass
+                    finally:
+                        sys.settrace(None)
+                    has_raised, step = at.left == -1, step + 1
+                self.assertGreater(step, 20)
+                self.assertEqual(held(), before)
+
+    def test_a_checkpoint_is_read_and_saved_while_python_ends(self):
+        code = ("import atexit, os, stfs, sys\n"
+                "class AtTheEnd:\n"
+                "    def __init__(self, m, directory): self.m, self.directory, self.write = m, directory, os.write\n"
+                "    def save(self, name):\n"
+                "        self.m.save(self.directory + name)\n"
+                "        self.write(1, bytes(self.m['f32'])[:4])\n"
+                "    def __del__(self): self.save('/del.safetensors')\n"
+                "kept = AtTheEnd(stfs.open(sys.argv[1]), sys.argv[2])\n"
+                "atexit.register(lambda: kept.save('/exit.safetensors'))\n")
+        done = subprocess.run([sys.executable, "-c", code, self.path, self.directory], timeout=60, capture_output=True,
+                              check=True)
+        self.assertEqual((done.stdout, done.stderr), (ARRAYS["f32"][1].tobytes()[:4] * 2, b""))
+        for name in "exit.safetensors", "del.safetensors":
+            self.assertEqual(bytes(stfs.open(self.at(name))["f32"]), ARRAYS["f32"][1].tobytes())
+
     def test_importing_starts_nothing(self):
         code = ("import sys, threading, os; import stfs; "
                 "assert 'numpy' not in sys.modules and 'torch' not in sys.modules; "

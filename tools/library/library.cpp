@@ -16,9 +16,11 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <new>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -96,6 +98,56 @@ stfs::PartOfTensor part_of(const stfs_checkpoint& handle, const stfs_part* given
     request.as_f32 = true;
   }
   return request;
+}
+
+// The functions of Python about capsules, found by name: the library is not linked with Python.
+struct PythonCapsules {
+  void* (*make)(void* content, const char* name, void (*destroy)(void* capsule)) = nullptr;
+  void* (*pointer)(void* capsule, const char* name) = nullptr;
+  int (*is_valid)(void* capsule, const char* name) = nullptr;
+
+  bool are_there() const { return make != nullptr && pointer != nullptr && is_valid != nullptr; }
+};
+
+const PythonCapsules& python_capsules() {
+  static const PythonCapsules functions = [] {
+    PythonCapsules found;
+    const auto find = [](auto& function, const char* name) {
+      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(
+          ::dlsym(RTLD_DEFAULT, name));
+    };
+    find(found.make, "PyCapsule_New");
+    find(found.pointer, "PyCapsule_GetPointer");
+    find(found.is_valid, "PyCapsule_IsValid");
+    return found;
+  }();
+  return functions;
+}
+
+// The names of capsules that own something. Those of DLPack are the protocol's.
+constexpr const char* kOwned[] = {"stfs_checkpoint", "stfs_mapping", "stfs_follower", "dltensor",
+                                  "dltensor_versioned"};
+constexpr const char* kSlot = "stfs_slot";
+
+// What a capsule called kSlot has: what a call made, or nothing yet.
+struct Slot {
+  const char* name = nullptr;  // of kOwned
+  void* content = nullptr;
+};
+
+void destroy(std::string_view name, void* content) {
+  if (content == nullptr) return;
+  if (name == "stfs_checkpoint") stfs_close(static_cast<stfs_checkpoint*>(content));
+  if (name == "stfs_mapping") stfs_unmap(static_cast<stfs_mapping*>(content));
+  if (name == "stfs_follower") stfs_unfollow(static_cast<stfs_follower*>(content));
+  if (name == "dltensor") {
+    auto* const tensor = static_cast<DLManagedTensor*>(content);
+    tensor->deleter(tensor);
+  }
+  if (name == "dltensor_versioned") {
+    auto* const tensor = static_cast<DLManagedTensorVersioned*>(content);
+    tensor->deleter(tensor);
+  }
 }
 
 bool is_bytes(unsigned flags) {
@@ -362,29 +414,36 @@ int stfs_export_unversioned(stfs_checkpoint* checkpoint, const stfs_part* part, 
 }
 
 void stfs_python_destroy(void* capsule) {
-  // Found by name: the library is not linked with Python.
-  using Pointer = void* (*)(void* capsule, const char* name);
-  using IsValid = int (*)(void* capsule, const char* name);
-  static const auto pointer =
-      reinterpret_cast<Pointer>(::dlsym(RTLD_DEFAULT, "PyCapsule_GetPointer"));
-  static const auto is_valid =
-      reinterpret_cast<IsValid>(::dlsym(RTLD_DEFAULT, "PyCapsule_IsValid"));
-  if (pointer == nullptr || is_valid == nullptr) return;
-  const auto content = [&](const char* name) {
-    return is_valid(capsule, name) != 0 ? pointer(capsule, name) : nullptr;
-  };
-  if (void* const checkpoint = content("stfs_checkpoint")) {
-    stfs_close(static_cast<stfs_checkpoint*>(checkpoint));
-  } else if (void* const mapping = content("stfs_mapping")) {
-    stfs_unmap(static_cast<stfs_mapping*>(mapping));
-  } else if (void* const follower = content("stfs_follower")) {
-    stfs_unfollow(static_cast<stfs_follower*>(follower));
-  } else if (auto* const old = static_cast<DLManagedTensor*>(content("dltensor"))) {
-    old->deleter(old);
-  } else if (auto* const tensor =
-                 static_cast<DLManagedTensorVersioned*>(content("dltensor_versioned"))) {
-    tensor->deleter(tensor);
+  const PythonCapsules& python = python_capsules();
+  if (!python.are_there()) return;
+  for (const char* const name : kOwned) {
+    if (python.is_valid(capsule, name) != 0) destroy(name, python.pointer(capsule, name));
   }
+  if (python.is_valid(capsule, kSlot) == 0) return;
+  const std::unique_ptr<Slot> slot(static_cast<Slot*>(python.pointer(capsule, kSlot)));
+  destroy(slot->name, slot->content);
+}
+
+void* stfs_python_slot(const char* name, void*** content) {
+  const char* const* const owned = std::ranges::find(kOwned, std::string_view(name));
+  if (owned == std::end(kOwned) || !python_capsules().are_there()) return nullptr;
+  auto* const slot = new (std::nothrow) Slot{*owned};
+  if (slot == nullptr) return nullptr;
+  void* const capsule = python_capsules().make(slot, kSlot, &stfs_python_destroy);
+  if (capsule == nullptr) {
+    delete slot;
+    return nullptr;
+  }
+  *content = &slot->content;
+  return capsule;
+}
+
+void* stfs_python_release(void* capsule) {
+  auto* const slot = static_cast<Slot*>(python_capsules().pointer(capsule, kSlot));
+  if (slot == nullptr) return nullptr;
+  void* const made = python_capsules().make(slot->content, slot->name, &stfs_python_destroy);
+  if (made != nullptr) slot->content = nullptr;
+  return made;
 }
 
 void stfs_python_end(stfs_checkpoint* checkpoint, const int* has_ended) {

@@ -236,9 +236,21 @@ STFS_API int stfs_export(stfs_checkpoint* checkpoint, const stfs_part* part, uns
 STFS_API int stfs_export_unversioned(stfs_checkpoint* checkpoint, const stfs_part* part,
                                      unsigned flags, struct DLManagedTensor** exported);
 
-/* The destructor of a PyCapsule that owns a "stfs_checkpoint", a "stfs_mapping", or a struct of
- * DLPack: frees it, unless a consumer has renamed the capsule. For modules of Python. */
+/* The destructor of a PyCapsule that owns a "stfs_checkpoint", a "stfs_mapping", a "stfs_follower",
+ * or a struct of DLPack ("dltensor", "dltensor_versioned"): frees it, unless a consumer has renamed
+ * the capsule. For modules of Python. */
 STFS_API void stfs_python_destroy(void* capsule);
+
+/* A new PyCapsule that will own what a call makes: one of the kinds above, by its name. Sets
+ * `content` to where the call has to write the address. A module makes the capsule before the call,
+ * so that a signal's handler that raises right after the call finds an owner. The caller holds
+ * Python's lock. NULL: no memory. */
+STFS_API void* stfs_python_slot(const char* name, void*** content);
+
+/* A new PyCapsule with the name and the content of such a capsule, which owns nothing then: a
+ * consumer of DLPack looks for a capsule called "dltensor" that points to the struct. The caller
+ * holds Python's lock. NULL: a Python exception is set. */
+STFS_API void* stfs_python_release(void* capsule);
 
 /* Cancels the calls with the checkpoint until `has_ended`, which another thread sets, is not 0. For
  * modules of Python: in C no handler of a signal runs, which may raise. */

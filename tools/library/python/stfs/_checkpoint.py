@@ -2,14 +2,13 @@
 
 import ctypes
 import os
-import threading
 import warnings
 from pickle import PickleBuffer
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from . import _library
 from ._errors import NoSuchTensor, UsageError
-from ._library import check, interruptibly, library, owner, text_of
+from ._library import check, interruptibly, library, slot, text_of
 from ._tensor import Tensor
 
 Source = Union[str, "os.PathLike[str]"]
@@ -64,32 +63,18 @@ class Checkpoint(Mapping[str, Tensor]):
         """Use stfs.open(); `options` are those of the library, "key=value"."""
         self._handle: Optional[int] = None
         words, keys = _array(sources), _array(options)
-        handle = ctypes.c_void_p()
-        lock = threading.Lock()
-        is_left = is_open = False
+        owner, place = slot(b"stfs_checkpoint")
 
-        def opened() -> None:
-            nonlocal is_open
-            check(library.stfs_open(words, len(words), keys, len(keys), None, ctypes.byref(handle)))
-            with lock:
-                is_open = not is_left
-            if not is_open:
-                library.stfs_close(handle)
+        def opened(_: Any = owner) -> None:  # a call that was left behind has the owner too
+            check(library.stfs_open(words, len(words), keys, len(keys), None, place))
 
         if any(b"://" in word for word in (*words, *keys)):
-            try:
-                interruptibly(opened)
-            except BaseException:
-                with lock:
-                    is_left = True
-                if is_open:
-                    library.stfs_close(handle)
-                raise
+            interruptibly(opened)
         else:
             opened()
-        self._is_elsewhere = bool(library.stfs_is_elsewhere(handle))
-        self._handle = handle.value
-        self._owner = owner(handle.value, b"stfs_checkpoint")  # also of views
+        self._owner = owner  # also of views
+        self._handle = place[0]
+        self._is_elsewhere = bool(library.stfs_is_elsewhere(self._handle))
         self._numbers: Optional[Dict[str, int]] = None
         self._table = _library.Table(ctypes.sizeof(_library.Table))
         check(library.stfs_tensors(self._handle, ctypes.byref(self._table)))

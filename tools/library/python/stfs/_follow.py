@@ -7,7 +7,7 @@ from typing import Any, Iterator, Optional
 
 from ._checkpoint import Source, _array, _words
 from ._errors import Unreadable
-from ._library import check, interruptibly, library, owner
+from ._library import check, interruptibly, library, slot
 
 
 def follow(directory: Source, latest: bool = False, marker: Optional[str] = None, **options: Any) -> Iterator[str]:
@@ -26,10 +26,9 @@ def follow(directory: Source, latest: bool = False, marker: Optional[str] = None
 class _Follower:
     def __init__(self, directory: str, options: Any):
         (given,), words = _array([directory]), _array(_words(options))
-        handle = ctypes.c_void_p()
-        check(library.stfs_follow(given, words, len(words), ctypes.byref(handle)))
-        self._handle = handle.value
-        self._owner = owner(handle.value, b"stfs_follower")  # a call that was left behind has it too
+        self._owner, place = slot(b"stfs_follower")  # a call that was left behind has it too
+        check(library.stfs_follow(given, words, len(words), place))
+        self._handle = place[0]
 
     def next(self) -> Optional[str]:
         version = ctypes.c_char_p()

@@ -6,6 +6,7 @@ import errno
 import glob
 import os
 import struct
+import sys
 import threading
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
@@ -93,7 +94,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("export", ctypes.c_int, Handle, part, ctypes.c_uint, out),
         ("export_unversioned", ctypes.c_int, Handle, part, ctypes.c_uint, out),
         ("save", ctypes.c_int, Handle, text, ctypes.POINTER(SaveOptions), ctypes.POINTER(ctypes.c_uint64)),
-        ("prefetch", ctypes.c_int, Handle, sizes, size), ("python_destroy", None, ctypes.c_void_p),
+        ("prefetch", ctypes.c_int, Handle, sizes, size),
         ("python_end", None, Handle, ctypes.POINTER(ctypes.c_int)),
         ("follow", ctypes.c_int, text, texts, size, out), ("next_version", ctypes.c_int, Handle, ctypes.POINTER(text)),
         ("follow_cancel", None, Handle)]
@@ -126,9 +127,10 @@ def interruptibly(call: Callable[[], Any], handle: Optional[int] = None) -> Any:
 
     `handle` is the checkpoint of the call. Whatever a handler of a signal raises, the call is cancelled, and has ended
     before this raises it. Without a handle the call is left behind. Memory that it writes to must belong to it. If a
-    handler forks, the child does not have the thread: the call fails in the child, which may repeat it.
+    handler forks, the child does not have the thread: the call fails in the child, which may repeat it. Where no thread
+    can start, and while Python ends, the caller's thread makes the call, and Ctrl-C waits for it.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or sys.is_finalizing():
         return call()
     forks = len(_forks)
     calls: List[Callable[[], Any]] = [call]
@@ -159,7 +161,10 @@ def interruptibly(call: Callable[[], Any], handle: Optional[int] = None) -> Any:
     try:
         try:
             # Not a threading.Thread: before Python 3.13, one whose join() was interrupted counts as ended.
-            _thread.start_new_thread(run, ())
+            try:
+                _thread.start_new_thread(run, ())
+            except RuntimeError:
+                run()
             while not has_ended.value and len(_forks) == forks:
                 ended.acquire(timeout=0.1)
         finally:
@@ -174,18 +179,21 @@ def interruptibly(call: Callable[[], Any], handle: Optional[int] = None) -> Any:
     return result
 
 
-# Own prototypes: every module shares those of ctypes.pythonapi.
-_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
-    ("PyCapsule_New", ctypes.pythonapi))
-_destroy = ctypes.cast(library.stfs_python_destroy, ctypes.c_void_p)
+# These hold Python's lock.
+_new_slot = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.POINTER(ctypes.POINTER(Handle)))(
+    ("stfs_python_slot", library))
+release = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(("stfs_python_release", library))
 
 
-def owner(address: Optional[int], name: bytes) -> Any:
-    """An object that frees what is at the address with the last reference to it.
+def slot(name: bytes) -> Tuple[Any, Any]:
+    """An object that frees what a call will make with the last reference to it, and where the call writes the address.
 
-    Not a finalizer: in a cycle of garbage, objects may still be used by __del__ after finalizers have run.
+    It is made before the call: the handler of a signal may raise as soon as the call has returned. Not a finalizer: in
+    a cycle of garbage, objects may still be used by __del__ after finalizers have run.
     """
-    return _new_capsule(address, name, _destroy)
+    place = ctypes.POINTER(Handle)()
+    owner = _new_slot(name, ctypes.byref(place))
+    return owner, place
 
 
 _dtypes: Dict[int, str] = {}  # equal names are equal pointers

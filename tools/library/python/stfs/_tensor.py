@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
 from . import _dlpack, _index, _library
 from ._errors import UsageError
-from ._library import library, owner
+from ._library import library
 from ._types import in_ml_dtypes, type_of
 
 if TYPE_CHECKING:
@@ -259,9 +259,10 @@ class Tensor:
 
     def _mapping(self, function: Any, what: Any, length: int) -> Any:
         def make() -> Any:
-            address, mapping = ctypes.c_void_p(), ctypes.c_void_p()
-            _library.check(function(self._checkpoint._handle, what, ctypes.byref(address), ctypes.byref(mapping)))
-            return address.value and _library.buffer(address.value, length, owner(mapping.value, b"stfs_mapping"))
+            address = ctypes.c_void_p()
+            owner, place = _library.slot(b"stfs_mapping")
+            _library.check(function(self._checkpoint._handle, what, ctypes.byref(address), place))
+            return address.value and _library.buffer(address.value, length, owner)
 
         return self._checkpoint._run(make)
 
