@@ -1,5 +1,6 @@
 // The C ABI over Opened: handles, structs with sizes, exceptions as statuses.
 #include "core/base/boundary.h"
+#include "core/base/forks.h"
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/select.h"
@@ -9,18 +10,21 @@
 #include "tools/library/opened.h"
 
 #include <dlfcn.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
+#include <ctime>
 #include <limits>
 #include <memory>
 #include <new>
 #include <string>
 #include <string_view>
-#include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -100,7 +104,12 @@ stfs::PartOfTensor part_of(const stfs_checkpoint& handle, const stfs_part* given
   return request;
 }
 
-// The functions of Python about capsules, found by name: the library is not linked with Python.
+// The functions of Python that are used, found by name: the library is not linked with Python.
+template <class Function>
+void find_in_python(Function& function, const char* name) {
+  function = reinterpret_cast<Function>(::dlsym(RTLD_DEFAULT, name));
+}
+
 struct PythonCapsules {
   void* (*make)(void* content, const char* name, void (*destroy)(void* capsule)) = nullptr;
   void* (*pointer)(void* capsule, const char* name) = nullptr;
@@ -112,13 +121,37 @@ struct PythonCapsules {
 const PythonCapsules& python_capsules() {
   static const PythonCapsules functions = [] {
     PythonCapsules found;
-    const auto find = [](auto& function, const char* name) {
-      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(
-          ::dlsym(RTLD_DEFAULT, name));
-    };
-    find(found.make, "PyCapsule_New");
-    find(found.pointer, "PyCapsule_GetPointer");
-    find(found.is_valid, "PyCapsule_IsValid");
+    find_in_python(found.make, "PyCapsule_New");
+    find_in_python(found.pointer, "PyCapsule_GetPointer");
+    find_in_python(found.is_valid, "PyCapsule_IsValid");
+    return found;
+  }();
+  return functions;
+}
+
+struct PythonCalls {
+  void* (*call)(void* function, void* arguments) = nullptr;
+  void (*release)(void* object) = nullptr;
+  void (*clear)() = nullptr;  // the exception
+  int (*check_signals)() = nullptr;
+  void* (*unlock)() = nullptr;
+  void (*lock)(void* state) = nullptr;
+
+  bool are_there() const {
+    return call != nullptr && release != nullptr && clear != nullptr && check_signals != nullptr &&
+           unlock != nullptr && lock != nullptr;
+  }
+};
+
+const PythonCalls& python_calls() {
+  static const PythonCalls functions = [] {
+    PythonCalls found;
+    find_in_python(found.call, "PyObject_CallObject");
+    find_in_python(found.release, "Py_DecRef");
+    find_in_python(found.clear, "PyErr_Clear");
+    find_in_python(found.check_signals, "PyErr_CheckSignals");
+    find_in_python(found.unlock, "PyEval_SaveThread");
+    find_in_python(found.lock, "PyEval_RestoreThread");
     return found;
   }();
   return functions;
@@ -446,12 +479,44 @@ void* stfs_python_release(void* capsule) {
   return made;
 }
 
-void stfs_python_end(stfs_checkpoint* checkpoint, const int* has_ended) {
-  constexpr std::chrono::milliseconds kLook{5};  // again: a call may not have begun to wait
-  while (__atomic_load_n(has_ended, __ATOMIC_ACQUIRE) == 0) {
-    stfs_cancel(checkpoint);
-    std::this_thread::sleep_for(kLook);
+void stfs_python_ended(int* has_ended) {
+  __atomic_store_n(has_ended, 1, __ATOMIC_RELEASE);
+  ::syscall(SYS_futex, has_ended, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+}
+
+int stfs_python_wait(stfs_checkpoint* checkpoint, void* start, int* has_ended) {
+  constexpr std::chrono::milliseconds kSignals{100};  // another thread may take a signal
+  constexpr std::chrono::milliseconds kCancel{5};     // again: the call may not have begun to wait
+  const PythonCalls& python = python_calls();
+  if (!python.are_there()) return -1;
+  void* const started = python.call(start, nullptr);
+  if (started == nullptr) {
+    python.clear();
+    return -1;
   }
+  python.release(started);
+  const std::uint64_t process = stfs::this_process();
+  const auto has = [&] { return __atomic_load_n(has_ended, __ATOMIC_ACQUIRE) != 0; };
+  const auto wait = [&](std::chrono::milliseconds most) {
+    const timespec limit{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(most).count()};
+    ::syscall(SYS_futex, has_ended, FUTEX_WAIT_PRIVATE, 0, &limit, nullptr, 0);
+  };
+  bool has_raised = false;
+  // A handler may fork, and the child has no other thread.
+  while (!has() && !has_raised && stfs::this_process() == process) {
+    void* const state = python.unlock();
+    wait(kSignals);
+    python.lock(state);
+    has_raised = python.check_signals() != 0;
+  }
+  if (!has_raised || checkpoint == nullptr || stfs::this_process() != process) return 0;
+  void* const state = python.unlock();
+  while (!has()) {
+    stfs_cancel(checkpoint);
+    wait(kCancel);
+  }
+  python.lock(state);
+  return 0;
 }
 
 int stfs_save(stfs_checkpoint* checkpoint, const char* path, const stfs_save_options* options,

@@ -252,9 +252,14 @@ STFS_API void* stfs_python_slot(const char* name, void*** content);
  * holds Python's lock. NULL: a Python exception is set. */
 STFS_API void* stfs_python_release(void* capsule);
 
-/* Cancels the calls with the checkpoint until `has_ended`, which another thread sets, is not 0. For
- * modules of Python: in C no handler of a signal runs, which may raise. */
-STFS_API void stfs_python_end(stfs_checkpoint* checkpoint, const int* has_ended);
+/* Calls the Python object `start`, without arguments, which begins a call with the checkpoint on
+ * another thread, and waits until that thread calls stfs_python_ended(has_ended). Meanwhile Python's
+ * handlers of signals run. When one raises, cancels the call and waits for its end, in which no
+ * handler runs; NULL in place of the checkpoint: leaves the call behind. Returns -1 where `start`
+ * raises, else 0; a handler's exception is set then. In a child that a handler forked, it returns at
+ * once. The caller is the main thread, and holds Python's lock. */
+STFS_API int stfs_python_wait(stfs_checkpoint* checkpoint, void* start, int* has_ended);
+STFS_API void stfs_python_ended(int* has_ended);
 
 /* Begins to fetch tensors of remote sources into the cache, behind what is read. Returns at once.
  */

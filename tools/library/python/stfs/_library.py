@@ -3,6 +3,7 @@
 import _thread
 import ctypes
 import errno
+import functools
 import glob
 import os
 import struct
@@ -95,7 +96,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("export_unversioned", ctypes.c_int, Handle, part, ctypes.c_uint, out),
         ("save", ctypes.c_int, Handle, text, ctypes.POINTER(SaveOptions), ctypes.POINTER(ctypes.c_uint64)),
         ("prefetch", ctypes.c_int, Handle, sizes, size),
-        ("python_end", None, Handle, ctypes.POINTER(ctypes.c_int)),
+        ("python_ended", None, ctypes.POINTER(ctypes.c_int)),
         ("follow", ctypes.c_int, text, texts, size, out), ("next_version", ctypes.c_int, Handle, ctypes.POINTER(text)),
         ("follow_cancel", None, Handle)]
     for name, result, *arguments in functions:
@@ -118,8 +119,12 @@ def check(status: int) -> None:
         raise error_of(status, library.stfs_last_error().decode(errors="replace"), library.stfs_last_errno())
 
 
-_forks: List[None] = []  # one item for each fork since the program began
-os.register_at_fork(after_in_child=lambda: _forks.append(None))
+# These hold Python's lock.
+_wait = ctypes.PYFUNCTYPE(ctypes.c_int, Handle, ctypes.py_object, ctypes.POINTER(ctypes.c_int))(
+    ("stfs_python_wait", library))
+_new_slot = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.POINTER(ctypes.POINTER(Handle)))(
+    ("stfs_python_slot", library))
+release = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(("stfs_python_release", library))
 
 
 def interruptibly(call: Callable[[], Any], handle: Optional[int] = None) -> Any:
@@ -132,57 +137,27 @@ def interruptibly(call: Callable[[], Any], handle: Optional[int] = None) -> Any:
     """
     if threading.current_thread() is not threading.main_thread() or sys.is_finalizing():
         return call()
-    forks = len(_forks)
-    calls: List[Callable[[], Any]] = [call]
     outcome: List[Tuple[Any, Optional[BaseException]]] = []
-    ended, has_ended = threading.Lock(), ctypes.c_int()
-    ended.acquire()
+    has_ended = ctypes.c_int()
 
     def run() -> None:
         try:
-            outcome.append((calls.pop()(), None))
+            outcome.append((call(), None))
         except BaseException as exception:
             outcome.append((None, exception))
         finally:
-            has_ended.value = 1
-            ended.release()
+            library.stfs_python_ended(ctypes.byref(has_ended))
 
-    def end() -> None:
-        if handle is None or len(_forks) != forks:
-            return
-        if calls:
-            try:
-                calls.pop()
-                has_ended.value = 1  # no thread has taken the call, and none will
-            except IndexError:
-                pass
-        library.stfs_python_end(handle, ctypes.byref(has_ended))  # in C no handler runs
-
-    try:
-        try:
-            # Not a threading.Thread: before Python 3.13, one whose join() was interrupted counts as ended.
-            try:
-                _thread.start_new_thread(run, ())
-            except RuntimeError:
-                run()
-            while not has_ended.value and len(_forks) == forks:
-                ended.acquire(timeout=0.1)
-        finally:
-            end()
-    finally:
-        end()  # again: a handler may have raised in the first
-    if len(_forks) != forks:
+    # Started and awaited in C, where no handler runs but those that it asks for. Not a threading.Thread: before Python
+    # 3.13, one whose join() was interrupted counts as ended.
+    if _wait(handle, functools.partial(_thread.start_new_thread, run, ()), ctypes.byref(has_ended)):
+        return call()
+    if not has_ended.value:
         raise error_of(3, "the process forked while this call waited: call again in the child", errno.ECHILD)
     result, failure = outcome[0]
     if failure is not None:
         raise failure
     return result
-
-
-# These hold Python's lock.
-_new_slot = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.POINTER(ctypes.POINTER(Handle)))(
-    ("stfs_python_slot", library))
-release = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(("stfs_python_release", library))
 
 
 def slot(name: bytes) -> Tuple[Any, Any]:
