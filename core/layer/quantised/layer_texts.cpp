@@ -101,6 +101,18 @@ bool may_name_rotation(std::string_view key, std::string_view text) {
   return has(key) || has(text);
 }
 
+// Keys of metadata whose values people write, or that tell how a model was trained: its images may
+// have been rotated.
+bool is_free_text(std::string_view key) {
+  constexpr std::string_view kKeys[] = {"author",   "base_model", "comment",     "dataset", "description",
+                                        "license",  "model_name", "name",        "notes",   "tags",
+                                        "title",    "training_args", "training_info"};
+  constexpr std::string_view kBegins[] = {"ss_", "modelspec."};  // kohya's, Stability's
+  const auto begins = [&](std::string_view word) { return key.starts_with(word); };
+  return key.find("quant") == std::string_view::npos &&
+         (std::ranges::find(kKeys, key) != std::end(kKeys) || std::ranges::any_of(kBegins, begins));
+}
+
 // What tells of a rotation in a value at a key, which may be a text with JSON.
 std::string rotation_at(const std::string& key, const Json& value) {
   constexpr std::string_view kMethods[] = {"convrot", "hadamard", "spinquant", "quarot"};
@@ -117,6 +129,7 @@ std::string rotation_at(const std::string& key, const Json& value) {
   }
   if (!value.is_structured()) return "";
   for (const auto& [name, part] : value.items()) {
+    if (value.is_object() && is_free_text(name)) continue;
     std::string found = rotation_at(value.is_object() ? name : "", part);
     if (!found.empty()) return found;
   }
@@ -219,16 +232,20 @@ bool is_key_of_rotation(std::string_view key) {
                                          "rotation", "rotated",  "transform_config"};
   // convrot_groupsize alone says nothing.
   constexpr std::string_view kSizes[] = {"convrot_groupsize", "convrot_group_size", "convrot_group"};
+  // Rotations of positions, of images and of cameras.
+  constexpr std::string_view kOthers[] = {"rope",  "rotary",  "position", "image",
+                                          "angle", "augment", "camera"};
   const std::string lower = lower_case(key);
   const auto has = [&](std::string_view word) { return lower.find(word) != std::string::npos; };
   const auto ends = [&](std::string_view end) { return lower.ends_with(end); };
-  return std::ranges::any_of(kWords, has) && std::ranges::none_of(kSizes, ends);
+  return std::ranges::any_of(kWords, has) && std::ranges::none_of(kSizes, ends) &&
+         std::ranges::none_of(kOthers, has);
 }
 
 std::string rotation_in(const Metadata& metadata) {
   for (std::size_t i = 0; i < metadata.size(); ++i) {
     const auto& [key, text] = metadata[i];
-    if (key == kComfyKey || !may_name_rotation(key, text)) continue;
+    if (key == kComfyKey || is_free_text(key) || !may_name_rotation(key, text)) continue;
     std::string found = rotation_at(std::string(key), Json(std::string(text)));
     if (!found.empty()) return found;
   }
