@@ -161,13 +161,16 @@ QuantizationConfig::Group group_of(const Json& json, std::size_t number, Compile
   out.block = about.block("block_structure");
   const Json* const symmetric = about.find("symmetric");
   out.is_asymmetric = symmetric != nullptr && *symmetric == false;
+  const Json* const order = about.find("actorder");
+  out.needs_index =
+      order != nullptr && (*order == true || *order == "group" || *order == "dynamic");
   return out;
 }
 
-// A value that says no: null, false, "", [] and {}.
+// A value that says no: null, false, "", "none", [] and {}.
 bool is_nothing(const Json& value) {
   const auto* const text = value.get_ptr<const Json::string_t*>();
-  return value.empty() || value == false || (text != nullptr && text->empty());
+  return value.empty() || value == false || (text != nullptr && (text->empty() || *text == "none"));
 }
 
 // Whether the weights are rotated, which only a part of the model undoes. The config of an
@@ -460,7 +463,7 @@ void refuse_rotation_of_model(const Json& json, QuantizationConfig& out, int dep
                                std::ranges::find(kRotations, key) != std::end(kRotations);
       if (is_rotation && !is_nothing(value)) out.refused = key;
     }
-    if (!value.is_structured()) continue;
+    if (!value.is_structured() || key.starts_with("rope_")) continue;  // rotates positions
     const bool is_quantization = key == "quantization_config" || key == "compression_config" ||
                                  (key == "quantization" && value.is_object());
     std::string inside = is_quantization ? rotation_in(value) : "";

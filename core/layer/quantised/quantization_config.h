@@ -38,6 +38,7 @@ struct QuantizationConfig {
     std::vector<Expression> expressions;  // of its targets
     bool is_of_linear = false;            // a target is the class Linear
     bool is_asymmetric = false;           // `symmetric` of its weights is false
+    bool needs_index = false;             // `actorder`: any columns are a group
     std::string format, type, strategy;
     std::optional<std::uint64_t> bits, group_size;
     std::optional<Block> block;

@@ -89,6 +89,21 @@ std::uint64_t columns_of(const Candidate& weight, const Tensor& scale,
   return told.back();
 }
 
+// The scales tell how many columns share one; what the configuration says must not contradict them.
+void refuse_other_groups(const Candidate& weight, Groups groups, std::uint64_t columns,
+                         std::uint64_t group_columns) {
+  const auto is_other = [&](const QuantizationConfig::Group* group) {
+    const bool is_one = group->strategy == "channel" || group->strategy == "tensor";
+    if (is_one) return group_columns != columns;
+    return (group->strategy.empty() || group->strategy == "group") && group->group_size &&
+           *group->group_size != QuantizationConfig::kAll &&
+           std::min(*group->group_size, columns) != group_columns;
+  };
+  if (groups.empty() || !std::ranges::all_of(groups, is_other)) return;
+  weight.refuse(std::to_string(group_columns) + " of its columns share a scale, and " +
+                printable(weight.config().file) + " says otherwise: one of them is wrong");
+}
+
 void take_zero_points(Candidate& weight, const Tensor& scale, std::string_view base,
                       const Packing& packing) {
   const auto zero = weight.find(base, "_zero_point");
@@ -160,7 +175,14 @@ bool find_pack_quantized(Candidate& weight, std::string_view base) {
   const auto row_scale = weight.find(base, "_chan_scale");
   if (row_scale) take_row_scale(weight, *row_scale);
   if (is_scaled_by_fp8 && !row_scale) weight.refuse_half(base, "_chan_scale");
-  if (const auto index = weight.find(base, "_g_idx")) {
+  const auto groups = own.is_told ? own.groups : all_groups(config);
+  refuse_other_groups(weight, groups, stored.columns, stored.columns / grid.columns);
+  const auto index = weight.find(base, "_g_idx");
+  const bool needs_index =
+      grid.columns > 1 && !groups.empty() &&
+      std::ranges::all_of(groups, [](const auto* group) { return group->needs_index; });
+  if (!index && needs_index) weight.refuse_half(base, "_g_idx");
+  if (index) {
     if (index->dtype != DType::kI32 || grid.rows != stored.rows) weight.refuse(*index);
     weight.take(Role::kIndex, *index);
     weight.found.layout.index_may_be_unused = true;
