@@ -4,7 +4,7 @@
 #include "core/format/gguf.h"
 #include "core/format/gguf_split.h"
 #include "core/layer/quantised/quantised_layer.h"
-#include "core/layer/quantised/quantized_layout.h"
+#include "core/layer/quantised/schemes.h"
 #include "core/recipe/table.h"
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 #include <functional>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -177,6 +178,38 @@ bool GgufFiles::is_dequantized(std::uint32_t number) const {
                                           checkpoint_.layers().end();
 }
 
+std::optional<std::uint32_t> GgufFiles::with_other_scale(
+    std::span<const std::uint32_t> tensors) const {
+  std::map<std::string_view, std::uint32_t> names;  // of the tensors, where one has a scale
+  for (const std::uint32_t number : tensors) {
+    const Tensor tensor = checkpoint_.tensor(number);
+    const ComputedTensor* const values = tensor.values != nullptr ? tensor.values : tensor.computed;
+    if (values == nullptr) continue;
+    const std::vector<Tensor> inputs = values->inputs();  // of values: the blocks, and their scale
+    const auto is_scaled = [](const Tensor& input) { return is_scaled_in_gguf(input.dtype); };
+    if (std::ranges::none_of(inputs, is_scaled)) continue;
+    if (names.empty()) {
+      for (const std::uint32_t each : tensors) names.emplace(checkpoint_.name(each), each);
+    }
+    bool has_scale = false;
+    const std::string name(tensor.name);
+    for (const std::string& scale : {name.substr(0, name.rfind(".weight")) + ".scale", name + ".scale"}) {
+      const auto at = names.find(scale);
+      if (at == names.end()) continue;
+      const Tensor beside = checkpoint_.tensor(at->second);
+      const auto is_same = [&](const Tensor& input) {
+        return beside.locator && input.locator && beside.dtype == input.dtype &&
+               beside.locator->source == input.locator->source &&
+               beside.locator->offset == input.locator->offset;
+      };
+      has_scale = tensor.values != nullptr && (inputs.size() == 1 || std::ranges::any_of(inputs, is_same));
+      if (!has_scale) return number;
+    }
+    if (tensor.values != nullptr && !has_scale) return number;
+  }
+  return std::nullopt;
+}
+
 const GgufFiles::Keys& GgufFiles::keys() const {
   std::call_once(keys_found_, [this] { keys_ = find_keys(); });
   return keys_;
@@ -247,6 +280,7 @@ GgufFiles::Keys GgufFiles::find_keys() const {
 }
 
 int GgufFiles::lay_out(std::span<const std::uint32_t> tensors, Layout& layout) const {
+  if (with_other_scale(tensors)) return ENOTSUP;
   const std::uint64_t alignment = keys().alignment;
   layout.begins.reserve(tensors.size() + 1);
   layout.begins.push_back(0);

@@ -21,6 +21,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -44,6 +45,10 @@ class GgufFiles {
   bool can_hold(std::uint32_t number) const;
 
   bool is_dequantized(std::uint32_t number) const;
+
+  // The first of these tensors whose values readers of their file would compute otherwise: the scale
+  // of a weight is not in the file under its name, or would scale a second time.
+  std::optional<std::uint32_t> with_other_scale(std::span<const std::uint32_t> tensors) const;
 
   // The recipe of a file with these tensors, by number: 0, ENOTSUP when it cannot hold one of them,
   // or EFBIG when it would have more than 2^63 bytes.

@@ -221,6 +221,11 @@ Content Plan::gguf_of(std::span<const std::uint32_t> tensors) const {
                               ? "a GGUF file cannot hold its type, its name or its shape: edit it"
                               : "not from a GGUF file: write a .safetensors file");
   }
+  if (const auto number = gguf_.with_other_scale(tensors)) {
+    refuse_tensor(checkpoint_.tensor(*number),
+                  "its scale would not stand beside it under its name, or would scale it a second "
+                  "time: keep both as they are, or dequantise and write a .safetensors file");
+  }
   Content content;
   if (gguf_.make(tensors, content) == 0) return content;
   throw Error(ErrorCode::kUsage, options_.output,

@@ -418,6 +418,10 @@ row("ct-blocks-of-two-sizes", "plain", Q, both(
 for base in ("ct-pack-4-zero-points", "ct-pack-4-zero-points-channel", "ct-int8-zero-points"):
     row(base + "-missing", base, "_zero_point", lambda model: removed(*[name for name in model.tensors if name.endswith("_zero_point")])(model))
 row("ct-symmetric-activations", "ct-int8", (), config("config_groups", "group_0", "input_activations", value={"num_bits": 8, "dynamic": True, "symmetric": False}), "right")
+for order in "group", "dynamic", True:
+    row(f"ct-order-{order}-without-index", "ct-pack-4", (UP, "g_idx"), config(*WEIGHTS, "actorder", value=order))
+row("ct-groups-of-another-size", "ct-pack-4", (UP, "16 of its columns share a scale"), config(*WEIGHTS, "group_size", value=48))
+row("ct-one-scale-in-the-config", "ct-pack-4", (UP, "of its columns share a scale"), config(*WEIGHTS, "strategy", value="channel"))
 row("ct-order-of-weights", "ct-pack-4", (), config(*WEIGHTS, "actorder", value="weight"), "right")
 
 # ModelOpt.
@@ -723,6 +727,13 @@ for label, base, word, texts in (("size", "ct-int8", "hadamard_group_size", {"ha
     row(f"rotation-of-the-header-{label}", base, word, told(**texts))
 row("rotation-of-the-header-without-one", "ct-int8", (), lambda model: model.metadata.update(
     convrot="false", about=json.dumps({"rotation": None, "activation_rotation": "", "convrot_groupsize": 256, "rotary_base": 10000}), note="no Hadamard rotation"), "right")
+# Rotations of positions and of pictures, and words that people write.
+row("rotation-of-the-header-of-others", "ct-int8", (), lambda model: model.metadata.update(
+    rope_rotation="interleaved", rotation_angle="90", ss_tag_frequency=json.dumps({"a": {"rotated": 3, "rotation": 2}}),
+    training_args=json.dumps({"augment": {"rotation": 15}}), author="convrot", title="QuaRot", base_model="a/b-hadamard",
+    about=json.dumps({"rotary": {"rope_rotation": "neox"}, "license": "quarot-license"})), "right")
+row("rotation-of-positions", "fp8-block-f32", (), beside_quantization("rope_parameters", {"rotation": "half", "rope_type": "default"}), "right")
+row("rotation-of-none", "gptq-4", (), config("rotation", value="none"), "right")
 row("rotation-of-the-config-by-another-name", "ct-int8", "activation_rotation", config("activation_rotation", value="hadamard"))
 
 # A part of a quantised weight that nothing uses.
@@ -736,12 +747,17 @@ for label, base, name in (("new-scale", "fp8-channel", UP + ".weight_new_scale")
                           ("shift", "ct-int8", Q + ".weight_shift"), ("perm", "ct-int8", Q + ".perm"), ("outliers", "ct-int8", Q + ".outliers"),
                           *((name.replace("_", "-"), "ct-int8", Q + "." + name) for name in (
                               "svd_up", "svd_down", "lora_up.weight", "lora_down.weight", "proj_up", "proj_down", "low_rank_a", "weight_codebook", "weight_correction",
-                              "weight_residual", "outlier_values", "weight_quantizer._amax", "scaling", "weight_perm", "inv_perm", "q_invperm", "permutation", "weight_order", "col_order", "order", "smooth_factor", "smoothing",
+                              "weight_residual", "weight_sparse", "weight_delta", "weight.values", "outlier_values", "weight_quantizer._amax", "scaling", "weight_perm", "inv_perm", "q_invperm", "permutation", "weight_order", "col_order", "order", "smooth_factor", "smoothing",
                               "lut", "weight_lut")),
                           ("upper-case", "fp8-channel", UP + ".Weight_Scale_3"),
                           ("scale-2-of-experts", "modelopt-nvfp4", EXPERTS + "gate_up_proj_weight_scale_2"), ("scale-of-w13", "fp8-channel", EXPERTS + "w13_weight_scale"),
                           ("offset-alone", "fp8-channel", EXPERTS + "0.weight_offset"), ("torchao-alone", "torchao-float8", EXPERTS + "n._weight_per_tensor_scale")):
     row("leftover-" + label, base, name, added(name, floats("F32", np.ones(1))))
+row("leftover-of-the-module", "gptq-4", (Q + ".R1", "and 1 more", "no part of its values that is known"), lambda model: [
+    model.passes(Q + name, floats("F16", np.ones(shape))) for name, shape in ((".R1", (3, 2)), (".su", (5,)))], "warned")
+row("leftover-norms-of-fp8-without-scales", "fp8-no-scales", (), lambda model: [
+    model.passes(name, floats("F32", 2)) for name in ("guidance.norms.0.scale", "blocks.0.norm1.scale", "final_norm_scale", "ln1.scale", "vae.timestep_scale_multiplier",
+                                                      "blocks.0.scale_factor")], "silent")
 row("leftover-scales-of-other-modules", "fp8-no-scales", ("double_blocks.0.img_mlp.0.weight", "quant.scales.a", "FP8 without a scale"), lambda model: model.passes("quant.scales.a", floats("F32", 2)), "warned")
 row("leftover-svd-of-fp8-without-scales", "fp8-no-scales", "svd_up", added("double_blocks.0.img_mlp.0.svd_up", floats("F32", np.ones((31, 1)))))
 row("leftover-scales", "fp8-channel", EXPERTS + "n.scales", added(EXPERTS + "n.scales", floats("BF16", np.ones((2, 2)))))

@@ -25,9 +25,13 @@ def text(value):
     return struct.pack("<Q", len(value)) + value.encode()
 
 
-def gguf(path, tensors, architecture="llama"):
-    """`tensors`: name -> (type, shape, bytes)."""
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 1) + text("general.architecture") + struct.pack("<I", 8) + text(architecture)
+def gguf(path, tensors, architecture="llama", split=None):
+    """`tensors`: name -> (type, shape, bytes). `split`: keys of a part of several."""
+    split = split or {}
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 1 + len(split))
+    head += text("general.architecture") + struct.pack("<I", 8) + text(architecture)
+    for key, value in split.items():
+        head += text(key) + (struct.pack("<Ii", 5, value) if key.endswith("tensors.count") else struct.pack("<IH", 2, value))
     data = b""
     for name, (kind, shape, raw) in tensors.items():
         head += text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape)) + struct.pack("<IQ", TYPES[kind][0], len(data))
@@ -60,7 +64,7 @@ SCALES = {  # weight -> its scale's name and values, and the name of the scale o
 WEIGHTS = {
     "blk.0.attn_q.weight": blocks("NVFP4", (5, 128)), "blk.0.attn_k.weight": blocks("TQ2_0", (3, 512)), "blk.0.attn_v.weight": blocks("TQ1_0", (4, 256)),
     "blk.0.ffn_up_exps.weight": blocks("NVFP4", (3, 2, 64)), "blk.0.ffn_down_exps.weight": blocks("NVFP4", (3, 2, 64)),
-    "blk.0.attn_output.weight": blocks("NVFP4", (2, 64)), "blk.0.attn_q_norm.weight": f32(1, 2), "token_embd.weight": blocks("Q8_0", (3, 32)),
+    "blk.0.attn_output.weight": blocks("NVFP4", (2, 64)), "blk.0.attn_q_norm.weight": f32(1, 2), "token_embd.plain.weight": ("F32", (2, 2), bytes(range(16))), "token_embd.weight": blocks("Q8_0", (3, 32)),
 }
 
 
@@ -162,6 +166,43 @@ class Scales(unittest.TestCase):
             with self.assertRaises(OSError):
                 (mount / ".stfs/f32" / weight).read_bytes()
         self.assertEqual(run(INFO, "stats", file, weight).returncode, 3)
+
+    def test_scales_by_names_that_llama_cpp_does_not_know(self):
+        self.refused("of-another-name", "blk.0.attn_q.weight", "blk.0.attn_q.weight_scale", [2])
+        self.refused("of-a-plain-weight", "token_embd.plain.weight", "token_embd.plain.scale", [2])
+
+    def test_a_scale_in_a_file_that_is_missing(self):
+        """Whether the weight has one cannot be known."""
+        name, (first, second) = "blk.0.attn_q", (self.work / f"m-0000{i}-of-00002.gguf" for i in (1, 2))
+        split = {"split.no": 0, "split.count": 2, "split.tensors.count": 3}
+        gguf(first, {f"{name}.weight": WEIGHTS[f"{name}.weight"], "n.weight": f32(1)}, split=split)
+        gguf(second, {f"{name}.scale": f32(3)}, split={**split, "split.no": 1})
+        self.assertEqual(run(INFO, "cat", "--as", "f32", first, f"{name}.weight").returncode, 0)
+        second.unlink()
+        done = run(INFO, "cat", "--as", "f32", "--allow-missing", first, f"{name}.weight")
+        self.assertEqual(done.returncode, 3, done)
+        self.assertIn("may be in a file that is missing", "".join(json.loads(info("info", "--json", "--allow-missing", first))["warnings"]))
+        rows = json.loads(info("list", "--json", "--allow-missing", "--dequantize=f32", first))
+        self.assertEqual([row["name"] for row in rows], ["n.weight"])
+
+    def test_a_gguf_file_keeps_a_scale_beside_its_weight(self):
+        name, out = "blk.0.attn_q", self.work / "out.gguf"
+        for edit in (f"drop {name}.scale", f"keep {name}.weight", f"rename s/{name}.weight/w.weight/", f"rename s/{name}.scale/w.scale/",
+                     f"copy s/{name}.weight/w.weight/", f"cast {name}.scale F16", f"cast {name}.weight F32"):
+            done = run(INFO, "edit", self.source, "-e", edit, "-o", out)
+            self.assertEqual(done.returncode, 2, (edit, done))
+            self.assertIn(b"its scale would not stand beside it", done.stderr)
+            self.assertFalse(out.exists())
+        done = run(INFO, "extract", self.source, f"{name}.weight", "-o", out)
+        self.assertEqual(done.returncode, 2, done)
+        for edit in (f"rename s/{name}/w/", f"keep {name}.*"):
+            info("edit", self.source, "-e", edit, "-o", out, "--force")
+            weight = "w.weight" if "rename" in edit else f"{name}.weight"
+            self.same(info("cat", "--as", "f32", out, weight), f"{name}.weight")
+        with mounted(self.source, self.work / "mnt") as mount:
+            with self.assertRaises(OSError):
+                (mount / f".stfs/subset/{name}.weight.gguf").read_bytes()
+            self.same((mount / f".stfs/f32/{name}.weight").read_bytes(), f"{name}.weight")
 
     def test_refusals(self):
         self.refused("too-many", "blk.0.attn_q.weight", "blk.0.attn_q.scale", [1, 2])

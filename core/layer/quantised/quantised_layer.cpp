@@ -211,12 +211,49 @@ struct ScaledValues : public ComputedTensors {
 constexpr std::uint32_t kKept = ~std::uint32_t{0};  // it is shown as before
 constexpr std::uint32_t kGone = kKept - 1;          // not shown: a scale, a zero point
 
+// The quantised weight, without ".weight", that a tensor belongs to by its name: the part of "m" is
+// "m.weight_part", "m.scale" or "m.scale.more", and of the fused experts "m" also "m_scale". The
+// answer is one of which `is_weight` is true.
+template <class IsWeight>
+std::optional<std::string_view> weight_of_companion(std::string_view name, IsWeight is_weight) {
+  constexpr int kMostParts = 64;  // words in the last part of a name
+  constexpr std::string_view kWeight = ".weight";
+  if (const std::size_t at = name.rfind(kWeight); at != std::string_view::npos) {
+    const std::string_view rest = name.substr(at + kWeight.size());
+    const bool is_more = rest.starts_with('_') || rest.starts_with('.');
+    if (is_more && is_weight(name.substr(0, at))) return name.substr(0, at);
+  }
+  const std::size_t dot = name.rfind('.');
+  const std::size_t begin = dot == std::string_view::npos ? 0 : dot;
+  const std::size_t word = place_of_companion(name.substr(begin));
+  std::size_t at = word == std::string_view::npos ? place_of_unknown_part(name) : begin + word;
+  if (at == std::string_view::npos) return std::nullopt;
+  for (int i = 0; i < kMostParts; ++i, --at) {
+    at = name.find_last_of(at > begin ? "._" : ".", at);
+    if (at == std::string_view::npos) break;
+    if (is_weight(name.substr(0, at))) return name.substr(0, at);
+    if (at == 0) break;
+  }
+  return std::nullopt;
+}
+
+[[noreturn]] void refuse_companion(const Tensor& tensor, std::string_view weight) {
+  Finder::refuse(tensor, "stands beside the quantised weight " + in_quotes(weight) +
+                             ", and it is not known what for: the values would be wrong");
+}
+
+std::string_view without_weight(std::string_view name) {
+  constexpr std::string_view kEnding = ".weight";
+  return name.ends_with(kEnding) ? without_ending(name, kEnding) : name;
+}
+
 class Dequantizer {
  public:
   Dequantizer(const TensorList& list, DType to, Sources& sources)
       : list_(list),
         to_(to),
         shows_values_(shows_values(list)),
+        lacks_part_of_gguf_(lacks_part_of_gguf(list)),
         finder_(list, sources),
         fates_(list.size(), kKept),
         tensors_(std::make_unique<QuantizedTensors>(to)) {}
@@ -250,6 +287,7 @@ class Dequantizer {
     }
     warn_of_codes(list);
     warn_of_other_scales(list);
+    warn_of_parts(list);
     for (std::string& line : finder_.warnings()) list.add_warning(std::move(line));
     std::string text(kDequantizeOption);
     text.append("=").append(dequantized_word(to_)).push_back('\0');
@@ -317,6 +355,13 @@ class Dequantizer {
         tensor.dtype == DType::kBF16 || tensor.dtype == DType::kF16 || tensor.dtype == DType::kF32;
     // A norm is no weight that lost its scales.
     return !is_plain_number || (!tensor.name.ends_with(".weight") && tensor.name != base);
+  }
+
+  // Whether its scale may be in a file of a GGUF checkpoint that is missing.
+  bool may_have_lost_scale(std::uint32_t number, const Tensor& tensor) const {
+    if (!lacks_part_of_gguf_ || !is_scaled_in_gguf(tensor.dtype)) return false;
+    const Candidate weight(finder_, number, tensor);
+    return !weight.find(weight.module(), ".scale") && !weight.find(tensor.name, ".scale");
   }
 
   // ComfyUI names the format of a weight in a tensor beside it, or in the header.
@@ -412,7 +457,7 @@ class Dequantizer {
   void find_scheme(std::uint32_t number) {
     const Tensor tensor = list_.tensor(number);
     if (fates_[number] != kKept || !may_be_weight(tensor)) return;
-    if (is_half_of_lost(tensor)) {
+    if (is_half_of_lost(tensor) || may_have_lost_scale(number, tensor)) {
       fates_[number] = kGone;
       return;
     }
@@ -462,7 +507,10 @@ class Dequantizer {
     if (!plain_) return;
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
       const std::string_view name = list_.name(i);
-      if (fates_[i] != kKept || place_of_unknown_part(name) == std::string_view::npos) continue;
+      if (fates_[i] != kKept || place_of_unknown_part(name) == std::string_view::npos ||
+          is_scale_of_model(name)) {
+        continue;
+      }
       list.add_warning(printable(public_name(list_.part_of(*plain_).source->path())) + ": tensor " +
                        in_quotes(list_.name(*plain_)) +
                        ": FP8 without a scale beside it: its codes are shown as values, without " +
@@ -506,44 +554,48 @@ class Dequantizer {
       weight.refuse("its values would be " + in_quotes(found.name) +
                     ", as those of another tensor");
     }
-    computed_[without_weight(found.name)] = {
+    computed_[std::string(without_weight(found.name))] = {
         .matrices = std::max<std::uint64_t>(matrices_of(found.shape).matrices, 1),
         .has_parts = type_info(tensor.dtype).kind != TypeKind::kQuantized ||
                      is_scaled_in_gguf(tensor.dtype)};
     fates_[weight.number] = tensors_->add(std::move(found), scheme, inputs, length);
   }
 
-  static std::string without_weight(std::string_view name) {
-    constexpr std::string_view kEnding = ".weight";
-    return std::string(name.ends_with(kEnding) ? without_ending(name, kEnding) : name);
-  }
-
   // A part of a quantised weight that nothing has used: its values would be wrong without it. The
   // blocks of GGUF have no parts.
   void refuse_companions() const {
-    constexpr int kMostParts = 64;  // words in the last part of a name
+    const auto is_weight = [&](std::string_view name) {
+      const auto weight = computed_.find(name);
+      return weight != computed_.end() && weight->second.has_parts;
+    };
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
       if (fates_[i] != kKept) continue;
+      const auto weight = weight_of_companion(list_.name(i), is_weight);
+      if (weight) refuse_companion(list_.tensor(i), *weight);
+    }
+  }
+
+  // Other tensors in the module of a quantised weight: parameters of a model have a module of their
+  // own, but for biases.
+  void warn_of_parts(TensorList& list) const {
+    std::uint32_t count = 0;
+    std::uint32_t first = 0;
+    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
       const std::string_view name = list_.name(i);
       const std::size_t dot = name.rfind('.');
-      const std::size_t begin = dot == std::string_view::npos ? 0 : dot;
-      const std::size_t word = place_of_companion(name.substr(begin));
-      // The part of "m" is "m.part" or "m.part.more", and of the fused experts "m" also "m_part".
-      std::size_t at =
-          word == std::string_view::npos ? place_of_unknown_part(name) : begin + word;
-      if (at == std::string_view::npos) continue;
-      for (int i_part = 0; i_part < kMostParts; ++i_part, --at) {
-        at = name.find_last_of(at > begin ? "._" : ".", at);
-        if (at == std::string_view::npos) break;
-        const auto weight = computed_.find(name.substr(0, at));
-        if (weight != computed_.end() && weight->second.has_parts) {
-          Finder::refuse(list_.tensor(i),
-                         "stands beside the quantised weight " + in_quotes(name.substr(0, at)) +
-                             ", and it is not known what for: the values would be wrong");
-        }
-        if (at == 0) break;
-      }
+      if (fates_[i] != kKept || dot == std::string_view::npos || name.ends_with("bias")) continue;
+      const auto weight = computed_.find(name.substr(0, dot));
+      if (weight == computed_.end() || !weight->second.has_parts) continue;
+      if (list_.tensor(i).elements() > 1 && count++ == 0) first = i;
     }
+    if (count == 0) return;
+    const std::string_view name = list_.name(first);
+    list.add_warning(printable(public_name(list_.part_of(first).source->path())) + ": tensor " +
+                     in_quotes(name) +
+                     (count > 1 ? " and " + std::to_string(count - 1) + " more" : "") +
+                     ": beside the quantised weight " + in_quotes(name.substr(0, name.rfind('.'))) +
+                     ", and no part of its values that is known: if it is one, convert the "
+                     "checkpoint with the library that made it");
   }
 
   // Codes that no scheme took, by their names and those of their modules.
@@ -648,6 +700,7 @@ class Dequantizer {
   const TensorList& list_;
   DType to_;
   bool shows_values_;
+  bool lacks_part_of_gguf_;
   Finder finder_;
   std::set<std::string, std::less<>> lost_;  // of which weights parts are missing: base_of_part()
   std::vector<std::uint32_t> fates_;
@@ -684,24 +737,34 @@ TensorList dequantize(TensorList below, DType to, Sources& sources) {
 void set_scaled_values(TensorList& list, Sources& sources) {
   const auto is_gguf = [](const Part& part) { return part.format->name == kGgufName; };
   if (std::ranges::none_of(list.parts(), is_gguf)) return;
-  std::vector<std::uint32_t> blocks;
+  std::vector<std::uint32_t> weights;
+  std::map<std::string_view, std::uint32_t> scaled;  // by their names without ".weight"
   for (std::uint32_t i = 0; i < list.size(); ++i) {
     const Tensor tensor = list.tensor(i);
-    if (type_info(tensor.dtype).kind == TypeKind::kQuantized && tensor.values == nullptr) {
-      blocks.push_back(i);
-    }
+    if (tensor.values != nullptr || !is_gguf(list.part_of(i))) continue;
+    weights.push_back(i);
+    if (is_scaled_in_gguf(tensor.dtype)) scaled.emplace(without_weight(list.name(i)), i);
   }
-  if (blocks.empty()) return;
   list.sort_names();
   const Finder finder(list, sources);
-  if (!finder.has_ending(".scale")) return;
+  if (!finder.has_ending(".scale") && scaled.empty()) return;
+  std::map<std::uint32_t, std::uint32_t> unexplained;  // parts that llama.cpp does not know
+  const auto is_scaled = [&](std::string_view name) { return scaled.contains(name); };
+  for (std::uint32_t i = 0; i < list.size() && !scaled.empty(); ++i) {
+    const std::string_view name = list.name(i);
+    if (name.ends_with(".scale") || vanishing(name)) continue;
+    if (const auto of = weight_of_companion(name, is_scaled)) unexplained.emplace(scaled[*of], i);
+  }
   auto made = std::make_unique<ScaledValues>();
   std::vector<std::pair<std::uint32_t, const ComputedTensor*>> values;
-  for (const std::uint32_t i : blocks) {
+  for (const std::uint32_t i : weights) {
     const Tensor tensor = list.tensor(i);
     Candidate weight(finder, i, tensor);
     try {
       find_gguf(weight);
+      if (const auto part = unexplained.find(i); part != unexplained.end()) {
+        weight.refuse(list.tensor(part->second), "it is not known what for");
+      }
       if (weight.found.input(Role::kScale) == QuantizedWeight::kNone) continue;
       std::vector<Input> inputs = inputs_of(list, weight);
       const std::uint64_t length = length_of(weight, DType::kF32);

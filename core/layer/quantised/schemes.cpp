@@ -1,6 +1,7 @@
 #include "core/layer/quantised/schemes.h"
 
 #include "core/base/text.h"
+#include "core/format/gguf.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -159,6 +160,10 @@ bool find_plain(Candidate& weight) { return is_fp8(weight.tensor.dtype) && take_
 
 }  // namespace
 
+bool lacks_part_of_gguf(const TensorList& list) {
+  return std::ranges::any_of(list.missing(), [](const MissingTensor& each) { return !each.name; });
+}
+
 bool is_scaled_in_gguf(DType dtype) {
   return dtype == DType::kNVFP4 || dtype == DType::kTQ1_0 || dtype == DType::kTQ2_0;
 }
@@ -176,8 +181,11 @@ bool is_of_gemma4(const Candidate& weight, const Tensor& scale) {
 
 bool find_gguf(Candidate& weight) {
   const Tensor& tensor = weight.tensor;
-  if (type_info(tensor.dtype).kind != TypeKind::kQuantized) return false;
-  take_typed(weight);
+  const bool has_blocks = type_info(tensor.dtype).kind == TypeKind::kQuantized;
+  const bool is_matrix_of_gguf = weight.finder.list().part_of(weight.number).format->name == kGgufName &&
+                                 tensor.locator && tensor.shape.size() > 1 && !may_hold_codes(tensor.dtype);
+  if (!has_blocks && !is_matrix_of_gguf) return false;
+  if (has_blocks) take_typed(weight);
   // llama.cpp and others write X.scale, or X.weight.scale.
   auto scale = weight.find(weight.module(), ".scale");
   if (const auto other = weight.find(tensor.name, ".scale")) {
@@ -189,7 +197,10 @@ bool find_gguf(Candidate& weight) {
       weight.refuse(*scale,
                     "NVFP4, TQ1_0 and TQ2_0 have such a scale; what it means here is not known");
     }
-    return true;
+    return has_blocks;
+  }
+  if (!scale && lacks_part_of_gguf(weight.finder.list())) {
+    weight.refuse("its scale may be in a file that is missing");
   }
   // A scale of the inputs, which the model's code uses.
   const auto input = weight.find(tensor.name, ".input_scale");
@@ -285,6 +296,24 @@ std::size_t place_of_unknown_part(std::string_view name) {
   const bool is_known = gone && gone->of != Vanishing::kCache;
   return is_known || last_of(lower, kOfModels) != std::string::npos ? std::string::npos
                                                                     : last_of(lower, kParts);
+}
+
+bool is_scale_of_model(std::string_view name) {
+  constexpr std::string_view kWords[] = {"scale_factor",   "scaling_factor",   "embed_scale",
+                                         "timestep_scale", "scale_multiplier", "per_dim_scale"};
+  const std::string lower = "." + lower_case(name);
+  if (lower.find("weight") != std::string::npos) return false;
+  // "norms.0.scale", "final_norm_scale", "block.ln1.scale"
+  std::string_view norm = lower;
+  const auto cut = [&](std::string_view characters) {
+    norm = norm.substr(0, norm.find_last_not_of(characters) + 1);
+  };
+  if (norm.ends_with("scale")) norm.remove_suffix(5);
+  cut("._/0123456789");
+  const auto ends = [&](std::string_view end) { return norm.ends_with(end); };
+  constexpr std::string_view kNorms[] = {"norm", "norms", ".ln", "_ln", "layernorm"};
+  return last_of(lower, kWords) != std::string::npos ||
+         (norm.size() < lower.size() && std::ranges::any_of(kNorms, ends));
 }
 
 std::string_view base_of_part(std::string_view name) {

@@ -35,6 +35,8 @@ const Scheme& plain_scheme();
 bool may_hold_codes(DType dtype);
 // Whether it is a type of blocks that llama.cpp stores a scale beside: NVFP4, and ternary ones.
 bool is_scaled_in_gguf(DType dtype);
+// Whether a file of a GGUF checkpoint is missing, which may hold scales.
+bool lacks_part_of_gguf(const TensorList& list);
 // Why a tensor with this name is of a scheme that stfs does not compute; "" for any other. In a
 // checkpoint without codes the name means nothing.
 std::string reason_to_refuse(std::string_view name);
@@ -59,6 +61,8 @@ std::size_t place_of_companion(std::string_view name);
 // The place in a whole name of a word of a scale, or of another part of a value, that may belong to
 // codes of the same module. npos: it has none, or is known to give no value.
 std::size_t place_of_unknown_part(std::string_view name);
+// Whether such a tensor is more likely a parameter of the model: the weight of a norm, a factor.
+bool is_scale_of_model(std::string_view name);
 // Why a tensor that no row has taken cannot pass: "is a scale of a quantised weight that is not
 // there"; "" for one that can. `is_quantized`: other weights are computed.
 std::string reason_if_left(const Finder& finder, const Tensor& tensor, bool is_quantized);
