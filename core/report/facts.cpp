@@ -1,5 +1,6 @@
 #include "core/report/facts.h"
 
+#include "core/base/json_text.h"
 #include "core/base/text.h"
 #include "core/recipe/arrival.h"
 #include "core/values/picture/markup.h"
@@ -22,7 +23,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t kMostConfig = 16 << 20;  // bytes
 constexpr std::size_t kMostWord = 100;         // bytes of a text of the configuration
 
 // A row: what it is called, the keys of config.json of which the first that is there counts, and
@@ -51,7 +51,7 @@ std::optional<std::string> config_text(const Checkpoint& checkpoint,
                                        const std::atomic<bool>& stop) {
   const auto& files = checkpoint.model_files();
   const auto file = std::ranges::find(files, kModelConfig, &ModelFile::name);
-  if (file == files.end() || file->source->version().size > kMostConfig) return std::nullopt;
+  if (file == files.end() || file->source->version().size > kMostJson) return std::nullopt;
   std::string text(static_cast<std::size_t>(file->source->version().size), '\0');
   Content content;
   content.extent(*file->source, 0, text.size());
@@ -76,7 +76,7 @@ void add(Report& report, std::string_view name, std::string text) {
 }
 
 void add_config(const std::string& text, Report& report) {
-  const Json config = Json::parse(text, nullptr, false);
+  const Json config = Json::parse(is_bounded_json(text) ? text : "", nullptr, false);
   if (!config.is_object()) return;
   // A model of several kinds of input has its language model in a member.
   const auto inner = config.find("text_config");

@@ -507,6 +507,8 @@ TEST_F(Reports, SayWhatTheModelIsByItsConfiguration) {
   tensors[0] = bf16("lm_head.weight", {8, 4}, 2);
   EXPECT_EQ(report_with(R"({"tie_word_embeddings": true})").findings[0].severity, Severity::kOdd);
   EXPECT_TRUE(report_with("not JSON").facts.empty());
+  const std::string deep(100, '['), ends(100, ']');  // its values would take a hundred times its text
+  EXPECT_TRUE(report_with("{\"num_hidden_layers\": 32, \"a\": " + deep + ends + "}").facts.empty());
 }
 
 TEST_F(Reports, PictureTheStructureOfALargeTensorAndNotItsNoise) {
