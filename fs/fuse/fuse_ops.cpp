@@ -198,10 +198,10 @@ bool is_dying(pid_t thread) {
 }
 
 // Whether a reply that is computed is still waited for. A reader that catches a signal (a timer, a
-// profiler) waits for it as for a disk: a reply that is given up begins anew at its next try.
+// profiler) waits for it as for a disk: a reply that is given up begins anew at its next try. The
+// kernel sends no interrupt for what it reads ahead, nor for O_DIRECT, so /proc is asked.
 bool is_wanted(fuse_req_t request) {
-  if (context(request).is_unmounted) return false;
-  return fuse_req_interrupted(request) == 0 || !is_dying(fuse_req_ctx(request)->pid);
+  return !context(request).is_unmounted && !is_dying(fuse_req_ctx(request)->pid);
 }
 
 void reply_read(fuse_req_t request, int error, std::span<const iovec> pieces) {
