@@ -52,6 +52,11 @@ class NpzReader {
       throw Error(ErrorCode::kArchive, place_,
                   "tensor " + in_quotes(name) + ": its size does not fit its shape");
     }
+    if (array.is_fortran && from.deflated && array.bytes > kMostInflatedAgain) {
+      return refusals.add(name, "is compressed and in Fortran order, so that a few rows stand all over its " +
+                                    human_bytes(array.bytes) +
+                                    ": save what numpy.ascontiguousarray() gives");
+    }
     add_array(array, name, std::move(from), header_);
     header_.members.emplace_back(member.name);
   }

@@ -24,8 +24,6 @@ constexpr std::uint64_t kMostTensorBytes = std::uint64_t{1} << 60;  // of all te
 // Of all tensors that have more bytes than their storage, which are repeated: a few bytes of a file
 // would keep whoever reads a tensor whole busy for years.
 constexpr std::uint64_t kMostRepeated = 16ULL << 30;
-// What may be decompressed anew for 8 MiB of a tensor whose strides go back over a compressed storage.
-constexpr std::uint64_t kMostInflatedAgain = 1 << 30;
 constexpr std::uint64_t kLeastStep = 1 << 20;  // between places in a compressed storage that are kept
 constexpr std::uint64_t kInWindow = 128 << 10;  // a way back that reads nothing again
 constexpr std::uint64_t kBeforeStorage = 64;  // bytes before a storage
@@ -214,12 +212,15 @@ class TorchReader {
     for (std::size_t i = 0; i < tensor.strides.size(); ++i) {
       if (tensor.shape[i] > 1 && tensor.strides[i] > 0) dims.emplace_back(tensor.strides[i], tensor.shape[i]);
     }
+    const bool is_turned = !std::ranges::is_sorted(
+        dims, std::greater<>(), &std::pair<std::uint64_t, std::uint64_t>::first);
     std::ranges::sort(dims, std::greater<>());
     const auto product = [](std::uint64_t a, std::uint64_t b) {
       return __builtin_mul_overflow(a, b, &a) ? ~std::uint64_t{0} : a;
     };
     const std::uint64_t step = std::max(kLeastStep, length / 32);
-    std::uint64_t again = 0, times = 1;
+    // Of a transposed one, a few rows stand all over the storage.
+    std::uint64_t again = is_turned ? length : 0, times = 1;
     for (std::size_t i = 0; i + 1 < dims.size(); ++i) {
       std::uint64_t reach = 0;  // of the dimensions inside, within the storage
       for (std::size_t j = i + 1; j < dims.size(); ++j) reach += dims[j].first * (dims[j].second - 1);

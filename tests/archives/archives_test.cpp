@@ -8,11 +8,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <random>
 #include <span>
 #include <string>
 #include <string_view>
@@ -369,6 +371,23 @@ TEST_F(TorchFile, StridesThatGoBackAndForthOverACompressedStorageAreRefused) {
     open(zip.bytes());
     EXPECT_EQ(shown().size(), is_deflated ? 3U : 4U);
     EXPECT_EQ(warns("\"back\": its strides go back and forth over a compressed storage"), is_deflated);
+  }
+}
+
+// Each 8 MiB would decompress all of it.
+TEST_F(NumPyArchive, ACompressedArrayInFortranOrderOfMoreThanAGibibyteIsRefused) {
+  for (const bool is_fortran : {false, true}) {
+    ZipFile zip;
+    std::string text(2 << 20, '\0');  // random: as many bytes when they are compressed
+    std::mt19937 random(1);
+    std::ranges::generate(text, [&] { return static_cast<char>(random()); });
+    zip.add("a.npy", npy_file("|u1", "(32768, 32769)", text, is_fortran));
+    zip.members[0].is_deflated = true;
+    zip.members[0].unpacked_more = 32768ULL * 32769 - text.size();
+    zip.add("b.npy", npy_file("|u1", "(1,)", "x"));
+    open(zip.bytes(), "m.npz");
+    EXPECT_EQ(shown().size(), is_fortran ? 1U : 2U);
+    EXPECT_EQ(warns("\"a\": is compressed and in Fortran order"), is_fortran);
   }
 }
 
