@@ -158,6 +158,9 @@ class Surgeries(unittest.TestCase):
                               (f"replace w {new}::", [{"change": "replaced", "name": "w", "from": "w", **shape}]),
                               (f"add {new}::w as v", [{"change": "added", "name": "v", **shape}])):
             self.assertEqual(json.loads(run("edit", old, "-e", line, "--json")), changes)
+        for line in ("rename s/^w$//", "copy s/^w$//", f"add {new}:: as ''"):
+            run("edit", old, "-e", "drop ''", "-e", line, "-o", self.out, "--force")
+            self.assertIn("", read(self.out)[0])
         first = self.work / "weight_v000000"
         first.mkdir()
         old.rename(first / "model.safetensors")
