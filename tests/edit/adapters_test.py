@@ -118,6 +118,30 @@ class Adapters(unittest.TestCase):
         self.adapter({"base_model.model.score.weight": score})
         self.assertIn('the base has no tensor "score.weight"', self.refused())
 
+    # --- one adapter
+
+    def test_a_file_of_two_adapters_is_refused_by_their_names(self):
+        other = "model.layers.1.self_attn.q_proj"
+        base = self.base({"model.embed_tokens.weight": some(V, H), f"{Q}.weight": some(H, H), f"{other}.weight": some(H, H),
+                          "model.norm.weight": some(H)})
+        p, a, b = "base_model.model.", some(R, H), some(H, R)
+        x = {f"{p}{Q}.lora_A.x.weight": a, f"{p}{Q}.lora_B.x.weight": b}
+        embedding = {f"{p}model.embed_tokens.lora_embedding_A.y": some(R, V), f"{p}model.embed_tokens.lora_embedding_B.y": some(H, R)}
+        for names, tensors in ((("x", "y"), {f"{p}{Q}.lora_A.x.weight": a, f"{p}{Q}.lora_B.y.weight": b}),
+                               (("x", "y"), {**x, f"{p}{Q}.lora_A.y.weight": a, f"{p}{Q}.lora_B.y.weight": b}),
+                               (("x", "y"), {**x, f"{p}{other}.lora_A.y.weight": a, f"{p}{other}.lora_B.y.weight": b}),
+                               (("x", "y"), {**x, **embedding}),
+                               (("x", "default"), {f"{p}{Q}.lora_A.x.weight": a, f"{p}{Q}.lora_B.weight": b}),
+                               (("x", "default"), {**x, f"{p}model.norm.modules_to_save.default.weight": some(H)})):
+            with self.subTest(tensors=list(tensors)):
+                self.adapter(tensors, modules_to_save=["norm"])
+                self.assertIn(f'has the adapters "{names[0]}" and "{names[1]}": name a file with one', self.refused())
+        # PEFT's own name stands in a part of a file alone.
+        self.adapter({f"{p}{Q}.lora_A.default.weight": a, f"{p}{Q}.lora_B.weight": b,
+                      f"{p}model.norm.modules_to_save.default.weight": some(H)}, modules_to_save=["norm"])
+        got, _, _ = self.merged()
+        self.check(got, f"{Q}.weight", update(base[f"{Q}.weight"], a, b, 2))
+
     # --- models whose head is their embeddings
 
     def test_the_head_of_a_tied_base_becomes_its_own(self):

@@ -19,6 +19,7 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;  // the first pattern that matches counts
 
+constexpr std::string_view kDefault = "default";  // the name that PEFT gives an adapter
 constexpr std::uint64_t kMostRank = 1 << 20;
 constexpr std::ptrdiff_t kMostKeys = 20'000;  // an object in the order of the file is searched from its beginning
 
@@ -70,9 +71,12 @@ bool replaces(std::string& text, std::string_view part, std::string_view by) {
 }
 
 // "X.lora_A.weight", "X.lora_A.default.weight", "X.lora_embedding_A", "X.lora_embedding_A.default":
-// the module X, if `word` stands in the name.
-std::optional<std::string> module_before(std::string_view name, std::string_view word,
-                                         std::string_view ending) {
+// the module X, if `word` stands in the name, and the adapter.
+struct ModuleOf {
+  std::string module, adapter;
+};
+std::optional<ModuleOf> module_before(std::string_view name, std::string_view word,
+                                      std::string_view ending) {
   const std::size_t at = name.rfind("." + std::string(word));
   if (at == std::string_view::npos) return std::nullopt;
   std::string_view rest = name.substr(at + 1 + word.size());
@@ -81,7 +85,8 @@ std::optional<std::string> module_before(std::string_view name, std::string_view
   const bool is_plain = rest.empty();
   const bool is_named = rest.starts_with('.') && rest.size() > 1 && rest.find('.', 1) == std::string_view::npos;
   if (!is_plain && !is_named) return std::nullopt;
-  return std::string(name.substr(0, at));
+  return ModuleOf{std::string(name.substr(0, at)),
+                  std::string(is_plain ? kDefault : rest.substr(1))};
 }
 
 }  // namespace
@@ -243,21 +248,23 @@ AdapterTensor adapter_tensor(std::string_view name) {
                                          {"lora_embedding_A", "", Kind::kEmbeddingA},
                                          {"lora_embedding_B", "", Kind::kEmbeddingB}}};
   for (const Row& row : kFactors) {
-    auto module = module_before(name, row.word, row.ending);
-    if (!module) continue;
+    auto found = module_before(name, row.word, row.ending);
+    if (!found) continue;
+    auto& [module, adapter] = *found;
     // A module in a module that is adapted itself: nn.MultiheadAttention.
-    const bool is_inner = module->ends_with(".base_layer.out_proj");
-    while (replaces(*module, ".base_layer.", ".")) {
+    const bool is_inner = module.ends_with(".base_layer.out_proj");
+    while (replaces(module, ".base_layer.", ".")) {
     }
-    return {row.kind, *std::move(module), is_inner ? 2U : 1U};
+    return {row.kind, std::move(module), is_inner ? 2U : 1U, std::move(adapter)};
   }
   for (const char* const word : {"lora_magnitude_vector", "token_adapter", "lora_B", "lora_"}) {
     if (name.find("." + std::string(word)) != std::string_view::npos) return {Kind::kRefused, word, 0};
   }
   std::string target(name);
-  replaces(target, ".modules_to_save.default.", ".") || replaces(target, ".modules_to_save.", ".");
+  const bool is_named = replaces(target, ".modules_to_save.default.", ".");
+  if (!is_named) replaces(target, ".modules_to_save.", ".");
   replaces(target, ".base_layer.", ".");
-  return {Kind::kReplacement, std::move(target), 0};
+  return {Kind::kReplacement, std::move(target), 0, std::string(is_named ? kDefault : "")};
 }
 
 std::string foreign_adapter(std::string_view name) {

@@ -78,6 +78,9 @@ struct AdapterTensor {
   // twice, while training and merging (layer.py, MultiheadAttention.merge): the trained update is
   // twice B·A.
   unsigned times;
+  // The adapter's name where the tensor has one, or is a factor: PEFT's own, "default", stands for
+  // none in a name. Else "".
+  std::string adapter = {};
 };
 AdapterTensor adapter_tensor(std::string_view name);
 

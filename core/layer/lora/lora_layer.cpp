@@ -129,6 +129,7 @@ class Merger {
     config_.emplace(public_name(config_name), text);
     for (const std::string& line : config_->warnings()) warnings_.push_back(line);
     text_ += argument + '\0' + text + '\0';
+    name_.clear();
     load_tensors(directory);
 
     std::map<std::string, Pair, std::less<>> pairs;
@@ -301,6 +302,12 @@ class Merger {
                  ": a placeholder that DeepSpeed's ZeRO-3 leaves where it has not gathered a "
                  "tensor; make the adapter with zero_to_fp32.py from its checkpoint, or save it "
                  "with stage3_gather_16bit_weights_on_model_save");
+    }
+    if (name_.empty()) name_ = meaning.adapter;
+    if (!meaning.adapter.empty() && meaning.adapter != name_) {
+      throw Error(ErrorCode::kAdapter, place_,
+                  "has the adapters " + in_quotes(name_) + " and " + in_quotes(meaning.adapter) +
+                      ": name a file with one");
     }
     if (meaning.kind == Kind::kReplacement) return replace(meaning.subject, tensor, number);
     const auto [at, is_new] = pairs.try_emplace(std::move(meaning.subject));
@@ -660,7 +667,7 @@ class Merger {
   bool is_tied_ = false;    // the model has one tensor as both
   bool diverges_ = false;   // the embeddings have changed without the head
   std::optional<AdapterConfig> config_;  // of the adapter that is merged
-  std::string place_;                    // of that adapter
+  std::string place_, name_;             // of that adapter
   bool changes_rows_ = false;            // that adapter changes the number of the embeddings
   std::string tokenizer_;  // the directory of the last one that did
   std::string text_ = std::string(kLoraOption) + "=";
