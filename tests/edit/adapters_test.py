@@ -118,6 +118,24 @@ class Adapters(unittest.TestCase):
         self.adapter({"base_model.model.score.weight": score})
         self.assertIn('the base has no tensor "score.weight"', self.refused())
 
+    def test_what_the_base_has_is_left_out_beside_its_saved_copy(self):
+        base = self.base()
+        norm, score = some(H), some(5, H)
+        for i, saved in enumerate((".modules_to_save.default.", ".modules_to_save.", ".")):
+            with self.subTest(saved=saved):
+                self.adapter({f"base_model.model.model.norm{saved}weight": norm,
+                              "base_model.model.model.norm.original_module.weight": some(H),
+                              f"base_model.model.score{saved}weight": score,
+                              "base_model.model.score.original_module.weight": some(3, H)}, modules_to_save=["norm", "score"])
+                self.out = self.work / f"out{i}"
+                got, _, said = self.merged()
+                self.assertEqual(set(got), {*base, "score.weight"})
+                self.check(got, "model.norm.weight", norm)
+                self.check(got, "score.weight", score)
+                self.assertNotIn("original_module", said)
+        self.adapter({"base_model.model.model.norm.original_module.weight": norm}, modules_to_save=["norm"])
+        self.assertIn('the base has no tensor "model.norm.original_module.weight"', self.refused())
+
     # --- one adapter
 
     def test_a_file_of_two_adapters_is_refused_by_their_names(self):

@@ -185,7 +185,7 @@ class Merger {
   }
 
  private:
-  static constexpr std::string_view kNested = ".base_layer";
+  static constexpr std::string_view kNested = ".base_layer", kOriginal = ".original_module.";
 
   [[noreturn]] void refuse(std::string_view name, const std::string& rule) const {
     throw Error(ErrorCode::kAdapter, place_, in_quotes(name) + ": " + rule);
@@ -258,6 +258,7 @@ class Merger {
       place_ = public_name(child_name(directory, name));
       try {
         adapters_.push_back(load_stored(child_name(directory, name), {}, sources_).tensors);
+        adapters_.back().sort_names();
         return;
       } catch (const Error& error) {
         if (error.code() != ErrorCode::kAbsent && error.code() != ErrorCode::kHidden) throw;
@@ -309,6 +310,7 @@ class Merger {
                   "has the adapters " + in_quotes(name_) + " and " + in_quotes(meaning.adapter) +
                       ": name a file with one");
     }
+    if (meaning.kind == Kind::kReplacement && is_original_of_saved(tensor.name)) return;
     if (meaning.kind == Kind::kReplacement) return replace(meaning.subject, tensor, number);
     const auto [at, is_new] = pairs.try_emplace(std::move(meaning.subject));
     Pair& pair = at->second;
@@ -321,6 +323,18 @@ class Merger {
     pair.is_embedding = is_embedding;
     pair.times = meaning.times;
     factor = tensor;
+  }
+
+  // Whether a tensor is the base's own that PEFT keeps beside the copy that it trained: of
+  // ModulesToSaveWrapper.
+  bool is_original_of_saved(std::string_view name) const {
+    const std::size_t at = name.find(kOriginal);
+    if (at == std::string_view::npos) return false;
+    constexpr std::string_view kCopies[] = {".modules_to_save.default.", ".modules_to_save.", "."};
+    return std::ranges::any_of(kCopies, [&](std::string_view copy) {
+      std::string saved(name);
+      return adapters_.back().find(saved.replace(at, kOriginal.size(), copy)).has_value();
+    });
   }
 
   void require_both(const Pair& pair) const {
@@ -395,7 +409,8 @@ class Merger {
     std::optional<std::uint32_t> number = find(name, by.name);
     if (number) {
       require_shape(by, base_of(*number));
-    } else if (is_head || config_->saves_module_of(name)) {
+    } else if (is_head ||
+               (config_->saves_module_of(name) && name.find(kOriginal) == std::string::npos)) {
       if (is_head) require_shape(by, list_.tensor(*embedding_));
       number = add_tensor(name, adapters_.back().row(number_in_adapter), adapter_);
       changes_[*number].base = by;
