@@ -5,6 +5,8 @@
 #include "core/format/guess.h"
 #include "core/remote/http/url.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -27,7 +29,7 @@ std::optional<std::string> choose(const std::vector<std::string>& names, std::st
                                   std::string_view suffix) {
   const std::string usual = std::string(stem) + std::string(suffix);
   if (std::ranges::find(names, usual) != names.end()) return usual;
-  if (names.size() == 1) return names.front();
+  if (names.size() == 1 && !is_one_of_several(names.front())) return names.front();
   return std::nullopt;
 }
 
@@ -73,6 +75,12 @@ bool is_checkpoint_name(std::string_view name) {
   const std::string_view last = name.substr(name.rfind('/') + 1);
   return name.ends_with(kIndexSuffix) || is_index_of_variant(last, kFileSuffix) ||
          name.ends_with(kFileSuffix) || name.ends_with(kGgufSuffix) || is_torch_index(last) || is_torch_file(last);
+}
+
+bool is_one_of_several(std::string_view name) {
+  constexpr const char* kPattern = "*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].*";
+  return ::fnmatch(kPattern, std::string(name).c_str(), 0) == 0 &&
+         name.find("-of-00001.") == std::string_view::npos;
 }
 
 bool is_source_name(std::string_view name) {

@@ -27,6 +27,10 @@ bool is_checkpoint_name(std::string_view name);
 // Whether a file of this name may be a SOURCE: also with the endings of PyTorch and NumPy.
 bool is_source_name(std::string_view name);
 
+// Whether a name is that of a shard of two or more, "model-00001-of-00002.safetensors"; a variant
+// may stand behind the numbers.
+bool is_one_of_several(std::string_view name);
+
 // The names in a directory that end in kIndexSuffix, in kFileSuffix and in kGgufSuffix, and those
 // of PyTorch's files, sorted. Indexes of variants ("model.safetensors.index.fp16.json") stand among
 // the indexes where there is no other, and no whole file. A split GGUF file stands there once, by its first part; by another
@@ -38,7 +42,7 @@ struct Candidates {
   // The directory's meaning; nullopt when the choice is ambiguous. An index is preferred to a
   // safetensors file, that to a GGUF file, and that to PyTorch's index and file. The usual name,
   // "model" or "pytorch_model" and the suffix, is preferred to others, and else the only one is
-  // taken; a GGUF file must be the only one.
+  // taken; a GGUF file must be the only one. A shard of several is none without their index.
   std::optional<std::string> index() const;
   std::optional<std::string> file() const;  // without an index
 };

@@ -41,6 +41,13 @@ std::string no_choice(const std::string& directory, const std::vector<std::strin
   }
   if (names.empty()) return no_checkpoint_in(directory, all);
   constexpr std::size_t kShown = 32;  // a repository has as many quantisations of one model
+  const bool are_shards = candidates.indexes.empty() && candidates.ggufs.empty() &&
+                          std::ranges::all_of(names, is_one_of_several);
+  if (are_shards && names.size() == 1) {
+    return in_quotes(names.front()) +
+           " is one of several shards, and their index *.index.json is missing: download it, or "
+           "name the file to see it alone";
+  }
   std::string text = "more than one checkpoint in this directory, name one";
   if (is_url(directory))
     text += ", such as " + printable(public_name(child_name(directory, names.back())));
@@ -48,10 +55,8 @@ std::string no_choice(const std::string& directory, const std::vector<std::strin
     text += (i == 0 ? ": " : ", ") + printable(names[i]);
   }
   if (names.size() > kShown) text += ", and " + std::to_string(names.size() - kShown) + " more";
-  if (candidates.indexes.empty() && std::ranges::all_of(names, is_shard_name)) {
-    text +=
-        " (they look like the shards of one, whose index *.safetensors.index.json is missing:"
-        " download it)";
+  if (are_shards) {
+    text += " (they look like the shards of one, whose index *.index.json is missing: download it)";
   }
   return text;
 }
@@ -238,6 +243,10 @@ class Loader {
       Part part = read_part(files[i], shard, std::move(opened[i].source), sources_);
       part.is_split = split_of(part, public_name(files[i])).has_value();
       add_shard(path, std::move(part), names);
+    }
+    const std::string beside = index.entries.empty() ? unnamed_beside(path, index) : "";
+    if (!beside.empty()) {
+      list_.add_warning(printable(public_name(path)) + ": the index names no tensor" + beside);
     }
     std::uint64_t bytes = 0;
     for (const Part& part : list_.parts()) {

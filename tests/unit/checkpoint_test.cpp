@@ -154,6 +154,37 @@ TEST_F(CheckpointTest, AnOldIndexIsToldOfTheShardsThatItDoesNotName) {
                  " is it the index of another download?)");
 }
 
+TEST_F(CheckpointTest, SomeShardsWithoutTheirIndexAreNoCheckpointOfADirectory) {
+  for (const std::string first :
+       {"model-00001-of-00002.safetensors", "model.fp16-00001-of-00002.safetensors",
+        "pytorch_model-00001-of-00002.bin",
+        "diffusion_pytorch_model-00001-of-00002.fp16.safetensors"}) {
+    write(first + "/" + first, {"a"});
+    expect_refused(
+        Strings{at(first)}, ErrorCode::kUnreadable, 3,
+        "\"" + first + "\" is one of several shards, and their index *.index.json is missing");
+    EXPECT_EQ(names_of(Checkpoint(Strings{at(first + "/" + first)})), Strings{"a"});
+    std::string second = first;
+    second.replace(second.find("00001"), 5, "00002");
+    write(first + "/" + second, {"b"});
+    expect_refused(Strings{at(first)}, ErrorCode::kUnreadable, 3,
+                   "(they look like the shards of one, whose index *.index.json is missing");
+  }
+  write("one/model-00001-of-00001.safetensors", {"a"});
+  EXPECT_EQ(names_of(Checkpoint(Strings{at("one")})), Strings{"a"});
+}
+
+TEST_F(CheckpointTest, AnIndexOfNoTensorsIsToldOfTheShardsBesideIt) {
+  write_index(dir_ / "model.safetensors.index.json", {}, 0);
+  EXPECT_EQ(Checkpoint(Strings{at(".")}).warnings(), Strings{});
+  write("model-00001-of-00002.safetensors", {"a"});
+  const Checkpoint checkpoint(Strings{at(".")});
+  ASSERT_EQ(checkpoint.warnings().size(), 1U);
+  EXPECT_NE(checkpoint.warnings()[0].find("the index names no tensor (the directory has \"model-"),
+            std::string::npos)
+      << checkpoint.warnings()[0];
+}
+
 TEST_F(CheckpointTest, FindsATensorByItsName) {
   write("1.safetensors", {"m", "", "z"});
   write("2.safetensors", {"a", "\u00e9"});
