@@ -394,6 +394,27 @@ class Adapters(unittest.TestCase):
         self.assertIn('-e: line 1: cast: 2 tensors that match stay as they are ("ids" is I64)', said)
         self.assertIn("floating types alone can be cast", run("list", self.work / "base", "-e", "cast ids BF16", status=1))
 
+    def quantised(self, **config):
+        """A weight of FP8 with a scale, and a head that has most bytes."""
+        fp8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}, **config}
+        self.base({"norm": some(4)}, {**LLAMA, "torch_dtype": "bfloat16", **fp8})
+        write(self.work / "base/model.safetensors",
+              {f"{Q}.weight": ("F8_E4M3", numpy.full((H, H), 0x38, numpy.uint8)), f"{Q}.weight_scale_inv": ("F32", some(1, 1)),
+               "model.norm.weight": ("BF16", to_bf16(some(4))), "lm_head.weight": ("BF16", to_bf16(some(V, 4 * H)))})
+
+    def test_a_cast_of_codes_without_their_scales_is_told(self):
+        self.quantised()
+        rule = "(FP8 with scales): cast shows codes without their scales: --dequantize=bf16 first"
+        for i, (lines, told) in enumerate(((["cast * BF16"], f'line 1: cast: "{Q}.weight" and 1 more are of quantised weights {rule}'),
+                                           (["rename s/q_proj/x/", "cast *.x.weight F16"], f'.x.weight" is of quantised weights {rule}'),
+                                           (["cast *_scale_inv BF16"], f'"{Q}.weight_scale_inv" is of quantised weights {rule}'),
+                                           (["cast model.norm.weight F32"], None), ([f"drop {Q}.weight"], None))):
+            with self.subTest(lines=lines):
+                self.out = self.work / f"out{i}"
+                _, _, said = self.edited(*[word for line in lines for word in ("-e", line)])
+                (self.assertIn if told else self.assertNotIn)(told or "of quantised weights", said)
+        self.assertNotIn("quantised", run("list", self.work / "base", "--dequantize=bf16", "-e", "cast * F32"))
+
 
 if __name__ == "__main__":
     unittest.main()

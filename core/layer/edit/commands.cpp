@@ -240,8 +240,8 @@ void cast_some(const EditLine& line, Edited& edited) {
   const DType type = type_named(line, line.words[2]);
   const std::vector<bool> matches = matching(line, edited, std::span(line.words).subspan(1, 1));
   bool touches = false;
-  std::size_t others = 0;
-  std::string first;
+  std::size_t others = 0, codes = 0;
+  std::string first, first_codes, scheme;  // of what may not be cast; of codes
   for (std::size_t i = 0; i < matches.size(); ++i) {
     Item& item = edited.items[i];
     const Tensor& tensor = item.tensor;
@@ -254,6 +254,11 @@ void cast_some(const EditLine& line, Edited& edited) {
     }
     if (!has_f32(tensor.dtype, tensor.elements())) {
       line.refuse(in_quotes(tensor.name) + ": its values would be larger than 2^63 bytes");
+    }
+    const std::string_view found = edited.scheme_of_codes(item);
+    if (!found.empty() && codes++ == 0) {
+      first_codes = in_quotes(tensor.name);
+      scheme = found;
     }
     change(item, edited.computed(item, type, tensor.shape, "cast",
                                  [](const Tensor& in, const Tensor& out, const std::string&) {
@@ -268,12 +273,20 @@ void cast_some(const EditLine& line, Edited& edited) {
   }
   if (!touches && others != 0) line.refuse(first + ": floating types alone can be cast; name others");
   if (!touches) line.refuse("all that match are " + std::string(dtype_name(type)) + " already");
+  const auto warn = [&](const std::string& rule) {
+    edited.warnings.push_back(printable(line.place) + ": line " + std::to_string(line.number) +
+                              ": cast: " + rule);
+  };
+  if (codes != 0) {
+    warn(first_codes + (codes == 1 ? " is" : " and " + std::to_string(codes - 1) + " more are") +
+         " of quantised weights (" + scheme +
+         "): cast shows codes without their scales: --dequantize=bf16 first");
+  }
   if (others == 0) return;
-  edited.warnings.push_back(printable(line.place) + ": line " + std::to_string(line.number) + ": cast: " +
-                            std::to_string(others) +
-                            (others == 1 ? " tensor that matches stays as it is ("
-                                         : " tensors that match stay as they are (") +
-                            first + "): floating types alone are cast");
+  warn(std::to_string(others) +
+       (others == 1 ? " tensor that matches stays as it is ("
+                    : " tensors that match stay as they are (") +
+       first + "): floating types alone are cast");
 }
 
 void reshape(const EditLine& line, Edited& edited) {

@@ -93,6 +93,16 @@ Edited::Item* Edited::find(std::string_view name) {
   return at == items.end() ? nullptr : &*at;
 }
 
+std::string_view Edited::scheme_of_codes(const Item& item) {
+  if (!codes_) {
+    codes_ = stored_codes(list_, sources_).value_or(StoredCodes());
+    for (const std::uint32_t i : codes_->tensors) {
+      code_rows_.emplace(list_.row(i).part, list_.row(i).record);
+    }
+  }
+  return code_rows_.contains({item.part, item.record}) ? codes_->scheme : std::string_view();
+}
+
 bool Edited::is_gguf() const {
   const Parts parts = list_.parts();
   return !parts.empty() && parts.front().format->name == kGgufName;

@@ -8,6 +8,7 @@
 
 #include "core/layer/edit/edit_layer.h"
 #include "core/layer/edit/edit_lines.h"
+#include "core/layer/quantised/quantised_layer.h"
 #include "core/remote/sources.h"
 #include "core/stored/tensor_list.h"
 
@@ -16,8 +17,10 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace stfs {
@@ -47,6 +50,9 @@ class Edited {
   // Set or removed keys: nullopt removes one.
   std::map<std::string, std::optional<std::string>, std::less<>> metadata;
 
+  // Of a checkpoint whose codes are shown as stored: their scheme, if the item is codes, or their
+  // scales; else "".
+  std::string_view scheme_of_codes(const Item& item);
   // The item with this name; null when there is none.
   Item* find(std::string_view name);
   bool is_gguf() const;  // the first part
@@ -91,6 +97,8 @@ class Edited {
   std::deque<TensorList> others_;
   std::vector<std::uint32_t> first_parts_;
   std::uint32_t parts_;  // of the list and of others_
+  std::optional<StoredCodes> codes_;  // of the list, once they were asked for
+  std::set<std::pair<std::uint32_t, std::uint32_t>> code_rows_;  // part and record of each
 };
 
 // Throws Error kEdit.

@@ -306,13 +306,16 @@ class Dequantizer {
   // After find().
   StoredCodes stored_codes() const {
     StoredCodes codes;
-    for (const std::uint32_t fate : fates_) {
+    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+      const std::uint32_t fate = fates_[i];
+      if (fate == kGone) codes.tensors.push_back(i);
       if (fate == kKept || fate == kGone) continue;
       const std::vector<Tensor> inputs = tensors_->tensor(fate).inputs();
       const std::string_view scheme = tensors_->tensor(fate).scheme();
       const TypeInfo& type = type_info(inputs.front().dtype);
       if (type.kind == TypeKind::kQuantized || scheme == plain_scheme().name) continue;
       if (codes.weights++ == 0) codes.scheme = scheme;
+      codes.tensors.push_back(i);
     }
     return codes;
   }

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace stfs {
 
@@ -34,6 +35,7 @@ void set_scaled_values(TensorList& list, Sources& sources);
 struct StoredCodes {
   std::uint64_t weights = 0;
   std::string scheme;  // of the first; dequantize() knows it
+  std::vector<std::uint32_t> tensors;  // their codes and scales, by number, ascending
 };
 // nullopt: there are none, or dequantize() would refuse them. The blocks of GGUF are no codes:
 // their type tells their values. Nor is FP8 without scales.
