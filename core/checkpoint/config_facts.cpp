@@ -149,10 +149,16 @@ ConfigChange ConfigFacts::change(std::string_view config, const std::string& pla
     return change;
   }
   if (change.type && !has_type_word(*change.type)) {
+    // Beside codes it names the type in which a model is computed.
+    const bool is_of_codes = stored_.bytes.contains(*change.type) ||
+                             model_member(json, "quantization_config") != nullptr;
     const Json* const word = model_member(json, json.contains("dtype") ? "dtype" : "torch_dtype");
-    warn("torch_dtype", " is " + printable(word != nullptr ? word->dump() : "not set") + ", and most values are " +
-                            std::string(dtype_name(*change.type)) +
-                            " now, in which no model is computed: set what loaders shall make of it");
+    if (!is_of_codes) {
+      warn("torch_dtype",
+           " is " + printable(word != nullptr ? word->dump() : "not set") +
+               ", and most values are " + std::string(dtype_name(*change.type)) +
+               " now, in which no model is computed: set what loaders shall make of it");
+    }
     change.type.reset();
   }
 

@@ -415,6 +415,16 @@ class Adapters(unittest.TestCase):
                 (self.assertIn if told else self.assertNotIn)(told or "of quantised weights", said)
         self.assertNotIn("quantised", run("list", self.work / "base", "--dequantize=bf16", "-e", "cast * F32"))
 
+    def test_codes_that_were_there_before_contradict_no_torch_dtype(self):
+        for i, config in enumerate(({}, {"quantization_config": None})):
+            with self.subTest(config=config), tempfile.TemporaryDirectory() as work:
+                self.work = pathlib.Path(work)
+                self.out = self.work / "out"
+                self.quantised(**config)
+                _, got, said = self.edited("-e", "drop lm_head.*")
+                self.assertEqual(got["torch_dtype"], "bfloat16")
+                self.assertNotIn("torch_dtype", said)
+
 
 if __name__ == "__main__":
     unittest.main()
