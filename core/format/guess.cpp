@@ -183,6 +183,14 @@ bool has_header(std::string_view first) {
 
 bool is_gguf_name(std::string_view name) { return name.ends_with(".gguf"); }
 
+// As a program that unpacks itself, or an archive behind other bytes; without a comment.
+bool ends_with_zip(const Source& source) {
+  std::string last(22, '\0');  // an end record
+  return source.size() >= last.size() &&
+         source.read(std::as_writable_bytes(std::span(last)), source.size() - last.size()) == 0 &&
+         last.starts_with("PK\5\6");
+}
+
 // The next step after a broken rule, when no kind of file is recognised.
 std::string_view advice_for(ErrorCode code, bool begins_well) {
   switch (code) {
@@ -264,6 +272,11 @@ Error explained(const Error& refusal, const Source& source, const std::string& p
       constexpr FileKind kNoGguf{
           nullptr, "has the name of a GGUF file and does not begin with GGUF", kAgain};
       return with_words(refusal, place, kNoGguf, first);
+    }
+    if (ends_with_zip(source)) {
+      constexpr FileKind kBehind{nullptr, "does not begin with the zip archive that it ends with",
+                                 "download it again, or cut off what stands before the archive"};
+      return with_words(refusal, place, kBehind, first);
     }
   }
   return {refusal.code(), place,

@@ -521,6 +521,10 @@ TEST_F(ZipArchive, AFileOfSeveralArchivesIsRefused) {
     adjusted.prefix = small;
     EXPECT_NE(refusal(adjusted.bytes()).find("several zip archives"), std::string::npos);
     EXPECT_NE(refusal(small + std::string(7, '\0')).find("goes on for 7 bytes behind its zip archive"), std::string::npos);
+    for (const char* const other : {"junk", "#!/bin/sh\nexec unzip $0\n"}) {
+      EXPECT_NE(refusal(other + small).find("does not begin with the zip archive that it ends"),
+                std::string::npos);
+    }
     EXPECT_NE(refusal(small, "__0_0.distcp").find("shard of a distributed checkpoint of PyTorch"), std::string::npos);
   }
 }
