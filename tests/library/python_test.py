@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import types
 import unittest
 import warnings
@@ -219,6 +220,30 @@ class CheckpointTest(Base):
         self.assertEqual((done.stdout, done.stderr), (ARRAYS["f32"][1].tobytes()[:4] * 2, b""))
         for name in "exit.safetensors", "del.safetensors":
             self.assertEqual(bytes(stfs.open(self.at(name))["f32"]), ARRAYS["f32"][1].tobytes())
+
+    def test_a_handler_that_raises_ends_a_save_that_computes(self):
+        class Raised(Exception):
+            pass
+
+        def handler(*_):
+            raise Raised
+
+        # In Fortran order, each 8 MiB decompress all of it.
+        numpy.savez_compressed(self.at("m.npz"), a=numpy.zeros((10240, 10240), "u1").T)
+        m = stfs.open(self.at("m.npz"))
+        began = time.process_time()
+        m.save(self.at("whole.safetensors"))
+        whole = time.process_time() - began
+        before = signal.signal(signal.SIGPROF, handler)
+        began = time.process_time()
+        try:
+            with self.assertRaises(Raised):
+                signal.setitimer(signal.ITIMER_PROF, whole / 10)
+                m.save(self.at("out.safetensors"))
+        finally:
+            signal.signal(signal.SIGPROF, before)
+        self.assertLess(time.process_time() - began, whole / 2)
+        self.assertEqual([name for name in os.listdir(self.directory) if "out" in name or name.startswith(".stfs")], [])
 
     def test_importing_starts_nothing(self):
         code = ("import sys, threading, os; import stfs; "

@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
+#include "core/base/while_wanted.h"
 #include "core/checkpoint/mounted.h"
 #include "core/checkpoint/saved.h"
 #include "core/recipe/arrival.h"
@@ -387,7 +388,11 @@ std::unique_ptr<const Checkpoint> Opened::with_model_files(const Loaded& from) c
 int Opened::wait_for(Loaded& from,
                      const std::function<int(const std::atomic<bool>& stop)>& work) const {
   Call call(from);
-  if (!interrupted_) return work(call.stop());
+  const auto run = [&] {
+    const WhileWanted while_wanted([&] { return !call.stop(); });  // also while it computes
+    return work(call.stop());
+  };
+  if (!interrupted_) return run();
   std::mutex mutex;
   std::condition_variable ended;
   bool has_ended = false;
@@ -397,7 +402,7 @@ int Opened::wait_for(Loaded& from,
     int outcome = 0;
     std::exception_ptr thrown;
     try {
-      outcome = work(call.stop());
+      outcome = run();
     } catch (...) {
       thrown = std::current_exception();
     }
