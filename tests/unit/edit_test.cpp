@@ -335,7 +335,6 @@ TEST_F(EditTest, ALineThatMeansOrTouchesNothingIsRefusedWithItsNumber) {
       {"rename s/a/b/ s/c/d/", "is expected"},
       {"rename s/zzz/b/", "changes no name"},
       {"rename s/.*/same/", "two tensors would be \"same\""},
-      {"rename s/steps//", "no name"},
       {"keep *", "keeps all"},
       {"keep x*", "matches no name"},
       {"drop model.* x*", "matches no name"},
