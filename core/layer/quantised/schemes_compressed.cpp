@@ -89,18 +89,17 @@ std::uint64_t columns_of(const Candidate& weight, const Tensor& scale,
   return told.back();
 }
 
-// The scales tell how many columns share one; what the configuration says must not contradict them.
+// The scales tell how many groups the columns have; the configuration must not contradict them.
 void refuse_other_groups(const Candidate& weight, Groups groups, std::uint64_t columns,
-                         std::uint64_t group_columns) {
+                         std::uint64_t count) {
   const auto is_other = [&](const QuantizationConfig::Group* group) {
-    const bool is_one = group->strategy == "channel" || group->strategy == "tensor";
-    if (is_one) return group_columns != columns;
+    if (group->strategy == "channel" || group->strategy == "tensor") return count != 1;
     return (group->strategy.empty() || group->strategy == "group") && group->group_size &&
            *group->group_size != QuantizationConfig::kAll &&
-           std::min(*group->group_size, columns) != group_columns;
+           (columns + *group->group_size - 1) / *group->group_size != count;
   };
   if (groups.empty() || !std::ranges::all_of(groups, is_other)) return;
-  weight.refuse(std::to_string(group_columns) + " of its columns share a scale, and " +
+  weight.refuse(std::to_string(columns / count) + " of its columns share a scale, and " +
                 printable(weight.config().file) + " says otherwise: one of them is wrong");
 }
 
@@ -176,7 +175,7 @@ bool find_pack_quantized(Candidate& weight, std::string_view base) {
   if (row_scale) take_row_scale(weight, *row_scale);
   if (is_scaled_by_fp8 && !row_scale) weight.refuse_half(base, "_chan_scale");
   const auto groups = own.is_told ? own.groups : all_groups(config);
-  refuse_other_groups(weight, groups, stored.columns, stored.columns / grid.columns);
+  refuse_other_groups(weight, groups, stored.columns, grid.columns);
   const auto index = weight.find(base, "_g_idx");
   const bool needs_index =
       grid.columns > 1 && !groups.empty() &&
