@@ -174,17 +174,21 @@ void interrupted(fuse_req_t request, void* ticket) {
   filesystem(request).cancel(reinterpret_cast<std::uintptr_t>(ticket));
 }
 
-// Whether a thread is about to end: SIGKILL is pending, as the kernel makes every signal that kills
-// its process. Returns true if /proc does not have the thread any more. The kernel gives 0 for a thread
-// of another pid namespace (a container): nothing can be said of it, so its reply is computed.
-bool is_dying(pid_t thread) {
-  if (thread == 0) return false;
+enum class ReaderState { kThere, kKilled, kGone };
+
+// What /proc tells of the thread that reads: it is killed if SIGKILL is pending, as the kernel makes
+// every signal that kills its process. Where nothing can be said of it, it is there: the kernel
+// gives 0 for a thread of another pid namespace (a container), and /proc may be hidden.
+ReaderState state_of(pid_t thread) {
+  if (thread == 0) return ReaderState::kThere;
   std::array<char, 32> path{};
   std::snprintf(path.data(), path.size(), "/proc/%d/status", thread);
   const UniqueFd status(::open(path.data(), O_RDONLY | O_CLOEXEC));
   std::array<char, 4096> bytes{};
   const ssize_t length = status ? ::read(status.get(), bytes.data(), bytes.size()) : 0;
-  if (length <= 0) return true;
+  if (length <= 0) {
+    return ::kill(thread, 0) != 0 && errno == ESRCH ? ReaderState::kGone : ReaderState::kThere;
+  }
   const std::string_view text(bytes.data(), static_cast<std::size_t>(length));
   for (const std::string_view set : {"\nSigPnd:\t", "\nShdPnd:\t"}) {
     const std::size_t at = text.find(set);
@@ -192,16 +196,22 @@ bool is_dying(pid_t thread) {
     if (at == std::string_view::npos) continue;
     const char* const digits = text.data() + at + set.size();
     std::from_chars(digits, text.data() + text.size(), pending, 16);
-    if ((pending & std::uint64_t{1} << (SIGKILL - 1)) != 0) return true;
+    if ((pending & std::uint64_t{1} << (SIGKILL - 1)) != 0) return ReaderState::kKilled;
   }
-  return false;
+  return ReaderState::kThere;
 }
 
 // Whether a reply that is computed is still waited for. A reader that catches a signal (a timer, a
 // profiler) waits for it as for a disk: a reply that is given up begins anew at its next try. The
-// kernel sends no interrupt for what it reads ahead, nor for O_DIRECT, so /proc is asked.
-bool is_wanted(fuse_req_t request) {
-  return !context(request).is_unmounted && !is_dying(fuse_req_ctx(request)->pid);
+// kernel sends no interrupt for what it reads ahead, nor for O_DIRECT. Where a mount was handed over
+// to another pid namespace, the numbers of its threads mean nothing here: one that was never there
+// (`was_there` is false) has not ended.
+bool is_wanted(fuse_req_t request, bool& was_there) {
+  if (context(request).is_unmounted) return false;
+  const ReaderState state = state_of(fuse_req_ctx(request)->pid);
+  if (state == ReaderState::kThere) was_there = true;
+  if (state == ReaderState::kGone) return !was_there && fuse_req_interrupted(request) == 0;
+  return state == ReaderState::kThere;
 }
 
 void reply_read(fuse_req_t request, int error, std::span<const iovec> pieces) {
@@ -224,7 +234,8 @@ void read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset,
           fuse_file_info* file) {
   guarded(request, [&] {
     const bool is_cached = (file->flags & O_DIRECT) == 0 && !context(request).direct;
-    const WhileWanted while_wanted([request] { return is_wanted(request); });
+    const WhileWanted while_wanted(
+        [request, was_there = false]() mutable { return is_wanted(request, was_there); });
     filesystem(request).read(
         {inode, static_cast<std::uint64_t>(offset), size, file->fh, is_cached},
         [request](FileSystem::Ticket ticket) {
