@@ -723,6 +723,8 @@ UNSLOTH = {"base_model_id": "a/b", "scheme": "int8", "activation_rotation": "con
 for label, base, word, texts in (("size", "ct-int8", "hadamard_group_size", {"hadamard_group_size": "128"}), ("unsloth", "torchao-int8", "activation_rotation", {"unsloth_metadata": UNSLOTH}), ("convrot", "ct-int8", "convrot", {"convrot": "true"}),
                                  ("deep", "ct-int8", "hadamard_block", {"about": {"layers": [{"w": {"hadamard_block": 32}}]}}), ("value", "ct-int8", "int8_convrot", {"scheme": "int8_convrot"}),
                                  ("value-in-json", "fp8-channel", "quarot_v2", {"about": {"scheme": ["quarot_v2"]}}), ("upper-case", "fp8-no-scales", "Hadamard", {"Hadamard": "32"}),
+                                 ("name", "fp8-channel", "quarot", {"quantization": {"name": "quarot"}}), ("transform", "fp8-channel", "hadamard", {"quantization_config": {"transform": {"name": "hadamard"}}}),
+                                 ("properties", "ct-int8", "hadamard_properties", {"hadamard_properties": "1"}), ("angles", "ct-int8", "weight_rotations", {"weight_rotations": "1"}),
                                  ("text-in-a-text", "ct-int8", "rotation", {"about": {"more": json.dumps({"rotation": "r1"})}})):
     row(f"rotation-of-the-header-{label}", base, word, told(**texts))
 row("rotation-of-the-header-without-one", "ct-int8", (), lambda model: model.metadata.update(
@@ -731,7 +733,7 @@ row("rotation-of-the-header-without-one", "ct-int8", (), lambda model: model.met
 row("rotation-of-the-header-of-others", "ct-int8", (), lambda model: model.metadata.update(
     rope_rotation="interleaved", rotation_angle="90", ss_tag_frequency=json.dumps({"a": {"rotated": 3, "rotation": 2}}),
     training_args=json.dumps({"augment": {"rotation": 15}}), author="convrot", title="QuaRot", base_model="a/b-hadamard",
-    about=json.dumps({"rotary": {"rope_rotation": "neox"}, "license": "quarot-license"})), "right")
+    about=json.dumps({"rotary": {"rope_rotation": "neox"}})), "right")
 row("rotation-of-positions", "fp8-block-f32", (), beside_quantization("rope_parameters", {"rotation": "half", "rope_type": "default"}), "right")
 row("rotation-of-none", "gptq-4", (), config("rotation", value="none"), "right")
 row("rotation-of-the-config-by-another-name", "ct-int8", "activation_rotation", config("activation_rotation", value="hadamard"))

@@ -129,7 +129,6 @@ std::string rotation_at(const std::string& key, const Json& value) {
   }
   if (!value.is_structured()) return "";
   for (const auto& [name, part] : value.items()) {
-    if (value.is_object() && is_free_text(name)) continue;
     std::string found = rotation_at(value.is_object() ? name : "", part);
     if (!found.empty()) return found;
   }
@@ -228,18 +227,19 @@ std::vector<std::string> keys_of_quantisation(const Metadata& metadata) {
 }
 
 bool is_key_of_rotation(std::string_view key) {
-  constexpr std::string_view kWords[] = {"convrot",  "hadamard", "spinquant",       "quarot",
-                                         "rotation", "rotated",  "transform_config"};
+  constexpr std::string_view kSure[] = {"convrot", "hadamard", "spinquant", "quarot",
+                                        "transform_config"};
   // convrot_groupsize alone says nothing.
   constexpr std::string_view kSizes[] = {"convrot_groupsize", "convrot_group_size", "convrot_group"};
   // Rotations of positions, of images and of cameras.
-  constexpr std::string_view kOthers[] = {"rope",  "rotary",  "position", "image",
-                                          "angle", "augment", "camera"};
+  constexpr std::string_view kOthers[] = {"rope_",  "_rope",   "rotary", "position_", "_position",
+                                          "image_", "augment", "camera", "rotation_angle"};
   const std::string lower = lower_case(key);
   const auto has = [&](std::string_view word) { return lower.find(word) != std::string::npos; };
   const auto ends = [&](std::string_view end) { return lower.ends_with(end); };
-  return std::ranges::any_of(kWords, has) && std::ranges::none_of(kSizes, ends) &&
-         std::ranges::none_of(kOthers, has);
+  if (std::ranges::any_of(kSizes, ends)) return false;
+  const bool is_rotation = has("rotation") || has("rotated");
+  return std::ranges::any_of(kSure, has) || (is_rotation && std::ranges::none_of(kOthers, has));
 }
 
 std::string rotation_in(const Metadata& metadata) {

@@ -581,6 +581,7 @@ class Dequantizer {
   // Other tensors in the module of a quantised weight: parameters of a model have a module of their
   // own, but for biases.
   void warn_of_parts(TensorList& list) const {
+    if (plain_) return;  // FP8 without scales: warn_of_other_scales() speaks
     std::uint32_t count = 0;
     std::uint32_t first = 0;
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
