@@ -114,8 +114,11 @@ struct PythonCapsules {
   void* (*make)(void* content, const char* name, void (*destroy)(void* capsule)) = nullptr;
   void* (*pointer)(void* capsule, const char* name) = nullptr;
   int (*is_valid)(void* capsule, const char* name) = nullptr;
+  void* (*no_memory)() = nullptr;  // sets the exception
 
-  bool are_there() const { return make != nullptr && pointer != nullptr && is_valid != nullptr; }
+  bool are_there() const {
+    return make != nullptr && pointer != nullptr && is_valid != nullptr && no_memory != nullptr;
+  }
 };
 
 const PythonCapsules& python_capsules() {
@@ -124,6 +127,7 @@ const PythonCapsules& python_capsules() {
     find_in_python(found.make, "PyCapsule_New");
     find_in_python(found.pointer, "PyCapsule_GetPointer");
     find_in_python(found.is_valid, "PyCapsule_IsValid");
+    find_in_python(found.no_memory, "PyErr_NoMemory");
     return found;
   }();
   return functions;
@@ -459,9 +463,10 @@ void stfs_python_destroy(void* capsule) {
 
 void* stfs_python_slot(const char* name, void*** content) {
   const char* const* const owned = std::ranges::find(kOwned, std::string_view(name));
-  if (owned == std::end(kOwned) || !python_capsules().are_there()) return nullptr;
+  const PythonCapsules& python = python_capsules();
+  if (owned == std::end(kOwned) || !python.are_there()) return nullptr;
   auto* const slot = new (std::nothrow) Slot{*owned};
-  if (slot == nullptr) return nullptr;
+  if (slot == nullptr) return python.no_memory();
   void* const capsule = python_capsules().make(slot, kSlot, &stfs_python_destroy);
   if (capsule == nullptr) {
     delete slot;

@@ -244,7 +244,8 @@ STFS_API void stfs_python_destroy(void* capsule);
 /* A new PyCapsule that will own what a call makes: one of the kinds above, by its name. Sets
  * `content` to where the call has to write the address. A module makes the capsule before the call,
  * so that a signal's handler that raises right after the call finds an owner. The caller holds
- * Python's lock. NULL: no memory. */
+ * Python's lock. NULL: Python's functions are not there (libpython was loaded with RTLD_LOCAL), or
+ * a Python exception is set. */
 STFS_API void* stfs_python_slot(const char* name, void*** content);
 
 /* A new PyCapsule with the name and the content of such a capsule, which owns nothing then: a
