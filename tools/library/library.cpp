@@ -105,57 +105,39 @@ stfs::PartOfTensor part_of(const stfs_checkpoint& handle, const stfs_part* given
 }
 
 // The functions of Python that are used, found by name: the library is not linked with Python.
-template <class Function>
-void find_in_python(Function& function, const char* name) {
-  function = reinterpret_cast<Function>(::dlsym(RTLD_DEFAULT, name));
-}
-
-struct PythonCapsules {
+struct Python {
   void* (*make)(void* content, const char* name, void (*destroy)(void* capsule)) = nullptr;
   void* (*pointer)(void* capsule, const char* name) = nullptr;
   int (*is_valid)(void* capsule, const char* name) = nullptr;
   void* (*no_memory)() = nullptr;  // sets the exception
-
-  bool are_there() const {
-    return make != nullptr && pointer != nullptr && is_valid != nullptr && no_memory != nullptr;
-  }
-};
-
-const PythonCapsules& python_capsules() {
-  static const PythonCapsules functions = [] {
-    PythonCapsules found;
-    find_in_python(found.make, "PyCapsule_New");
-    find_in_python(found.pointer, "PyCapsule_GetPointer");
-    find_in_python(found.is_valid, "PyCapsule_IsValid");
-    find_in_python(found.no_memory, "PyErr_NoMemory");
-    return found;
-  }();
-  return functions;
-}
-
-struct PythonCalls {
   void* (*call)(void* function, void* arguments) = nullptr;
   void (*release)(void* object) = nullptr;
   void (*clear)() = nullptr;  // the exception
   int (*check_signals)() = nullptr;
   void* (*unlock)() = nullptr;
   void (*lock)(void* state) = nullptr;
+  bool is_there = true;
 
-  bool are_there() const {
-    return call != nullptr && release != nullptr && clear != nullptr && check_signals != nullptr &&
-           unlock != nullptr && lock != nullptr;
+  template <class Function>
+  void find(Function& function, const char* name) {
+    function = reinterpret_cast<Function>(::dlsym(RTLD_DEFAULT, name));
+    is_there = is_there && function != nullptr;
   }
 };
 
-const PythonCalls& python_calls() {
-  static const PythonCalls functions = [] {
-    PythonCalls found;
-    find_in_python(found.call, "PyObject_CallObject");
-    find_in_python(found.release, "Py_DecRef");
-    find_in_python(found.clear, "PyErr_Clear");
-    find_in_python(found.check_signals, "PyErr_CheckSignals");
-    find_in_python(found.unlock, "PyEval_SaveThread");
-    find_in_python(found.lock, "PyEval_RestoreThread");
+const Python& python_functions() {
+  static const Python functions = [] {
+    Python found;
+    found.find(found.make, "PyCapsule_New");
+    found.find(found.pointer, "PyCapsule_GetPointer");
+    found.find(found.is_valid, "PyCapsule_IsValid");
+    found.find(found.no_memory, "PyErr_NoMemory");
+    found.find(found.call, "PyObject_CallObject");
+    found.find(found.release, "Py_DecRef");
+    found.find(found.clear, "PyErr_Clear");
+    found.find(found.check_signals, "PyErr_CheckSignals");
+    found.find(found.unlock, "PyEval_SaveThread");
+    found.find(found.lock, "PyEval_RestoreThread");
     return found;
   }();
   return functions;
@@ -451,8 +433,8 @@ int stfs_export_unversioned(stfs_checkpoint* checkpoint, const stfs_part* part, 
 }
 
 void stfs_python_destroy(void* capsule) {
-  const PythonCapsules& python = python_capsules();
-  if (!python.are_there()) return;
+  const Python& python = python_functions();
+  if (!python.is_there) return;
   for (const char* const name : kOwned) {
     if (python.is_valid(capsule, name) != 0) destroy(name, python.pointer(capsule, name));
   }
@@ -463,11 +445,11 @@ void stfs_python_destroy(void* capsule) {
 
 void* stfs_python_slot(const char* name, void*** content) {
   const char* const* const owned = std::ranges::find(kOwned, std::string_view(name));
-  const PythonCapsules& python = python_capsules();
-  if (owned == std::end(kOwned) || !python.are_there()) return nullptr;
+  const Python& python = python_functions();
+  if (owned == std::end(kOwned) || !python.is_there) return nullptr;
   auto* const slot = new (std::nothrow) Slot{*owned};
   if (slot == nullptr) return python.no_memory();
-  void* const capsule = python_capsules().make(slot, kSlot, &stfs_python_destroy);
+  void* const capsule = python_functions().make(slot, kSlot, &stfs_python_destroy);
   if (capsule == nullptr) {
     delete slot;
     return nullptr;
@@ -477,9 +459,9 @@ void* stfs_python_slot(const char* name, void*** content) {
 }
 
 void* stfs_python_release(void* capsule) {
-  auto* const slot = static_cast<Slot*>(python_capsules().pointer(capsule, kSlot));
+  auto* const slot = static_cast<Slot*>(python_functions().pointer(capsule, kSlot));
   if (slot == nullptr) return nullptr;
-  void* const made = python_capsules().make(slot->content, slot->name, &stfs_python_destroy);
+  void* const made = python_functions().make(slot->content, slot->name, &stfs_python_destroy);
   if (made != nullptr) slot->content = nullptr;
   return made;
 }
@@ -492,8 +474,8 @@ void stfs_python_ended(int* has_ended) {
 int stfs_python_wait(stfs_checkpoint* checkpoint, void* start, int* has_ended) {
   constexpr std::chrono::milliseconds kSignals{100};  // another thread may take a signal
   constexpr std::chrono::milliseconds kCancel{5};     // again: the call may not have begun to wait
-  const PythonCalls& python = python_calls();
-  if (!python.are_there()) return -1;
+  const Python& python = python_functions();
+  if (!python.is_there) return -1;
   void* const started = python.call(start, nullptr);
   if (started == nullptr) {
     python.clear();
