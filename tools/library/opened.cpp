@@ -104,7 +104,7 @@ std::string subject_of(const Checkpoint& checkpoint, std::uint32_t tensor) {
   if (tensor != nullptr && tensor->locator) sources.push_back(tensor->locator->source);
   if (tensor != nullptr && tensor->computed != nullptr) {
     for (const Tensor& input : tensor->computed->inputs()) {
-      sources.push_back(input.locator->source);
+      if (input.locator) sources.push_back(input.locator->source);
     }
   }
   for (const Part& part : checkpoint.parts()) sources.push_back(part.source.get());
