@@ -10,9 +10,11 @@ Exits with 77 where the servers are not installed; STFS_REQUIRE_SERVERS=1 makes 
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 
 from real_servers import Server
 
@@ -25,39 +27,55 @@ def missing(kind):
     return [program for program in programs if not shutil.which(program, path=os.environ["PATH"] + ":/usr/sbin")]
 
 
-def put_program(directory):
-    """A program that brings a file, or the files of a directory, to the gateway: stfs's tests call it with the path."""
-    path = directory / "put"
-    path.write_text(f"#!/bin/sh\nexec {sys.executable} {os.path.abspath(__file__)} put \"$1\"\n")
-    path.chmod(0o755)
-    return path
+# Asks this process to bring a path to the gateway: to import boto3 takes longer than most tests.
+ASK = """#!/usr/bin/python3 -ISB
+import socket, sys
+with socket.socket(socket.AF_UNIX) as asked:
+    asked.connect({socket!r})
+    asked.sendall(sys.argv[1].encode())
+    asked.shutdown(socket.SHUT_WR)
+    answer = asked.makefile().read()
+sys.exit(answer or 0)
+"""
 
 
-def client(environment):
+def serve_puts(directory, environment):
+    """Makes the bucket, and returns a program that brings a file, or the files of a directory, to it."""
     import boto3
-    return boto3.client("s3", endpoint_url=environment["AWS_ENDPOINT_URL"], region_name="us-east-1")
-
-
-def make_bucket(environment):
     os.environ.update({name: value for name, value in environment.items() if name.startswith("AWS_")})
-    client(environment).create_bucket(Bucket=BUCKET)
+    s3 = boto3.client("s3", endpoint_url=environment["AWS_ENDPOINT_URL"], region_name="us-east-1")
+    s3.create_bucket(Bucket=BUCKET)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(directory / "puts"))
+    listening.listen()
+
+    def serve():
+        while True:
+            asked, _ = listening.accept()
+            with asked:
+                try:
+                    put(s3, pathlib.Path(asked.makefile().read()))
+                except Exception as error:  # the test that asked says it
+                    asked.sendall(str(error).encode())
+
+    threading.Thread(target=serve, daemon=True).start()
+    program = directory / "put"
+    program.write_text(ASK.format(socket=str(directory / "puts")))
+    program.chmod(0o755)
+    return program
 
 
-def put(path):
+def put(s3, path):
     """Of a shard's index, all that lies beside it."""
-    path = pathlib.Path(path)
     files = [path]
     if path.is_dir() or path.name.endswith(".index.json"):
         files = [file for file in (path if path.is_dir() else path.parent).rglob("*") if file.is_file()]
-    s3 = client(os.environ)
     for file in files:
         with open(file, "rb") as body:
             s3.put_object(Bucket=BUCKET, Key=str(file)[1:], Body=body)
 
 
 def main():
-    if sys.argv[1] == "put":
-        return put(sys.argv[2])
     kind, binary, tests = sys.argv[1:]
     if absent := missing(kind):
         print(f"not installed: {' '.join(absent)}")
@@ -77,10 +95,9 @@ def main():
                 environment["SSL_CERT_FILE"] = server.nginx_ca
             else:
                 environment.update(
-                    STFS_TESTS_OVER=f"s3://{BUCKET}", STFS_TESTS_PUT=str(put_program(work)),
-                    AWS_ENDPOINT_URL=f"http://127.0.0.1:{server.rgw_port}", AWS_ACCESS_KEY_ID=server.rgw_access,
-                    AWS_SECRET_ACCESS_KEY=server.rgw_secret, AWS_EC2_METADATA_DISABLED="true")
-                make_bucket(environment)
+                    STFS_TESTS_OVER=f"s3://{BUCKET}", AWS_ENDPOINT_URL=f"http://127.0.0.1:{server.rgw_port}",
+                    AWS_ACCESS_KEY_ID=server.rgw_access, AWS_SECRET_ACCESS_KEY=server.rgw_secret, AWS_EC2_METADATA_DISABLED="true")
+                environment["STFS_TESTS_PUT"] = str(serve_puts(work, environment))
             done = subprocess.run([binary, f"--gtest_filter={tests}", "--gtest_brief=1"], env=environment, check=False)
             sys.exit(done.returncode)
         finally:
