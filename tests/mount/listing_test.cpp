@@ -1,6 +1,7 @@
 // Large directories: complete and without duplicates, by every way of reading them.
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
+#include "tests/support/long_tests.h"
 #include "tests/support/mounted.h"
 
 #include <dirent.h>
@@ -8,8 +9,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -54,10 +53,8 @@ class Listing : public MountTest {
 
  private:
   static void make_checkpoint() {
-    const char* long_tests = std::getenv("STFS_LONG");
-    const bool all = long_tests != nullptr && std::strcmp(long_tests, "1") == 0;
     const Outcome result = run({STFS_MAKE_CHECKPOINT, checkpoint().parent_path(), "--preset",
-                                "wide", "--tensors", all ? "760000" : "20000"});
+                                "wide", "--tensors", long_tests() ? "760000" : "20000"});
     ASSERT_EQ(result.status, 0) << result.err;
     for (const auto& [name, entry] : entries_of(checkpoint())) names_.push_back(name);
   }
@@ -177,7 +174,7 @@ TEST_F(Listing, EveryTensorIsFoundByItsName) {
   RandomBytes random(8);
   const auto entries = entries_of(checkpoint());
 
-  for (int i = 0; i < 3000; ++i) {
+  for (std::uint64_t i = 0; i < long_or(30'000, 3000); ++i) {
     const std::string& name = names_[random.next() % names_.size()];
     ASSERT_EQ(read_file(*mount_ / name), entries.at(name).bytes()) << name;
   }
