@@ -56,7 +56,7 @@ def serve_puts(directory, environment):
                 try:
                     put(s3, pathlib.Path(asked.makefile().read()))
                 except Exception as error:  # the test that asked says it
-                    asked.sendall(str(error).encode())
+                    asked.sendall(repr(error).encode())
 
     threading.Thread(target=serve, daemon=True).start()
     program = directory / "put"

@@ -13,8 +13,8 @@ inline bool long_tests() {
   return value != nullptr && std::string_view(value) == "1";
 }
 
-// A number of rounds: `whole` with STFS_LONG=1, else `few`; with sanitizers, which make a round several times
-// as long, a third of `few`.
+// A number of rounds: `whole` with STFS_LONG=1, else `few`; with sanitizers, which make a round
+// several times as long, a third of `few`.
 inline std::uint64_t long_or(std::uint64_t whole, std::uint64_t few) {
 #ifdef STFS_SANITIZED
   few = (few + 2) / 3;
