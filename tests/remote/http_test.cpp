@@ -453,7 +453,7 @@ TEST(Http, TheBodyOfARedirectIsNotWaitedFor) {
 
 TEST(Http, HeadersForEverEndTheTransfer) {
   WebAnswer answer;
-  answer.headers.assign(100'000, {"X", std::string(1000, 'x')});
+  answer.headers.assign(1000, {"X", std::string(1000, 'x')});
   const HttpOutcome outcome = fetched(answer);
   EXPECT_EQ(outcome.end.error, EPROTO);
   EXPECT_EQ(outcome.end.text, "its server sends more than 64 KiB of headers");
