@@ -1,4 +1,5 @@
 #include "core/layer/edit/edit_layer.h"
+
 #include "docs/documents.h"
 #include <algorithm>
 #include <cstddef>
@@ -33,8 +34,8 @@ constexpr const char* kTensorPath = R"SH(    tensor_path)
       fi
       ;;
 )SH";
-// The word of a command, or the name of a tensor behind it. Names that edits would have to quote are
-// left out.
+// The word of a command, or the name of a tensor behind it. Names that edits would have to quote
+// are left out.
 constexpr const char* kEditLine = R"SH(    edit_line)
       if [[ $stem != *' '* ]]; then
         _@F@_offer '@WORDS@'
@@ -267,30 +268,19 @@ std::string choices_of(const OptionRow& row) { return joined(parts_of(row.argume
 
 std::string kind_of(const OptionRow& row) {
   switch (row.value) {
-    case Value::kChoice:
-      return "'" + choices_of(row) + "'";
-    case Value::kSource:
-      return "source";
-    case Value::kPath:
-      return "path";
-    case Value::kTensor:
-      return "tensor";
-    case Value::kTensorPath:
-      return "tensor_path";
-    case Value::kEditLine:
-      return "edit_line";
-    case Value::kMountpoint:
-      return "mountpoint";
-    case Value::kDevice:
-      return "device";
-    case Value::kList:
-      return "list";
-    case Value::kCommand:
-      return "command";
+    case Value::kChoice: return "'" + choices_of(row) + "'";
+    case Value::kSource: return "source";
+    case Value::kPath: return "path";
+    case Value::kTensor: return "tensor";
+    case Value::kTensorPath: return "tensor_path";
+    case Value::kEditLine: return "edit_line";
+    case Value::kMountpoint: return "mountpoint";
+    case Value::kDevice: return "device";
+    case Value::kList: return "list";
+    case Value::kCommand: return "command";
     case Value::kText:
     case Value::kNumber:
-    case Value::kSize:
-      break;
+    case Value::kSize: break;
   }
   return "text";
 }
@@ -339,9 +329,8 @@ std::string offers(const CommandRow& command) {
   for (const auto& [kind, branch] :
        {std::pair(Value::kSource, kSource), std::pair(Value::kPath, kPath),
         std::pair(Value::kTensor, kTensor), std::pair(Value::kTensorPath, kTensorPath),
-        std::pair(Value::kEditLine, kEditLine),
-        std::pair(Value::kMountpoint, kMountpoint), std::pair(Value::kDevice, kDevice),
-        std::pair(Value::kCommand, kCommand)}) {
+        std::pair(Value::kEditLine, kEditLine), std::pair(Value::kMountpoint, kMountpoint),
+        std::pair(Value::kDevice, kDevice), std::pair(Value::kCommand, kCommand)}) {
     if (kinds.contains(kind)) out += branch;
   }
   replace_all(out, "@WORDS@", joined(edit_words(), " "));

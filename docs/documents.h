@@ -11,7 +11,8 @@
 
 namespace stfs::documents {
 
-// The man page (mdoc(7)): `page` with @VERSION@ and the lines @SYNOPSIS@, @OPTIONS@ and @MOUNT_OPTIONS@ replaced.
+// The man page (mdoc(7)): `page` with @VERSION@ and the lines @SYNOPSIS@, @OPTIONS@ and
+// @MOUNT_OPTIONS@ replaced.
 std::string man_page(const CommandRow& command, std::string page);
 
 std::string joined(const std::vector<std::string_view>& parts, std::string_view between);

@@ -48,20 +48,11 @@ std::string sentences(std::string_view text) {
         is_literal = !is_literal;
         out += is_literal ? "\\fB" : "\\fP";
         break;
-      case '<':
-        out += "\\fI";
-        break;
-      case '>':
-        out += "\\fP";
-        break;
-      case '\\':
-        out += "\\e";
-        break;
-      case '-':
-        out += is_literal ? "\\-" : "-";
-        break;
-      default:
-        out += c == ' ' && !is_literal && text[i - 1] == '.' ? '\n' : c;
+      case '<': out += "\\fI"; break;
+      case '>': out += "\\fP"; break;
+      case '\\': out += "\\e"; break;
+      case '-': out += is_literal ? "\\-" : "-"; break;
+      default: out += c == ' ' && !is_literal && text[i - 1] == '.' ? '\n' : c;
     }
   }
   return out + "\n";
@@ -91,7 +82,8 @@ std::string synopsis(const CommandRow& command) {
   for (const VerbRow& verb : command.verbs) {
     if (verb.help.empty()) continue;
     const std::string lines = synopsis_of(command, verb);
-    const auto same = std::ranges::find(entries, lines, [](const auto& entry) { return entry.second; });
+    const auto same =
+        std::ranges::find(entries, lines, [](const auto& entry) { return entry.second; });
     if (same != entries.end()) {
       same->first += " | " + std::string(verb.name);
     } else {

@@ -1,4 +1,5 @@
 #include "core/layer/edit/edit_layer.h"
+
 #include "docs/documents.h"
 #include <algorithm>
 #include <string>
@@ -90,29 +91,20 @@ std::string escaped(std::string_view text, std::string_view special) {
 // The action of _arguments that completes a value.
 std::string action_of(const OptionRow& row) {
   switch (row.value) {
-    case Value::kChoice:
-      return "(" + joined(parts_of(row.argument, '|'), " ") + ")";
+    case Value::kChoice: return "(" + joined(parts_of(row.argument, '|'), " ") + ")";
     case Value::kSource:
       return R"SH(_files -F "(-*)" -g "*.(safetensors(|.index.json)|gguf)(-.)")SH";
-    case Value::kPath:
-      return R"SH(_files -F "(-*)")SH";
-    case Value::kTensor:
-      return "_stfs_tensor";
-    case Value::kTensorPath:
-      return "_stfs_tensor_path";
-    case Value::kEditLine:
-      return "_stfs_edit_line";
-    case Value::kMountpoint:
-      return "_stfs_mountpoints";
-    case Value::kDevice:
-      return R"SH((cpu cuda\:0))SH";
-    case Value::kList:
-      return "->list";
+    case Value::kPath: return R"SH(_files -F "(-*)")SH";
+    case Value::kTensor: return "_stfs_tensor";
+    case Value::kTensorPath: return "_stfs_tensor_path";
+    case Value::kEditLine: return "_stfs_edit_line";
+    case Value::kMountpoint: return "_stfs_mountpoints";
+    case Value::kDevice: return R"SH((cpu cuda\:0))SH";
+    case Value::kList: return "->list";
     case Value::kCommand:
     case Value::kText:
     case Value::kNumber:
-    case Value::kSize:
-      break;
+    case Value::kSize: break;
   }
   return " ";
 }

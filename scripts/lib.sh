@@ -47,7 +47,7 @@ STFS_COVERAGE_PACKAGES=(gcovr)
 
 # To run `lint`.
 # shellcheck disable=SC2034
-STFS_LINT_PACKAGES=(clang clang-tidy cppcheck findutils coreutils python3)
+STFS_LINT_PACKAGES=(clang clang-format clang-tidy cppcheck findutils coreutils python3)
 
 # To run the benchmarks: other tools, and the interpreter of bench.py.
 # shellcheck disable=SC2034

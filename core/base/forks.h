@@ -1,4 +1,5 @@
-// fork(2), as a library meets it: a child has the locks of its parent's threads, and not the threads.
+// fork(2), as a library meets it: a child has the locks of its parent's threads, and not the
+// threads.
 //
 // Thread safety: all.
 #pragma once

@@ -80,23 +80,16 @@ class NamePattern::Parser {
     const char c = text_.front();
     text_.remove_prefix(1);
     switch (c) {
-      case '(':
-        return group(depth, can_repeat);
-      case '[':
-        return char_class();
-      case '\\':
-        return escape(can_repeat);
+      case '(': return group(depth, can_repeat);
+      case '[': return char_class();
+      case '\\': return escape(can_repeat);
       case '.': {
         Set set;
         set.set().reset('\n');
         return add_set(set);
       }
-      case '^':
-        can_repeat = false;
-        return add(Op::kBegin);
-      case '$':
-        can_repeat = false;
-        return add(Op::kEnd);
+      case '^': can_repeat = false; return add(Op::kBegin);
+      case '$': can_repeat = false; return add(Op::kEnd);
       case '*':
       case '+':
       case '?':
@@ -141,20 +134,13 @@ class NamePattern::Parser {
       return true;
     };
     switch (c) {
-      case 'd':
-        return add(is_digit, true);
-      case 'D':
-        return add(is_digit, false);
-      case 'w':
-        return add(is_word, true);
-      case 'W':
-        return add(is_word, false);
-      case 's':
-        return add(is_space, true);
-      case 'S':
-        return add(is_space, false);
-      default:
-        return false;
+      case 'd': return add(is_digit, true);
+      case 'D': return add(is_digit, false);
+      case 'w': return add(is_word, true);
+      case 'W': return add(is_word, false);
+      case 's': return add(is_space, true);
+      case 'S': return add(is_space, false);
+      default: return false;
     }
   }
 
@@ -324,8 +310,7 @@ class NamePattern::Run {
       if (++work_ > kMostWork) return std::nullopt;
       const Step& step = pattern_.steps_[at];
       switch (step.op) {
-        case Op::kMatch:
-          return true;
+        case Op::kMatch: return true;
         case Op::kCharacter:
           if (i < name_.size() &&
               pattern_.sets_[step.a].test(static_cast<unsigned char>(name_[i]))) {
@@ -336,9 +321,7 @@ class NamePattern::Run {
           todo.emplace_back(step.b, i);
           todo.emplace_back(step.a, i);
           break;
-        case Op::kJump:
-          todo.emplace_back(step.a, i);
-          break;
+        case Op::kJump: todo.emplace_back(step.a, i); break;
         case Op::kAhead:
         case Op::kNotAhead: {
           const auto is_ahead = from(at + 1, i);

@@ -40,7 +40,8 @@ int spawn(std::vector<std::string> words, SpawnOptions options, pid_t& pid) {
   ::sigaddset(&limit, SIGXFSZ);
   ::posix_spawnattr_setsigdefault(&attributes, &limit);
   const int group = options.leads_group ? POSIX_SPAWN_SETPGROUP : 0;
-  ::posix_spawnattr_setflags(&attributes, static_cast<short>(POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | group));
+  ::posix_spawnattr_setflags(
+      &attributes, static_cast<short>(POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | group));
   if (error == 0) {
     error = ::posix_spawnp(&pid, arguments[0], &actions, &attributes, arguments.data(),
                            environment.data());

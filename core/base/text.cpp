@@ -86,17 +86,10 @@ std::string without_query(std::string_view text) {
 
 void add_escape(TextWriter& out, char32_t c) {
   switch (c) {
-    case '\n':
-      out.add("\\n");
-      return;
-    case '\r':
-      out.add("\\r");
-      return;
-    case '\t':
-      out.add("\\t");
-      return;
-    default:
-      break;
+    case '\n': out.add("\\n"); return;
+    case '\r': out.add("\\r"); return;
+    case '\t': out.add("\\t"); return;
+    default: break;
   }
   std::array<char, 16> buffer{};
   std::snprintf(buffer.data(), buffer.size(), c < 0x100 ? "\\x%02x" : "\\u%04x",
@@ -217,7 +210,8 @@ std::string printable_json(std::string_view json) {
 
 std::string without_queries(std::string_view text) {
   constexpr std::string_view kBlanks = " \t\r\n";
-  if (text.find('?') == std::string_view::npos && text.find("://") == std::string_view::npos) return std::string(text);
+  if (text.find('?') == std::string_view::npos && text.find("://") == std::string_view::npos)
+    return std::string(text);
   if (begin_of_scheme(text) == 0) return without_query(text);  // blanks belong to the URL
   std::string out;
   while (!text.empty()) {

@@ -33,9 +33,9 @@ std::optional<DType> dequantized_type_of(const Layers& layers) {
 bool is_of_mlx(Parts parts) {
   const auto has = [&](const std::string& name) {
     return std::ranges::any_of(parts, [&](const Part& part) {
-      return std::ranges::binary_search(part.header.by_name, std::string_view(name), {}, [&](auto i) {
-        return part.header.name(part.header.tensors[i]);
-      });
+      return std::ranges::binary_search(
+          part.header.by_name, std::string_view(name), {},
+          [&](auto i) { return part.header.name(part.header.tensors[i]); });
     });
   };
   return std::ranges::any_of(parts, [&](const Part& part) {
@@ -66,7 +66,8 @@ Checkpoint::Checkpoint(std::span<const std::string> sources, const LoadOptions& 
     throw;
   }
   if (options.warn) {
-    std::ranges::for_each(options.warns_of_refused_alone ? list_.refused() : warnings(), options.warn);
+    std::ranges::for_each(options.warns_of_refused_alone ? list_.refused() : warnings(),
+                          options.warn);
   }
 }
 
@@ -89,7 +90,8 @@ void Checkpoint::load(std::span<const std::string> sources, const LoadOptions& o
 void Checkpoint::open_model_files(SourceLists& loaded, Sources& opener, bool others_may_read) {
   const bool is_one = origins_.size() == 1 && is_one_source(origins_.front());
   if (parts().empty() || !is_one || is_of_mlx(parts())) return;
-  // The parts behind those of the one source are what layers read. GGUF and NumPy have names of their own.
+  // The parts behind those of the one source are what layers read. GGUF and NumPy have names of
+  // their own.
   const std::string_view format = parts().front().format->name;
   if (format != kSafetensorsName && format != kTorchName) return;
   const std::string& directory = parts().front().directory;
@@ -104,7 +106,8 @@ void Checkpoint::open_model_files(SourceLists& loaded, Sources& opener, bool oth
   // The type of dequantised weights, by this layer or by that of a mount. What other layers compute
   // is as quantised as it was.
   std::optional<DType> computed = dequantized_type_of(layers_);
-  for (const Origin* at = &origins_.front(); !computed && at->path.empty(); at = at->sources.data()) {
+  for (const Origin* at = &origins_.front(); !computed && at->path.empty();
+       at = at->sources.data()) {
     computed = dequantized_type_of(at->layers);
   }
   ModelFiles found = stfs::open_model_files(directory, names, ConfigFacts(list_, computed),

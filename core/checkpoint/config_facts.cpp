@@ -27,7 +27,8 @@ std::optional<std::pair<std::string, std::uint64_t>> layer_of(std::string_view n
     std::uint64_t number = 0;
     const char* const end = component.data() + component.size();
     const auto result = std::from_chars(component.data(), end, number);
-    if (result.ec == std::errc() && result.ptr == end) return std::pair(std::string(before), number);
+    if (result.ec == std::errc() && result.ptr == end)
+      return std::pair(std::string(before), number);
     before = name.substr(0, dot);
     at = dot + 1;
   }
@@ -83,7 +84,8 @@ class ConfigFacts::Collector {
     if (facts_.embeddings && facts_.head) {
       facts_.are_from_one = embeddings_.begin()->second == heads_.begin()->second;
     }
-    for (auto& [name, numbers] : layers_) facts_.layers[name].assign(numbers.begin(), numbers.end());
+    for (auto& [name, numbers] : layers_)
+      facts_.layers[name].assign(numbers.begin(), numbers.end());
     return std::move(facts_);
   }
 
@@ -94,8 +96,7 @@ class ConfigFacts::Collector {
 };
 
 std::optional<DType> ConfigFacts::Facts::main_type() const {
-  const auto most = std::ranges::max_element(
-      bytes, {}, [](const auto& of) { return of.second; });
+  const auto most = std::ranges::max_element(bytes, {}, [](const auto& of) { return of.second; });
   if (most == bytes.end()) return std::nullopt;
   return most->first;
 }
@@ -141,10 +142,13 @@ ConfigChange ConfigFacts::change(std::string_view config, const std::string& pla
   if (type != stored_.main_type() && type && !has_dequantized) change.type = type;
 
   if (config.starts_with("\xEF\xBB\xBF")) config.remove_prefix(3);
-  const Json json = Json::parse(is_bounded_json(config) ? without_infinities(config) : "", nullptr, false);
+  const Json json =
+      Json::parse(is_bounded_json(config) ? without_infinities(config) : "", nullptr, false);
   if (!json.is_object()) {
     if (stored_ != shown_ && !dequantized_) {
-      warnings.push_back(printable(place) + ": cannot be read as JSON of a usual size: it is not compared with the tensors");
+      warnings.push_back(
+          printable(place) +
+          ": cannot be read as JSON of a usual size: it is not compared with the tensors");
     }
     return change;
   }
@@ -163,7 +167,8 @@ ConfigChange ConfigFacts::change(std::string_view config, const std::string& pla
   }
 
   const Json* const ties = model_member(json, "tie_word_embeddings");
-  const bool are_tied = ties != nullptr && *ties == true, are_untied = ties != nullptr && *ties == false;
+  const bool are_tied = ties != nullptr && *ties == true,
+             are_untied = ties != nullptr && *ties == false;
   if (beside_.unties_embeddings || (shown_.head && !stored_.head && stored_.embeddings) ||
       (are_tied && !shown_.are_from_one)) {
     if (!are_untied) change.ties_embeddings = false;
@@ -208,19 +213,22 @@ void ConfigFacts::warn_of_layers(const void* json, const std::string& place,
   }
   for (const auto& [name, numbers] : stored_.layers) {
     const auto found = shown_.layers.find(name);
-    const std::vector<std::uint64_t> left = found == shown_.layers.end() ? std::vector<std::uint64_t>() : found->second;
+    const std::vector<std::uint64_t> left =
+        found == shown_.layers.end() ? std::vector<std::uint64_t>() : found->second;
     if (left == numbers) continue;
     // The stack has another name, and all layers.
-    if (left.empty() && std::ranges::count(now, numbers.size()) >= std::ranges::count(before, numbers.size())) continue;
+    if (left.empty() &&
+        std::ranges::count(now, numbers.size()) >= std::ranges::count(before, numbers.size()))
+      continue;
     std::vector<std::string> keys;
     find_counts(*static_cast<const Json*>(json), "", numbers.size(), keys);
     const bool has_gap = !left.empty() && left.back() + 1 != left.size();
     for (const std::string& key : keys) {
-      warnings.push_back(
-          printable(place) + ": " + in_quotes(key) + " is " + std::to_string(numbers.size()) +
-          ", and the tensors have " + std::to_string(left.size()) + " of " + in_quotes(name) +
-          (has_gap ? ", up to number " + std::to_string(left.back()) : "") +
-          ": set it, and what has an entry for each layer");
+      warnings.push_back(printable(place) + ": " + in_quotes(key) + " is " +
+                         std::to_string(numbers.size()) + ", and the tensors have " +
+                         std::to_string(left.size()) + " of " + in_quotes(name) +
+                         (has_gap ? ", up to number " + std::to_string(left.back()) : "") +
+                         ": set it, and what has an entry for each layer");
     }
   }
 }

@@ -33,13 +33,16 @@
 namespace stfs {
 namespace {
 
-constexpr std::array<std::string_view, 5> kDirectories{"weight_v", "step_", "step-", "checkpoint-", "iter_"};
+constexpr std::array<std::string_view, 5> kDirectories{"weight_v", "step_", "step-", "checkpoint-",
+                                                       "iter_"};
 
 // Trainers write under such a name, and rename what is complete.
 bool is_temporary(std::string_view name) {
   constexpr std::array<std::string_view, 3> kWithin{".tmp", "-tmp", "_tmp"};
   return name.starts_with('.') || name.starts_with("tmp") || is_unfinished_name(name) ||
-         std::ranges::any_of(kWithin, [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
+         std::ranges::any_of(kWithin, [&](std::string_view part) {
+           return name.find(part) != std::string_view::npos;
+         });
 }
 
 std::string mark_of(const Source& source) {
@@ -100,7 +103,8 @@ Follower::Follower(std::string directory, Sources& sources, Options options)
   watch();
 }
 
-// Network file systems tell nothing, and a system may have no inotify left: it only shortens a wait.
+// Network file systems tell nothing, and a system may have no inotify left: it only shortens a
+// wait.
 void Follower::watch() {
   if (is_url(directory_)) return;
   changes_ = UniqueFd(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
@@ -110,8 +114,8 @@ void Follower::watch() {
 }
 
 void Follower::wait() {
-  // poll(2) counts on the monotonic clock. Looks that are `least` apart tell a file that grows, even
-  // where something happens all the time.
+  // poll(2) counts on the monotonic clock. Looks that are `least` apart tell a file that grows,
+  // even where something happens all the time.
   const int pause = static_cast<int>(options_.pause.count());
   const int least = pause / 5;
   std::array<pollfd, 2> polled{pollfd{cancelled_.get(), POLLIN, 0},
@@ -158,7 +162,9 @@ std::optional<std::string> Follower::next() {
 }
 
 bool Follower::is_candidate(const std::string& entry) const {
-  if (is_temporary(std::string_view(entry).substr(0, entry.size() - (entry.ends_with('/') ? 1 : 0)))) return false;
+  if (is_temporary(
+          std::string_view(entry).substr(0, entry.size() - (entry.ends_with('/') ? 1 : 0))))
+    return false;
   if (entry.ends_with('/')) {
     return std::ranges::any_of(kDirectories,
                                [&](std::string_view begin) { return entry.starts_with(begin); });
@@ -188,7 +194,8 @@ std::string Follower::files_of(const std::string& entry) {
 }
 
 // What tells a version that was replaced from the one that was named, at the price of a few calls:
-// of a local one the files that may be its checkpoint, of the newest on a server what files_of() reads.
+// of a local one the files that may be its checkpoint, of the newest on a server what files_of()
+// reads.
 std::string Follower::glance(const std::string& entry, bool is_newest) {
   if (is_url(directory_)) return is_newest ? files_of(entry) : "";
   namespace fs = std::filesystem;
@@ -196,9 +203,10 @@ std::string Follower::glance(const std::string& entry, bool is_newest) {
   const auto add = [&](const fs::path& path) {
     struct stat status {};
     if (::stat(path.c_str(), &status) != 0) return;
-    for (const auto number : {static_cast<std::int64_t>(status.st_dev), static_cast<std::int64_t>(status.st_ino),
-                              static_cast<std::int64_t>(status.st_mtim.tv_sec),
-                              static_cast<std::int64_t>(status.st_mtim.tv_nsec)}) {
+    for (const auto number :
+         {static_cast<std::int64_t>(status.st_dev), static_cast<std::int64_t>(status.st_ino),
+          static_cast<std::int64_t>(status.st_mtim.tv_sec),
+          static_cast<std::int64_t>(status.st_mtim.tv_nsec)}) {
       marks += std::to_string(number) + " ";
     }
     marks += std::to_string(status.st_size) + "\n";
@@ -232,7 +240,8 @@ std::vector<std::string> Follower::look() {
     const auto before = seen_.find(entry);
     try {
       std::string mark = options_.latest ? "" : glance(entry, &entry == &entries.back());
-      if (before != seen_.end() && before->second.empty() && (mark.empty() || mark == glances_[entry])) {
+      if (before != seen_.end() && before->second.empty() &&
+          (mark.empty() || mark == glances_[entry])) {
         found[entry] = "";
         continue;
       }

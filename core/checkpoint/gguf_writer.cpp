@@ -12,8 +12,8 @@
 #include <bit>
 #include <cerrno>
 #include <charconv>
-#include <functional>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -124,9 +124,7 @@ void write_key(std::string_view key, std::string_view text, ValueType type, std:
   out.append(bytes_of(std::uint64_t{key.size()})).append(key);
   out += bytes_of(static_cast<std::uint32_t>(type));
   switch (type) {
-    case ValueType::kString:
-      out.append(bytes_of(std::uint64_t{text.size()})).append(text);
-      break;
+    case ValueType::kString: out.append(bytes_of(std::uint64_t{text.size()})).append(text); break;
     case ValueType::kBool: out += text == "true" ? '\1' : '\0'; break;
     case ValueType::kU8: write_number<std::uint8_t>(text, out); break;
     case ValueType::kI8: write_number<std::int8_t>(text, out); break;
@@ -174,8 +172,9 @@ bool GgufFiles::is_dequantized(std::uint32_t number) const {
   const Tensor tensor = checkpoint_.tensor(number);
   if (tensor.computed == nullptr || tensor.locator) return false;
   // Edits may have changed what was dequantised.
-  return tensor.computed->is_dequantized() || std::ranges::find(checkpoint_.layers(), kDequantizeOption, &Layer::option) !=
-                                          checkpoint_.layers().end();
+  return tensor.computed->is_dequantized() ||
+         std::ranges::find(checkpoint_.layers(), kDequantizeOption, &Layer::option) !=
+             checkpoint_.layers().end();
 }
 
 std::optional<std::uint32_t> GgufFiles::with_other_scale(
@@ -193,7 +192,8 @@ std::optional<std::uint32_t> GgufFiles::with_other_scale(
     }
     bool has_scale = false;
     const std::string name(tensor.name);
-    for (const std::string& scale : {name.substr(0, name.rfind(".weight")) + ".scale", name + ".scale"}) {
+    for (const std::string& scale :
+         {name.substr(0, name.rfind(".weight")) + ".scale", name + ".scale"}) {
       const auto at = names.find(scale);
       if (at == names.end()) continue;
       const Tensor beside = checkpoint_.tensor(at->second);
@@ -202,7 +202,8 @@ std::optional<std::uint32_t> GgufFiles::with_other_scale(
                beside.locator->source == input.locator->source &&
                beside.locator->offset == input.locator->offset;
       };
-      has_scale = tensor.values != nullptr && (inputs.size() == 1 || std::ranges::any_of(inputs, is_same));
+      has_scale =
+          tensor.values != nullptr && (inputs.size() == 1 || std::ranges::any_of(inputs, is_same));
       if (!has_scale) return number;
     }
     if (tensor.values != nullptr && !has_scale) return number;
@@ -223,7 +224,9 @@ GgufFiles::Keys GgufFiles::find_keys() const {
   for (const Part& part : parts) {
     const Metadata& metadata = part.header.metadata;
     const auto at = is_gguf_part(part) ? find_gguf_key(metadata, kGgufAlignmentKey) : std::nullopt;
-    if (!at || is_hidden(part, metadata[*at].first) || number_in(metadata[*at].second) <= keys.alignment) continue;
+    if (!at || is_hidden(part, metadata[*at].first) ||
+        number_in(metadata[*at].second) <= keys.alignment)
+      continue;
     keys.alignment = number_in(metadata[*at].second);
     const ByteRange record = record_of(metadata[*at].first, metadata.value(*at));
     alignment = Extent{part.source.get(), record.offset, record.length};

@@ -1,6 +1,6 @@
-// Recipes of new GGUF files, each with some tensors of a checkpoint whose first source is a GGUF file.
-// No tensor is copied, and no metadata: a tokenizer may have a hundred megabytes. Layers may have
-// changed tensors, or added some of other files.
+// Recipes of new GGUF files, each with some tensors of a checkpoint whose first source is a GGUF
+// file. No tensor is copied, and no metadata: a tokenizer may have a hundred megabytes. Layers may
+// have changed tensors, or added some of other files.
 //
 //   literal    "GGUF", version 3, the numbers of tensors and keys
 //   extents    the keys and values, as they stand in the sources and in their order
@@ -40,14 +40,15 @@ class GgufFiles {
  public:
   explicit GgufFiles(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
-  // Whether a file can hold a tensor: as a GGUF file has it, or with a type, a name and a shape that
-  // one may have. Not what dequantising computes: the metadata of the file are of quantised tensors.
+  // Whether a file can hold a tensor: as a GGUF file has it, or with a type, a name and a shape
+  // that one may have. Not what dequantising computes: the metadata of the file are of quantised
+  // tensors.
   bool can_hold(std::uint32_t number) const;
 
   bool is_dequantized(std::uint32_t number) const;
 
-  // The first of these tensors whose values readers of their file would compute otherwise: the scale
-  // of a weight is not in the file under its name, or would scale a second time.
+  // The first of these tensors whose values readers of their file would compute otherwise: the
+  // scale of a weight is not in the file under its name, or would scale a second time.
   std::optional<std::uint32_t> with_other_scale(std::span<const std::uint32_t> tensors) const;
 
   // The recipe of a file with these tensors, by number: 0, ENOTSUP when it cannot hold one of them,

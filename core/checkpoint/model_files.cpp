@@ -132,7 +132,8 @@ class ConfigEditor {
       ++at;  // the colon
       skip_space(text, at);
       const std::string_view before = text.substr(begin, at - begin);
-      const auto set = is_of_model ? values_.find(key == "dtype" ? "torch_dtype" : key) : values_.end();
+      const auto set =
+          is_of_model ? values_.find(key == "dtype" ? "torch_dtype" : key) : values_.end();
       if (set != values_.end()) there.insert(set->first);
       has_text_ = has_text_ || (depth == 0 && key == "text_config" && text[at] == '{');
       has_vocabulary_ = has_vocabulary_ || (is_of_model && key == "vocab_size");

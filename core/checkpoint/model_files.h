@@ -36,8 +36,8 @@ class ConfigFacts;
 
 // What is changed in config.json.
 struct ConfigChange {
-  std::optional<DType> type = {};  // torch_dtype: has_type_word()
-  bool is_dequantized = false;     // members that describe a quantisation go
+  std::optional<DType> type = {};                // torch_dtype: has_type_word()
+  bool is_dequantized = false;                   // members that describe a quantisation go
   std::optional<std::uint64_t> vocabulary = {};  // vocab_size
   std::optional<bool> ties_embeddings = {};      // tie_word_embeddings
 };

@@ -35,7 +35,7 @@ constexpr std::string_view kControlDirectory = ".stfs";
 constexpr std::size_t kMaxAttribute = 65536;  // XATTR_SIZE_MAX of the kernel
 constexpr std::string_view kDescriptionFile = ".stfs/mount.json";
 constexpr std::size_t kMostDescription = 256 << 20;  // bytes
-constexpr unsigned kMaxDepth = 16;            // a mount of a directory of a mount of ...
+constexpr unsigned kMaxDepth = 16;                   // a mount of a directory of a mount of ...
 
 // Adds a text and its end.
 void add_text(Sha256& hash, std::string_view text) {
@@ -198,9 +198,10 @@ bool is_fuse(const std::string& path) {
 // other file systems; returns for any other failure, which loading reports.
 void explain(const std::string& source, int error) {
   if (error == ENOTCONN || error == ECONNABORTED) {  // the latter while it ends
-    refuse_mount(source, errno_text(error) +
-                       ": the process that served this mount has ended; unmount it (stfs -u, or "
-                       "fusermount3 -u) and mount it again");
+    refuse_mount(source,
+                 errno_text(error) +
+                     ": the process that served this mount has ended; unmount it (stfs -u, or "
+                     "fusermount3 -u) and mount it again");
   }
   if (error != EACCES) return;
   // To a user that it refuses, a FUSE file system answers statfs(2) of its root, and not stat(2).
@@ -210,8 +211,9 @@ void explain(const std::string& source, int error) {
   while (path.has_relative_path()) {
     struct stat status {};
     if (is_fuse(path) && ::stat(path.c_str(), &status) != 0 && errno == EACCES) {
-      refuse_mount(source, errno_text(error) + ": the mount " + printable(path.string()) +
-                         " lets only its own user in; with -o allow_other it lets others in too");
+      refuse_mount(source,
+                   errno_text(error) + ": the mount " + printable(path.string()) +
+                       " lets only its own user in; with -o allow_other it lets others in too");
     }
     path = path.parent_path();
   }
@@ -300,9 +302,10 @@ std::string advice(const std::string& mountpoint) {
 // 0.1.0 did not say what it mounts. The other file systems in user space have no such file.
 void refuse_older_mount(const std::string& root) {
   if (std::error_code error; fs::exists(root + "/.stfs/tensors.json", error)) {
-    refuse_mount(root,
-           "an older stfs serves this mount, and does not say what it shows: mount it again with "
-           "this version");
+    refuse_mount(
+        root,
+        "an older stfs serves this mount, and does not say what it shows: mount it again with "
+        "this version");
   }
 }
 
@@ -325,13 +328,19 @@ std::string mount_json(const Checkpoint& checkpoint, bool allow_missing, const L
 bool has_long_description(const Checkpoint& checkpoint) {
   TextWriter out;
   write_content({.sources = checkpoint.origins(), .layers = checkpoint.layers()}, out);
-  constexpr std::size_t kVersionMember = std::string_view(R"({,"version":""})").size() + kSha256Digits;
+  constexpr std::size_t kVersionMember =
+      std::string_view(R"({,"version":""})").size() + kSha256Digits;
   return out.size() + kVersionMember > kMaxAttribute;
 }
 
 std::string long_description(std::string_view json) {
   std::string text;
-  TextWriter(text).add("{\"file\":").json(kDescriptionFile).add(",\"sha256\":").json(sha256_hex(json)).add("}");
+  TextWriter(text)
+      .add("{\"file\":")
+      .json(kDescriptionFile)
+      .add(",\"sha256\":")
+      .json(sha256_hex(json))
+      .add("}");
   return text;
 }
 
@@ -467,7 +476,7 @@ std::optional<MountedPath> find_mounted(const std::string& source) {
   std::optional<MountContent> content = parse_mount_json(*json);
   if (!content) {
     refuse_mount(root, std::string("its attribute ") + kMountAttribute +
-                     " is not understood: mount it again with this version of stfs");
+                           " is not understood: mount it again with this version of stfs");
   }
   const Meaning meaning = meaning_of(within, S_ISDIR(status.st_mode));
   if (meaning == Meaning::kOtherForms) {
@@ -495,13 +504,13 @@ void refuse_changed(const MountedPath& mounted) {
   const bool is_one =
       sources.size() == 1 && !sources.front().path.empty() && mounted.origin.layers.empty();
   refuse_mount(mounted.source, (is_one ? printable(sources.front().path) + " has changed"
-                                 : std::string("its sources have changed")) +
-                             " since it was mounted: " + advice(mounted.mountpoint));
+                                       : std::string("its sources have changed")) +
+                                   " since it was mounted: " + advice(mounted.mountpoint));
 }
 
 void refuse_lost(const MountedPath& mounted, const Error& cause) {
   refuse_mount(mounted.source, std::string("its source cannot be loaded: ") + cause.what() + "; " +
-                             advice(mounted.mountpoint));
+                                   advice(mounted.mountpoint));
 }
 
 }  // namespace stfs

@@ -52,8 +52,8 @@ std::string mount_json(const Checkpoint& checkpoint, bool allow_missing, const L
 bool has_long_description(const Checkpoint& checkpoint);
 std::string long_description(std::string_view json);
 
-// mount_json() of the mount with this root, from the attribute or the file; nullopt where there is no
-// attribute. Throws Error kUnreadable for a file that the attribute does not describe.
+// mount_json() of the mount with this root, from the attribute or the file; nullopt where there is
+// no attribute. Throws Error kUnreadable for a file that the attribute does not describe.
 std::optional<std::string> description_of(const std::string& root);
 
 // Parses mount_json(). nullopt for any other text, also for one with more keys: a later stfs may
@@ -65,8 +65,8 @@ std::optional<MountContent> parse_mount_json(std::string_view json);
 std::string version_of(const TensorList& list);
 
 // What identifies the bytes of the computed tensors of a list, also where its sources have other
-// paths: SHA-256 in hex over the list's texts, the tensor's name, and the version tokens and extents
-// of its inputs.
+// paths: SHA-256 in hex over the list's texts, the tensor's name, and the version tokens and
+// extents of its inputs.
 class Identities {
  public:
   explicit Identities(const TensorList& list);

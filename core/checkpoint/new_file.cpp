@@ -77,8 +77,8 @@ void remove_left(int above) {
   for_each_name(directory.get(), [&](const char* name) {
     struct stat status {};
     if (!std::string_view(name).starts_with(kTemporary) ||
-        ::fstatat(above, name, &status, AT_SYMLINK_NOFOLLOW) != 0 ||
-        status.st_uid != ::geteuid() || (!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))) {
+        ::fstatat(above, name, &status, AT_SYMLINK_NOFOLLOW) != 0 || status.st_uid != ::geteuid() ||
+        (!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))) {
       return;
     }
     const UniqueFd left(::openat(above, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
@@ -186,7 +186,8 @@ void NewOutput::begin_named(const std::function<int(const char* name)>& make) {
 // Locks what has the temporary name. False where it is another's now.
 bool NewOutput::is_mine() const {
   if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
-  struct stat made {}, named {};
+  struct stat made {
+  }, named{};
   return ::fstat(fd_.get(), &made) == 0 &&
          ::fstatat(above_.get(), temporary_.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 &&
          made.st_ino == named.st_ino;
@@ -291,9 +292,8 @@ NewDirectory::NewDirectory(const std::string& path, AtSignal at_signal)
                 at_signal) {
   std::error_code error;
   const auto status = std::filesystem::symlink_status(path_, error);
-  if (std::filesystem::exists(status) &&
-      (!std::filesystem::is_directory(status) || !std::filesystem::is_empty(path_, error) ||
-       error)) {
+  if (std::filesystem::exists(status) && (!std::filesystem::is_directory(status) ||
+                                          !std::filesystem::is_empty(path_, error) || error)) {
     throw Error(ErrorCode::kUsage, path_, kInTheWay);
   }
   open_directory_above(path_);
@@ -309,8 +309,7 @@ NewDirectory::NewDirectory(const std::string& path, AtSignal at_signal)
 
 UniqueFd NewDirectory::create(const std::string& name) {
   const std::lock_guard lock(naming_);
-  UniqueFd file(
-      ::openat(fd_.get(), name.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666));
+  UniqueFd file(::openat(fd_.get(), name.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666));
   if (!file) throw_errno(ErrorCode::kUnreadable, path_ + "/" + name, "", errno);
   return file;
 }

@@ -31,8 +31,8 @@ std::uint64_t shared_bytes(const Checkpoint& checkpoint, std::span<const std::ui
   for (const std::uint32_t number : tensors) {
     const std::uint64_t length = checkpoint.tensor(number).length;
     const std::optional<Extent> extent = shareable(checkpoint, number);
-    const bool goes_on = extent && run.source == extent->source &&
-                         run.offset + run.length == extent->offset;
+    const bool goes_on =
+        extent && run.source == extent->source && run.offset + run.length == extent->offset;
     if (goes_on) {
       run.length += length;
     } else {
@@ -62,13 +62,14 @@ Placement placement_of(const Checkpoint& checkpoint, std::span<const std::uint32
   // Tensors before it that are not shared move it.
   for (const std::uint32_t number : tensors) {
     if (shareable(checkpoint, number)) break;
-    in_order.phase = (in_order.phase + kShareBlock - checkpoint.tensor(number).length % kShareBlock) %
-                     kShareBlock;
+    in_order.phase =
+        (in_order.phase + kShareBlock - checkpoint.tensor(number).length % kShareBlock) %
+        kShareBlock;
   }
   in_order.shareable = shared_bytes(checkpoint, in_order.tensors, in_order.phase);
 
-  const auto commonest = std::ranges::max_element(
-      bytes_by_phase, {}, [](const auto& entry) { return entry.second; });
+  const auto commonest =
+      std::ranges::max_element(bytes_by_phase, {}, [](const auto& entry) { return entry.second; });
   Placement grouped{in_order.tensors, commonest->first, 0};
   const auto is_of_group = [&](std::uint32_t number) {
     const std::optional<Extent> extent = shareable(checkpoint, number);

@@ -3,9 +3,9 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/checkpoint/mounted.h"
+#include "core/layer/delta/delta_layer.h"
 #include "core/layer/edit/edit_layer.h"
 #include "core/layer/edit/edit_lines.h"
-#include "core/layer/delta/delta_layer.h"
 #include "core/layer/lora/lora_layer.h"
 #include "core/remote/http/url.h"
 #include "core/remote/stores/hub.h"
@@ -22,8 +22,9 @@
 namespace stfs {
 namespace {
 
-constexpr std::array kConfigs{"config.json", "model.safetensors.index.json", "hf_quant_config.json", "quantize_config.json",
-                              "quant_config.json", "adapter_config.json"};
+constexpr std::array kConfigs{"config.json",          "model.safetensors.index.json",
+                              "hf_quant_config.json", "quantize_config.json",
+                              "quant_config.json",    "adapter_config.json"};
 
 // overlayfs shows a file of its layers with a device of its own.
 bool are_same(const struct stat& a, const struct stat& b) {
@@ -87,7 +88,6 @@ bool ReadFiles::is_in_cache(const std::string& path) const {
 void ReadFiles::add_beside(const std::string& name) {
   add(scheme_of(name) == "hf" ? hub_local_copy(name) : name);
 }
-
 
 void ReadFiles::add(const Origin& origin) {
   add(origin.path);

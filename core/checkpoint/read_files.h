@@ -16,8 +16,8 @@ namespace stfs {
 // Whether a path leads to the file with this status.
 bool leads_to(const std::string& path, const struct stat& file);
 
-// The names of files that checkpoints are read from: their sources, what a mount that is one of them
-// shows, what loading looks at beside them, and for sources elsewhere the caches.
+// The names of files that checkpoints are read from: their sources, what a mount that is one of
+// them shows, what loading looks at beside them, and for sources elsewhere the caches.
 class ReadFiles {
  public:
   // `sources` opened the checkpoints.

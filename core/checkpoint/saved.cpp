@@ -79,8 +79,8 @@ std::uint64_t write_bytes(const Checkpoint& checkpoint, const Content& content, 
 
 bool means_directory(const SaveOptions& options) {
   const std::string& output = options.output;
-  if (options.shard_size != 0 && (output == "-" || output.ends_with(kSafetensorsEnding) ||
-                                  output.ends_with(kGgufEnding))) {
+  if (options.shard_size != 0 &&
+      (output == "-" || output.ends_with(kSafetensorsEnding) || output.ends_with(kGgufEnding))) {
     throw Error(ErrorCode::kUsage, output, "shards go into a directory: name a new one");
   }
   for (const std::string_view ending : kOtherEndings) {
@@ -112,8 +112,8 @@ std::uint64_t Plan::shareable() const {
   std::string directory = options_.output;
   while (is_directory_ && directory.size() > 1 && directory.back() == '/') directory.pop_back();
   directory = parent_name(directory);
-  const UniqueFd file(::open(directory.empty() ? "." : directory.c_str(),
-                             O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
+  const UniqueFd file(
+      ::open(directory.empty() ? "." : directory.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
   const auto can_share_one = [&](const Content::Place& place) {
     return place.extent && can_share(*place.extent, file.get());
   };
@@ -207,16 +207,16 @@ Content Plan::safetensors_of(std::span<const std::uint32_t> tensors) const {
     content = safetensors_.make({tensors.begin(), tensors.end()});
   }
   if (content) return *std::move(content);
-  throw Error(
-      ErrorCode::kUsage, options_.output,
-      "the header would exceed the format's limit of 100000000 bytes: write fewer tensors");
+  throw Error(ErrorCode::kUsage, options_.output,
+              "the header would exceed the format's limit of 100000000 bytes: write fewer tensors");
 }
 
 Content Plan::gguf_of(std::span<const std::uint32_t> tensors) const {
   for (const std::uint32_t number : tensors) {
     if (gguf_.can_hold(number)) continue;
     const Tensor tensor = checkpoint_.tensor(number);
-    refuse_tensor(tensor, gguf_.is_dequantized(number) ? "it is dequantised: write a .safetensors file"
+    refuse_tensor(tensor, gguf_.is_dequantized(number)
+                              ? "it is dequantised: write a .safetensors file"
                           : is_gguf_part(checkpoint_.parts().front())
                               ? "a GGUF file cannot hold its type, its name or its shape: edit it"
                               : "not from a GGUF file: write a .safetensors file");

@@ -1,8 +1,8 @@
 // New files of a checkpoint: one safetensors or GGUF file, or a directory with shards and the files
 // for loaders.
 //
-// A Plan is what would be written; write_file() and write_directory() write it. Bytes of local files
-// are shared with them where the file system can (core/recipe/written.h).
+// A Plan is what would be written; write_file() and write_directory() write it. Bytes of local
+// files are shared with them where the file system can (core/recipe/written.h).
 //
 // Thread safety: one thread at a time uses a Plan. Lifetime: the checkpoint outlives it.
 #pragma once
@@ -32,8 +32,8 @@ struct SaveOptions {
   const std::atomic<bool>* stop = nullptr;
 };
 
-// Whether a plan writes a directory: by the ending of `output`, and by `shard_size`. Throws Error kUsage
-// for the ending of a format that is not written.
+// Whether a plan writes a directory: by the ending of `output`, and by `shard_size`. Throws Error
+// kUsage for the ending of a format that is not written.
 bool means_directory(const SaveOptions& options);
 
 using Progress = std::function<void(std::uint64_t bytes)>;
@@ -82,8 +82,8 @@ class Plan {
 };
 
 // Writes all tensors to SaveOptions::output, whole or not at all, and returns the bytes that are
-// shared. `sources` opened the checkpoint. Throws Error: kUsage also for a file that is there, without
-// `replaces`, and for one that the checkpoint is read from.
+// shared. `sources` opened the checkpoint. Throws Error: kUsage also for a file that is there,
+// without `replaces`, and for one that the checkpoint is read from.
 std::uint64_t save(const Checkpoint& checkpoint, const Sources& sources, const SaveOptions& options,
                    bool replaces);
 

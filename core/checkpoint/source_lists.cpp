@@ -154,8 +154,9 @@ TensorList load_content(const MountContent& content, Sources& opener) {
   Listed listed;
   TensorList list = list_of(content.origin, opener, listed);
   if (version_of(list) != content.version) {
-    throw Error(ErrorCode::kUnreadable, list.parts().empty() ? "" : list.parts().front().source->path(),
-                "has changed, or another file that it is shown with, since it was named: load it again");
+    throw Error(
+        ErrorCode::kUnreadable, list.parts().empty() ? "" : list.parts().front().source->path(),
+        "has changed, or another file that it is shown with, since it was named: load it again");
   }
   list.sort_names();
   return list;

@@ -48,9 +48,10 @@ struct HeaderRows {
   HeaderRows(const Checkpoint& of, bool has_metadata, std::vector<std::uint32_t> numbers,
              bool is_in_order = false)
       : checkpoint(&of), follows_metadata(has_metadata), tensors(std::move(numbers)) {
-    if (!is_in_order) std::ranges::stable_sort(tensors, std::ranges::greater{}, [&](std::uint32_t number) {
-      return type_info(type_in_safetensors(checkpoint->tensor(number))).bits();
-    });
+    if (!is_in_order)
+      std::ranges::stable_sort(tensors, std::ranges::greater{}, [&](std::uint32_t number) {
+        return type_info(type_in_safetensors(checkpoint->tensor(number))).bits();
+      });
     begins.reserve(tensors.size() + 1);
     begins.push_back(0);
     for (const std::uint32_t number : tensors) {
@@ -147,9 +148,8 @@ std::optional<Content> SafetensorsFiles::make_placed(std::vector<std::uint32_t> 
 std::optional<Content> SafetensorsFiles::make(std::vector<std::uint32_t> tensors, bool is_in_order,
                                               std::uint64_t phase) const {
   // Shared: a std::function is copyable, and its copies must not copy the rows.
-  const auto rows =
-      std::make_shared<const HeaderRows>(checkpoint_, has_metadata_, std::move(tensors),
-                                         is_in_order);
+  const auto rows = std::make_shared<const HeaderRows>(checkpoint_, has_metadata_,
+                                                       std::move(tensors), is_in_order);
   if (!rows->fits) return std::nullopt;
   auto table = std::make_unique<Table>(
       rows->count(), [rows](std::uint64_t row, TextWriter& out) { rows->write(row, out); });

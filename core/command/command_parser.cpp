@@ -309,8 +309,8 @@ Parsed parse_command(const CommandRow& command, std::vector<std::string> words, 
   Parsed parsed;
   if (command.has_verbs && !words.empty() && !words.front().starts_with('-')) {
     std::string word = words.front();
-    const bool is_verb = std::ranges::find(command.verbs, std::string_view(word),
-                                           &VerbRow::name) != command.verbs.end();
+    const bool is_verb = std::ranges::find(command.verbs, std::string_view(word), &VerbRow::name) !=
+                         command.verbs.end();
     // No verb has a dot or a slash.
     const bool is_place = names_a_place(word) || word.find_first_of("./") != std::string::npos;
     if (!is_verb && !command.verb_of_path.empty() && is_place) {

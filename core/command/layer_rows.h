@@ -19,7 +19,7 @@
 namespace stfs {
 
 struct LayerWords {
-  std::string_view flag;  // "--" and the option
+  std::string_view flag;                // "--" and the option
   std::string_view old_flag, new_flag;  // of one of two checkpoints
   std::string_view argument;
   Value value;
@@ -33,11 +33,12 @@ inline constexpr std::array<LayerWords, 4> kLayerWords{{
      .argument = "VERSION",
      .value = Value::kPath,
      .help = "show the checkpoint after the updates of a delta",
-     .man = "Show the checkpoint after an update that a trainer published as what changed: <version> "
-            "is its directory, such as `run/weight_v000012`, its index, or a URL of one. "
-            "The updates before it are found beside it, down to a full checkpoint, which is the "
-            "source, or to one without a directory, for which the source stands. "
-            "No byte of a changed tensor is shown before its checksum held."},
+     .man =
+         "Show the checkpoint after an update that a trainer published as what changed: <version> "
+         "is its directory, such as `run/weight_v000012`, its index, or a URL of one. "
+         "The updates before it are found beside it, down to a full checkpoint, which is the "
+         "source, or to one without a directory, for which the source stands. "
+         "No byte of a changed tensor is shown before its checksum held."},
     {.flag = "--dequantize",
      .old_flag = "--old-dequantize",
      .new_flag = "--new-dequantize",

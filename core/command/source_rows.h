@@ -23,8 +23,8 @@ inline constexpr std::string_view kSourceHelp =
 // command's arguments that holds the SourceOptions. With `in_list` the rows are those of a list, as
 // of -o: "cache_dir" in place of "--cache-dir".
 template <auto kMember>
-constexpr std::array<OptionRow, 10> source_rows(std::string_view verbs, std::string_view cache_verbs,
-                                               bool in_list) {
+constexpr std::array<OptionRow, 10> source_rows(std::string_view verbs,
+                                                std::string_view cache_verbs, bool in_list) {
   using Owner = decltype(owner_of(kMember));
   return {{
       {.flags = in_list ? "cache_dir" : "--cache-dir",

@@ -1,5 +1,5 @@
-// Reads a zip archive of tensors: a PyTorch file (torch.h) or arrays of NumPy (npz.h). Its directory
-// tells which.
+// Reads a zip archive of tensors: a PyTorch file (torch.h) or arrays of NumPy (npz.h). Its
+// directory tells which.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once

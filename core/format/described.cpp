@@ -29,9 +29,8 @@ void add_described(std::string_view name, DType dtype, std::span<const std::uint
 
 void finish_header(Header& header, const std::string& place) {
   std::ranges::stable_sort(header.tensors, {}, &TensorRecord::offset);
-  auto [order, any_equal] = sorted_order(header.tensors.size(), [&](std::uint32_t i) {
-    return header.name(header.tensors[i]);
-  });
+  auto [order, any_equal] = sorted_order(
+      header.tensors.size(), [&](std::uint32_t i) { return header.name(header.tensors[i]); });
   for (std::size_t i = 1; any_equal && i < order.size(); ++i) {
     const std::string_view name = header.name(header.tensors[order[i]]);
     if (name != header.name(header.tensors[order[i - 1]])) continue;

@@ -13,8 +13,8 @@
 
 namespace stfs {
 
-// Adds a tensor: its bytes are those of `from` where that says more than a place; whoever calls adds
-// its member. `length`: of the tensor, bytes.
+// Adds a tensor: its bytes are those of `from` where that says more than a place; whoever calls
+// adds its member. `length`: of the tensor, bytes.
 void add_described(std::string_view name, DType dtype, std::span<const std::uint64_t> shape,
                    std::uint64_t length, Description from, Header& header);
 

@@ -34,9 +34,9 @@ struct Format {
 inline constexpr std::size_t kFirstBytes = 512;
 
 // Reads the first bytes of a source and returns its format. No file is two of them: as a length,
-// GGUF's magic number is over safetensors' limit, and is_zip() looks at that too. safetensors has no magic number, so any
-// other file counts as safetensors, and reading its header reports the broken rule. Throws Error
-// kUnreadable.
+// GGUF's magic number is over safetensors' limit, and is_zip() looks at that too. safetensors has
+// no magic number, so any other file counts as safetensors, and reading its header reports the
+// broken rule. Throws Error kUnreadable.
 const Format& format_of(const Source& source);
 
 // Lets a source that fetches begin to fetch its header, if the first bytes are here.

@@ -48,9 +48,10 @@ T little(const std::byte* at) {
 // The name of a type that ggml once had; "" for another.
 std::string_view removed_type(std::uint32_t number) {
   constexpr std::pair<std::uint32_t, std::string_view> kRemoved[] = {
-      {4, "Q4_2"},      {5, "Q4_3"},        {31, "Q4_0_4_4"},    {32, "Q4_0_4_8"},
+      {4, "Q4_2"},      {5, "Q4_3"},        {31, "Q4_0_4_4"},   {32, "Q4_0_4_8"},
       {33, "Q4_0_8_8"}, {36, "IQ4_NL_4_4"}, {37, "IQ4_NL_4_8"}, {38, "IQ4_NL_8_8"}};
-  const auto* const row = std::ranges::find(kRemoved, number, &std::pair<std::uint32_t, std::string_view>::first);
+  const auto* const row =
+      std::ranges::find(kRemoved, number, &std::pair<std::uint32_t, std::string_view>::first);
   return row == std::end(kRemoved) ? "" : row->second;
 }
 
@@ -76,32 +77,22 @@ std::string_view text_of(ValueType type, const std::byte* at, std::array<char, 3
                          bool& is_finite) {
   is_finite = true;
   switch (type) {
-    case ValueType::kU8:
-      return decimal(little<std::uint8_t>(at), buffer);
-    case ValueType::kI8:
-      return decimal(little<std::int8_t>(at), buffer);
-    case ValueType::kU16:
-      return decimal(little<std::uint16_t>(at), buffer);
-    case ValueType::kI16:
-      return decimal(little<std::int16_t>(at), buffer);
-    case ValueType::kU32:
-      return decimal(little<std::uint32_t>(at), buffer);
-    case ValueType::kI32:
-      return decimal(little<std::int32_t>(at), buffer);
-    case ValueType::kU64:
-      return decimal(little<std::uint64_t>(at), buffer);
-    case ValueType::kI64:
-      return decimal(little<std::int64_t>(at), buffer);
+    case ValueType::kU8: return decimal(little<std::uint8_t>(at), buffer);
+    case ValueType::kI8: return decimal(little<std::int8_t>(at), buffer);
+    case ValueType::kU16: return decimal(little<std::uint16_t>(at), buffer);
+    case ValueType::kI16: return decimal(little<std::int16_t>(at), buffer);
+    case ValueType::kU32: return decimal(little<std::uint32_t>(at), buffer);
+    case ValueType::kI32: return decimal(little<std::int32_t>(at), buffer);
+    case ValueType::kU64: return decimal(little<std::uint64_t>(at), buffer);
+    case ValueType::kI64: return decimal(little<std::int64_t>(at), buffer);
     case ValueType::kF32:
       is_finite = std::isfinite(little<float>(at));
       return decimal(little<float>(at), buffer);
     case ValueType::kF64:
       is_finite = std::isfinite(little<double>(at));
       return decimal(little<double>(at), buffer);
-    case ValueType::kBool:
-      return little<std::uint8_t>(at) != 0 ? "true" : "false";
-    default:
-      return {};
+    case ValueType::kBool: return little<std::uint8_t>(at) != 0 ? "true" : "false";
+    default: return {};
   }
 }
 
@@ -189,9 +180,10 @@ class GgufReader {
     std::ranges::sort(header_.original_shapes, {}, &OriginalShape::name);
     apply_original_shapes(header_.original_shapes, header_);
     if (long_names_ > 0) {
-      header_.warnings.push_back(printable(place_) + ": " + std::to_string(long_names_) +
-                                 (long_names_ == 1 ? " tensor has a name" : " tensors have names") +
-                                 " of 64 to 127 bytes, which stable-diffusion.cpp reads, and llama.cpp refuses");
+      header_.warnings.push_back(
+          printable(place_) + ": " + std::to_string(long_names_) +
+          (long_names_ == 1 ? " tensor has a name" : " tensors have names") +
+          " of 64 to 127 bytes, which stable-diffusion.cpp reads, and llama.cpp refuses");
     }
     return std::move(header_);
   }

@@ -60,18 +60,23 @@ bool is_pickle(std::string_view first) {
 
 // Of Flax: a map with a text as its first key.
 bool is_msgpack(std::string_view first) {
-  const auto at = [&](std::size_t i) { return i < first.size() ? static_cast<unsigned char>(first[i]) : 0U; };
+  const auto at = [&](std::size_t i) {
+    return i < first.size() ? static_cast<unsigned char>(first[i]) : 0U;
+  };
   const std::size_t key = (at(0) & 0xF0U) == 0x80 ? 1 : at(0) == 0xDE ? 3 : at(0) == 0xDF ? 5 : 0;
   return key != 0 && first.size() > key + 1 && ((at(key) & 0xE0U) == 0xA0 || at(key) == 0xD9) &&
          static_cast<unsigned char>(first[key + (at(key) == 0xD9 ? 2 : 1)]) >= ' ' &&
          static_cast<unsigned char>(first[key + (at(key) == 0xD9 ? 2 : 1)]) < 0x7F;
 }
 
-// CTranslate2's model.bin: its version, the length of a name, and the name, such as "TransformerSpec".
+// CTranslate2's model.bin: its version, the length of a name, and the name, such as
+// "TransformerSpec".
 bool is_ctranslate2(std::string_view first) {
   constexpr std::size_t kName = 6;
   if (first.size() < kName || first[1] != 0 || first[2] != 0 || first[3] != 0) return false;
-  const auto byte = [&](std::size_t at) -> std::size_t { return static_cast<unsigned char>(first[at]); };
+  const auto byte = [&](std::size_t at) -> std::size_t {
+    return static_cast<unsigned char>(first[at]);
+  };
   const std::size_t length = byte(4) + (byte(5) << 8);
   return length > 5 && length < 256 && first.size() >= kName + length &&
          first.substr(kName, length - 1).ends_with("Spec") && first[kName + length - 1] == '\0';
@@ -130,7 +135,8 @@ constexpr FileKind kFileKinds[] = {
     {is_torch_before_1_6, "is a PyTorch file from before 1.6",
      "load it with torch.load and save it again: torch.save writes what stfs reads"},
     {is_pickle, "is a Python pickle that torch.save did not write",
-     "if you trust it, load it with pickle.load, which runs code, and save its arrays with numpy.savez"},
+     "if you trust it, load it with pickle.load, which runs code, and save its arrays with "
+     "numpy.savez"},
     {[](std::string_view f) { return f.starts_with("\x93NUMPY"); }, "is a NumPy array, .npy",
      "numpy.savez makes an archive that stfs reads"},
     {[](std::string_view f) { return f.starts_with("\x89HDF\r\n\x1A\n"); },
@@ -148,7 +154,8 @@ constexpr FileKind kFileKinds[] = {
      "load it with tensorizer, and save it as safetensors"},
     {[](std::string_view f) { return f.starts_with("7z\xBC\xAF\x27\x1C"); }, "is a 7z archive",
      "unpack it"},
-    {[](std::string_view f) { return f.starts_with("Rar!\x1A\x07"); }, "is a RAR archive", "unpack it"},
+    {[](std::string_view f) { return f.starts_with("Rar!\x1A\x07"); }, "is a RAR archive",
+     "unpack it"},
     {[](std::string_view f) { return f.starts_with("\x1F\x8B\x08"); }, "is compressed with gzip",
      "decompress it with gzip -d"},
     {[](std::string_view f) { return f.starts_with("\x28\xB5\x2F\xFD"); },
@@ -168,8 +175,8 @@ constexpr FileKind kFileKinds[] = {
     {is_text, "is text", "download it again, or name another file", true},
 };
 
-// Whether a header can stand here: GGUF's magic number, an archive, or a length in safetensors' limit and the
-// beginning of an object.
+// Whether a header can stand here: GGUF's magic number, an archive, or a length in safetensors'
+// limit and the beginning of an object.
 bool has_header(std::string_view first) {
   const auto bytes = std::as_bytes(std::span(first));
   if (is_gguf(bytes) || is_zip(bytes)) return true;
@@ -194,23 +201,18 @@ bool ends_with_zip(const Source& source) {
 // The next step after a broken rule, when no kind of file is recognised.
 std::string_view advice_for(ErrorCode code, bool begins_well) {
   switch (code) {
-    case ErrorCode::kHeaderTooLarge:
-      return ": not a safetensors file";
+    case ErrorCode::kHeaderTooLarge: return ": not a safetensors file";
     case ErrorCode::kInvalidHeaderLength:
       return begins_well ? ": truncated? download it again" : ": not a safetensors file?";
-    case ErrorCode::kHeaderTooSmall:
-      return ": truncated? download it again";
+    case ErrorCode::kHeaderTooSmall: return ": truncated? download it again";
     case ErrorCode::kInvalidHeader:
       return begins_well ? ": damaged? download it again" : ": not a safetensors file?";
     case ErrorCode::kInvalidHeaderDeserialization:
       return begins_well ? "" : ": not a safetensors file?";
-    case ErrorCode::kMetadataIncompleteBuffer:
-      return ": download it again";
+    case ErrorCode::kMetadataIncompleteBuffer: return ": download it again";
     case ErrorCode::kGgufTruncated:
-    case ErrorCode::kGgufData:
-      return ": truncated? download it again";
-    default:
-      return "";
+    case ErrorCode::kGgufData: return ": truncated? download it again";
+    default: return "";
   }
 }
 
@@ -238,10 +240,12 @@ bool is_unfinished_name(std::string_view name) {
 
 bool is_piece_name(std::string_view name) {
   const std::string last(name.substr(name.rfind('/') + 1));
-  constexpr std::array kPatterns{"*.part[0-9]of[0-9]", "*.part[0-9]*of[0-9][0-9]", "*.part[0-9][0-9]of[0-9]*",
-                                 "*-split-[a-z]", "*.gguf.0[0-9][0-9]", "*.gguf.parta[a-z]",
+  constexpr std::array kPatterns{"*.part[0-9]of[0-9]",        "*.part[0-9]*of[0-9][0-9]",
+                                 "*.part[0-9][0-9]of[0-9]*",  "*-split-[a-z]",
+                                 "*.gguf.0[0-9][0-9]",        "*.gguf.parta[a-z]",
                                  "*.safetensors.0[0-9][0-9]", "*.safetensors.parta[a-z]"};
-  return std::ranges::any_of(kPatterns, [&](const char* pattern) { return ::fnmatch(pattern, last.c_str(), 0) == 0; });
+  return std::ranges::any_of(
+      kPatterns, [&](const char* pattern) { return ::fnmatch(pattern, last.c_str(), 0) == 0; });
 }
 
 Error explained(const Error& refusal, const Source& source, const std::string& place) {
@@ -259,8 +263,9 @@ Error explained(const Error& refusal, const Source& source, const std::string& p
     return with_words(refusal, place, kPiece, first);
   }
   if (place.ends_with("/data.pkl") || place == "data.pkl") {
-    constexpr FileKind kUnpacked{nullptr, "has the name of the pickle of a PyTorch file that was unpacked",
-                                 "pack its directory again, with zip -0 -r FILE.pt in the directory above"};
+    constexpr FileKind kUnpacked{
+        nullptr, "has the name of the pickle of a PyTorch file that was unpacked",
+        "pack its directory again, with zip -0 -r FILE.pt in the directory above"};
     return with_words(refusal, place, kUnpacked, first);
   }
   const bool begins_well = has_header(first);

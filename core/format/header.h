@@ -131,7 +131,7 @@ struct Description {
 };
 
 struct Header {
-  ByteRange raw;                       // the header's text or bytes in its source
+  ByteRange raw;  // the header's text or bytes in its source
   // Bytes from the source's beginning on that loading reads without ReadBytes; those of `raw` where
   // nothing else is said.
   std::optional<std::uint64_t> beginning = {};
@@ -143,7 +143,7 @@ struct Header {
   // Applied to the tensors above; the first part of a split file has those of the other parts too.
   std::vector<OriginalShape> original_shapes;
   std::vector<Description> described;
-  std::vector<std::string> members;  // names in the archive, of those that descriptions need
+  std::vector<std::string> members;   // names in the archive, of those that descriptions need
   std::vector<std::string> warnings;  // printable lines "place: subject: rule"
 
   std::string_view name(const TensorRecord& tensor) const {

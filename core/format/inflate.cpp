@@ -31,7 +31,10 @@ struct Inflater::Stream {
 };
 
 Inflater::Inflater(ByteRange packed, Description::Deflated member, ReadBytes read)
-    : packed_(packed), member_(member), read_(std::move(read)), stream_(std::make_unique<Stream>()) {}
+    : packed_(packed),
+      member_(member),
+      read_(std::move(read)),
+      stream_(std::make_unique<Stream>()) {}
 
 // The copy reads again what its source has read and not used: so a kept Inflater is small.
 Inflater::Inflater(const Inflater& other)

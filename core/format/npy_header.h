@@ -23,7 +23,8 @@ struct NpyHeader {
   std::uint64_t length = 0;  // bytes, where the array begins
   DType dtype = DType::kU8;
   std::vector<std::uint64_t> shape;
-  bool has_opaque = false;  // elements of no type, `|V2`: their bytes are one more dimension, the last
+  bool has_opaque =
+      false;  // elements of no type, `|V2`: their bytes are one more dimension, the last
   bool is_fortran = false;  // the first dimension is the fastest
   std::uint64_t bytes = 0;  // of the array
   // Why it is no array of a type that stfs knows; "" for one that is. What stands above is not set

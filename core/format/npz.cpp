@@ -53,9 +53,9 @@ class NpzReader {
                   "tensor " + in_quotes(name) + ": its size does not fit its shape");
     }
     if (array.is_fortran && from.deflated && array.bytes > kMostInflatedAgain) {
-      return refusals.add(name, "is compressed and in Fortran order, so that a few rows stand all over its " +
-                                    human_bytes(array.bytes) +
-                                    ": save what numpy.ascontiguousarray() gives");
+      return refusals.add(
+          name, "is compressed and in Fortran order, so that a few rows stand all over its " +
+                    human_bytes(array.bytes) + ": save what numpy.ascontiguousarray() gives");
     }
     add_array(array, name, std::move(from), header_);
     header_.members.emplace_back(member.name);

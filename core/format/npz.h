@@ -1,5 +1,5 @@
-// Reads an archive of NumPy arrays, as numpy.savez and savez_compressed write it: a zip archive with
-// a .npy file a member (zip.h, npy_header.h).
+// Reads an archive of NumPy arrays, as numpy.savez and savez_compressed write it: a zip archive
+// with a .npy file a member (zip.h, npy_header.h).
 //
 // A stored member is an array that stands in the source; a deflated one is decompressed when it is
 // read (inflate.h). What is no array of a type that stfs knows is refused with a warning, and the

@@ -16,8 +16,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-// A value may be one byte long, and takes 16: as many as a short pickle may hold, and what a long one
-// may take for a byte of its length.
+// A value may be one byte long, and takes 16: as many as a short pickle may hold, and what a long
+// one may take for a byte of its length.
 constexpr std::uint64_t kFewBytes = 16 << 20, kBytesForOne = 8;
 constexpr std::size_t kKeptItems = 64;  // of a list, before plain values are counted alone
 constexpr std::uint64_t kDecoded = std::uint64_t{1} << 63;  // in PickleValue::at
@@ -71,8 +71,8 @@ class Pickle::Reader {
   void take(std::uint64_t memory) {
     if (memory > room_) {
       refuse("its values are out of proportion to its " + human_bytes(text_.size()) +
-             ": they would take more than " +
-             human_bytes(text_.size() * kBytesForOne + kFewBytes) + " of memory");
+             ": they would take more than " + human_bytes(text_.size() * kBytesForOne + kFewBytes) +
+             " of memory");
     }
     room_ -= memory;
   }
@@ -136,7 +136,8 @@ class Pickle::Reader {
     const bool is_list = stack_[first - 2].kind == Kind::kList;
     if (stack_[first - 2].kind == Kind::kDict) refuse("items without keys for a dictionary");
     for (std::size_t i = first; i < stack_.size(); ++i) {
-      if (is_list && node.items.size() > kKeptItems && stack_[i].is_plain() && count_plain(node)) continue;
+      if (is_list && node.items.size() > kKeptItems && stack_[i].is_plain() && count_plain(node))
+        continue;
       take((is_list ? 1 : 2) * sizeof(PickleValue));
       if (!is_list) node.items.push_back({Kind::kInt, 0, node.items.size() / 2});
       node.items.push_back(stack_[i]);

@@ -5,9 +5,9 @@
 //   value     none, bool, integer, text, bytes, tuple: immutable
 //   node      list, dict, object: may be changed after it was made, and hold itself
 //
-// Time is linear in the length of the pickle, and memory at most nine times its length and 16 MiB; of
-// a long list the values that are no text, container or global are counted alone. What it holds may be shared, so a walk
-// through it needs a bound of its own.
+// Time is linear in the length of the pickle, and memory at most nine times its length and 16 MiB;
+// of a long list the values that are no text, container or global are counted alone. What it holds
+// may be shared, so a walk through it needs a bound of its own.
 //
 // Thread safety: const members may be called from any thread. Lifetime: string_views and spans are
 // valid while the Pickle lives.
@@ -23,7 +23,7 @@
 namespace stfs {
 
 enum class PickleKind : std::uint8_t {
-  kMark,    // of the stack alone
+  kMark,  // of the stack alone
   kNone,
   kBool,
   kInt,
@@ -32,7 +32,7 @@ enum class PickleKind : std::uint8_t {
   kOther,   // a float, an integer of more than 64 bits; or `count` values that are not kept
   kGlobal,  // a module and a name
   kTuple,
-  kList,    // a set too
+  kList,  // a set too
   kDict,
   kObject,  // a call, or what is saved under a persistent id
   kState,   // in the place of a key: the value is the state that BUILD gave
@@ -53,10 +53,10 @@ struct PickleValue {
 class Pickle {
  public:
   struct Node {
-    PickleValue callable;  // of an object; of a persistent id: none
+    PickleValue callable;   // of an object; of a persistent id: none
     PickleValue arguments;  // a tuple; of a persistent id: the id
-    // Of a list its items; of others keys and values by turns, kState for a key where BUILD gave the
-    // value.
+    // Of a list its items; of others keys and values by turns, kState for a key where BUILD gave
+    // the value.
     std::vector<PickleValue> items;
   };
 
@@ -88,8 +88,8 @@ class Pickle {
   };
 
   std::uint64_t length_;
-  std::string text_;     // the pickle
-  std::string decoded_;  // texts that it has escaped
+  std::string text_;                // the pickle
+  std::string decoded_;             // texts that it has escaped
   std::vector<PickleValue> items_;  // of tuples
   std::deque<Node> nodes_;
   std::deque<GlobalTexts> globals_;

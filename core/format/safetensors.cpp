@@ -165,13 +165,9 @@ class HeaderReader {
   // The members of nlohmann::json_sax. Each sets error_ and returns false to stop the parser.
   bool null() {
     switch (expect_) {
-      case Expect::kMetadata:
-        return metadata_done();
-      case Expect::kDTypeNull:
-        expect_ = Expect::kDTypeEnd;
-        return true;
-      default:
-        return scalar("null");
+      case Expect::kMetadata: return metadata_done();
+      case Expect::kDTypeNull: expect_ = Expect::kDTypeEnd; return true;
+      default: return scalar("null");
     }
   }
   bool boolean(bool) { return scalar("a boolean"); }
@@ -190,20 +186,17 @@ class HeaderReader {
         if (offset_count_ == 2) return refuse("data_offsets holds more than two numbers");
         offsets_[offset_count_++] = value;
         return true;
-      default:
-        return scalar("a number");
+      default: return scalar("a number");
     }
   }
   bool string(std::string& value) {
     switch (expect_) {
-      case Expect::kDType:
-        return dtype(value) && field_done();
+      case Expect::kDType: return dtype(value) && field_done();
       case Expect::kMetadataValue:
         header_.metadata.add(metadata_key_, value);
         expect_ = Expect::kMetadataKey;
         return true;
-      default:
-        return scalar("a string");
+      default: return scalar("a string");
     }
   }
   bool binary(nlohmann::json::binary_t&) { return refuse("unexpected binary value"); }
@@ -211,98 +204,65 @@ class HeaderReader {
   bool start_object(std::size_t) {
     if (!enter()) return false;
     switch (expect_) {
-      case Expect::kTop:
-        expect_ = Expect::kTopKey;
-        return true;
-      case Expect::kMetadata:
-        expect_ = Expect::kMetadataKey;
-        return true;
+      case Expect::kTop: expect_ = Expect::kTopKey; return true;
+      case Expect::kMetadata: expect_ = Expect::kMetadataKey; return true;
       case Expect::kTensor:
         as_array_ = false;
         expect_ = Expect::kField;
         return true;
-      case Expect::kDType:
-        expect_ = Expect::kDTypeName;
-        return true;
-      case Expect::kIgnored:
-        ignored_.emplace_back();
-        return true;
-      default:
-        return refuse("unexpected object");
+      case Expect::kDType: expect_ = Expect::kDTypeName; return true;
+      case Expect::kIgnored: ignored_.emplace_back(); return true;
+      default: return refuse("unexpected object");
     }
   }
   bool start_array(std::size_t) {
     if (!enter()) return false;
     switch (expect_) {
-      case Expect::kTensor:
-        as_array_ = true;
-        return next_element();
-      case Expect::kShape:
-        expect_ = Expect::kShapeItem;
-        return true;
-      case Expect::kOffsets:
-        expect_ = Expect::kOffsetItem;
-        return true;
-      case Expect::kIgnored:
-        ignored_.emplace_back();
-        return true;
-      default:
-        return refuse("unexpected array");
+      case Expect::kTensor: as_array_ = true; return next_element();
+      case Expect::kShape: expect_ = Expect::kShapeItem; return true;
+      case Expect::kOffsets: expect_ = Expect::kOffsetItem; return true;
+      case Expect::kIgnored: ignored_.emplace_back(); return true;
+      default: return refuse("unexpected array");
     }
   }
 
   bool key(std::string& value) {
     switch (expect_) {
-      case Expect::kTopKey:
-        return top_key(value);
-      case Expect::kField:
-        return field(value);
+      case Expect::kTopKey: return top_key(value);
+      case Expect::kField: return field(value);
       case Expect::kMetadataKey:
         metadata_key_ = std::move(value);
         expect_ = Expect::kMetadataValue;
         return true;
-      case Expect::kDTypeName:
-        expect_ = Expect::kDTypeNull;
-        return dtype(value);
+      case Expect::kDTypeName: expect_ = Expect::kDTypeNull; return dtype(value);
       case Expect::kIgnored:
         if (!ignored_.back().insert(value).second) return duplicate_key(value);
         return true;
-      default:
-        return refuse("unexpected key " + in_quotes(value));
+      default: return refuse("unexpected key " + in_quotes(value));
     }
   }
 
   bool end_object() {
     --depth_;
     switch (expect_) {
-      case Expect::kTopKey:
-        return true;
-      case Expect::kMetadataKey:
-        return metadata_done();
-      case Expect::kField:
-        return tensor_done();
-      case Expect::kDTypeEnd:
-        return field_done();
-      case Expect::kIgnored:
-        return ignored_done();
-      default:
-        return refuse("unexpected end of an object");
+      case Expect::kTopKey: return true;
+      case Expect::kMetadataKey: return metadata_done();
+      case Expect::kField: return tensor_done();
+      case Expect::kDTypeEnd: return field_done();
+      case Expect::kIgnored: return ignored_done();
+      default: return refuse("unexpected end of an object");
     }
   }
   bool end_array() {
     --depth_;
     switch (expect_) {
-      case Expect::kShapeItem:
-        return field_done();
+      case Expect::kShapeItem: return field_done();
       case Expect::kOffsetItem:
         if (offset_count_ != 2) return refuse("data_offsets does not hold two numbers");
         return field_done();
-      case Expect::kElementsEnd:
-        return tensor_done();
-      case Expect::kIgnored:
-        return ignored_done();
-      default:
-        return refuse("unexpected end of an array");
+      case Expect::kElementsEnd: return tensor_done();
+      case Expect::kIgnored: return ignored_done();
+      default: return refuse("unexpected end of an array");
     }
   }
 
@@ -350,25 +310,17 @@ class HeaderReader {
   }
   std::string expected() const {
     switch (expect_) {
-      case Expect::kTop:
-        return "an object is expected";
-      case Expect::kMetadata:
-        return "__metadata__ must be null or an object";
-      case Expect::kMetadataValue:
-        return "a value of __metadata__ must be a string";
-      case Expect::kTensor:
-        return "a tensor is expected";
+      case Expect::kTop: return "an object is expected";
+      case Expect::kMetadata: return "__metadata__ must be null or an object";
+      case Expect::kMetadataValue: return "a value of __metadata__ must be a string";
+      case Expect::kTensor: return "a tensor is expected";
       case Expect::kDType:
-      case Expect::kDTypeNull:
-        return "a dtype is expected";
+      case Expect::kDTypeNull: return "a dtype is expected";
       case Expect::kShape:
-      case Expect::kShapeItem:
-        return "shape must be an array of unsigned integers";
+      case Expect::kShapeItem: return "shape must be an array of unsigned integers";
       case Expect::kOffsets:
-      case Expect::kOffsetItem:
-        return "data_offsets must be two unsigned integers";
-      default:
-        return "no value is expected";
+      case Expect::kOffsetItem: return "data_offsets must be two unsigned integers";
+      default: return "no value is expected";
     }
   }
 
@@ -430,9 +382,7 @@ class HeaderReader {
         fields_ |= kHasOffsets;
         expect_ = Expect::kOffsets;
         return true;
-      default:
-        expect_ = Expect::kElementsEnd;
-        return true;
+      default: expect_ = Expect::kElementsEnd; return true;
     }
   }
   bool field_done() {

@@ -18,15 +18,16 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kMostPickle = 256 << 20;  // bytes: two million tensors
+constexpr std::uint64_t kMostPickle = 256 << 20;                    // bytes: two million tensors
 constexpr std::uint64_t kFewUnpacked = 256 << 10, kMostRatio = 16;  // of a compressed pickle
 constexpr std::uint64_t kMostTensorBytes = std::uint64_t{1} << 60;  // of all tensors
 // Of all tensors that have more bytes than their storage, which are repeated: a few bytes of a file
 // would keep whoever reads a tensor whole busy for years.
 constexpr std::uint64_t kMostRepeated = 16ULL << 30;
-constexpr std::uint64_t kLeastStep = 1 << 20;  // between places in a compressed storage that are kept
+constexpr std::uint64_t kLeastStep = 1
+                                     << 20;  // between places in a compressed storage that are kept
 constexpr std::uint64_t kInWindow = 128 << 10;  // a way back that reads nothing again
-constexpr std::uint64_t kBeforeStorage = 64;  // bytes before a storage
+constexpr std::uint64_t kBeforeStorage = 64;    // bytes before a storage
 constexpr std::string_view kPickleName = "/data.pkl";
 
 [[noreturn]] void refuse_torch(const std::string& place, const std::string& rule) {
@@ -97,14 +98,17 @@ class TorchReader {
     });
     constexpr std::size_t kNamed = 4;
     std::string text, steps;
-    for (const auto& [of_class, name] : std::span(classes).first(std::min(kNamed, classes.size()))) {
+    for (const auto& [of_class, name] :
+         std::span(classes).first(std::min(kNamed, classes.size()))) {
       text += (text.empty() ? "" : ", ") + std::to_string(of_class) + " " + std::string(name);
-      const auto* const step = std::ranges::find_if(kSteps, [&each = name](const Step& row) { return each.ends_with(row.end); });
+      const auto* const step = std::ranges::find_if(
+          kSteps, [&each = name](const Step& row) { return each.ends_with(row.end); });
       if (step != std::end(kSteps) && steps.find(step->advice) == std::string::npos) {
         steps += ": " + std::string(step->advice);
       }
     }
-    if (classes.size() > kNamed) text += ", and " + std::to_string(classes.size() - kNamed) + " more classes";
+    if (classes.size() > kNamed)
+      text += ", and " + std::to_string(classes.size() - kNamed) + " more classes";
     const std::string rule = shown == 0 && count == 0 ? "it holds no tensors"
                              : shown == 0             ? "nothing of it can be shown: it holds "
                                                       : "not shown are ";
@@ -118,15 +122,17 @@ class TorchReader {
   // Refuses what no walk through the pickle could show.
   void refuse_others() const {
     if (member("constants.pkl") != nullptr) {
-      refuse_torch(place_,
-             "the file is TorchScript, which is a program: load it with torch.jit.load, and save its"
-             " state_dict() with torch.save");
+      refuse_torch(
+          place_,
+          "the file is TorchScript, which is a program: load it with torch.jit.load, and save its"
+          " state_dict() with torch.save");
     }
     const ZipMember* const order = member("byteorder");
     if (order != nullptr && content_of(*order, 16) == "big") {
-      refuse_torch(place_,
-             "the tensors are big-endian: load the file with torch.load, and save it again on a"
-             " little-endian machine");
+      refuse_torch(
+          place_,
+          "the tensors are big-endian: load the file with torch.load, and save it again on a"
+          " little-endian machine");
     }
   }
 
@@ -164,23 +170,24 @@ class TorchReader {
     const ZipMember* const storage = member("data/" + std::string(tensor.storage));
     if (storage == nullptr) {
       refuse_torch(place_, subject + "its storage " + in_quotes(tensor.storage) +
-                         " is not in the file: truncated? download it again");
+                               " is not in the file: truncated? download it again");
     }
     if (const std::string why = storage->refusal(); !why.empty()) {
       return refusals.add(name, "its storage " + why);
     }
     if (storage->unpacked < tensor.storage_bytes) {
       refuse_torch(place_, subject + "its storage " + in_quotes(tensor.storage) + " has " +
-                         std::to_string(storage->unpacked) + " bytes, and should have " +
-                         std::to_string(tensor.storage_bytes));
+                               std::to_string(storage->unpacked) + " bytes, and should have " +
+                               std::to_string(tensor.storage_bytes));
     }
     if (tensor.bytes > kMostTensorBytes - bytes_) {
       return refusals.add(name, "it has more elements than can be shown");
     }
     if (tensor.bytes > tensor.storage_bytes) {
       if (tensor.bytes > kMostRepeated - repeated_) {
-        return refusals.add(name, "it repeats a storage of " + human_bytes(tensor.storage_bytes) + " to " +
-                                      human_bytes(tensor.bytes) + ", and all such tensors may have " +
+        return refusals.add(name, "it repeats a storage of " + human_bytes(tensor.storage_bytes) +
+                                      " to " + human_bytes(tensor.bytes) +
+                                      ", and all such tensors may have " +
                                       human_bytes(kMostRepeated) + ": save what clone() gives");
       }
       repeated_ += tensor.bytes;
@@ -189,9 +196,10 @@ class TorchReader {
     if (storage->method == ZipMember::kDeflated) {
       const std::uint64_t again = inflated_again(tensor, storage->unpacked);
       if (again > kMostInflatedAgain) {
-        return refusals.add(name, "its strides go back and forth over a compressed storage: " + human_bytes(again) +
-                                      " would be decompressed for one byte: unpack the archive, and pack it"
-                                      " again with zip -0");
+        return refusals.add(
+            name, "its strides go back and forth over a compressed storage: " + human_bytes(again) +
+                      " would be decompressed for one byte: unpack the archive, and pack it"
+                      " again with zip -0");
       }
     }
     const Place& place = place_of(*storage);
@@ -206,14 +214,16 @@ class TorchReader {
   }
 
   // Bytes to decompress beside the storage itself for a read: what is read goes in the order of the
-  // strides, and where a dimension ends behind the next step of the one outside of it, it goes back.
+  // strides, and where a dimension ends behind the next step of the one outside of it, it goes
+  // back.
   static std::uint64_t inflated_again(const TorchTensor& tensor, std::uint64_t length) {
     std::vector<std::pair<std::uint64_t, std::uint64_t>> dims;  // stride, count
     for (std::size_t i = 0; i < tensor.strides.size(); ++i) {
-      if (tensor.shape[i] > 1 && tensor.strides[i] > 0) dims.emplace_back(tensor.strides[i], tensor.shape[i]);
+      if (tensor.shape[i] > 1 && tensor.strides[i] > 0)
+        dims.emplace_back(tensor.strides[i], tensor.shape[i]);
     }
-    const bool is_turned = !std::ranges::is_sorted(
-        dims, std::greater<>(), &std::pair<std::uint64_t, std::uint64_t>::first);
+    const bool is_turned = !std::ranges::is_sorted(dims, std::greater<>(),
+                                                   &std::pair<std::uint64_t, std::uint64_t>::first);
     std::ranges::sort(dims, std::greater<>());
     const auto product = [](std::uint64_t a, std::uint64_t b) {
       return __builtin_mul_overflow(a, b, &a) ? ~std::uint64_t{0} : a;
@@ -223,9 +233,11 @@ class TorchReader {
     std::uint64_t again = is_turned ? length : 0, times = 1;
     for (std::size_t i = 0; i + 1 < dims.size(); ++i) {
       std::uint64_t reach = 0;  // of the dimensions inside, within the storage
-      for (std::size_t j = i + 1; j < dims.size(); ++j) reach += dims[j].first * (dims[j].second - 1);
+      for (std::size_t j = i + 1; j < dims.size(); ++j)
+        reach += dims[j].first * (dims[j].second - 1);
       times = product(times, dims[i].second);
-      if (reach > std::max(dims[i].first, kInWindow)) again = std::max(again, product(times, reach + step));
+      if (reach > std::max(dims[i].first, kInWindow))
+        again = std::max(again, product(times, reach + step));
     }
     return again;
   }

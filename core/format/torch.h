@@ -5,10 +5,11 @@
 //   NAME/data/KEY     the bytes of a storage
 //   NAME/byteorder    "little", where it is there
 //
-// A tensor is a storage, an offset in it, a shape and strides; several may share a storage. Its name
-// is the path of keys that leads to it, joined by dots; of a tensor alone, `tensor`. Objects whose
-// code stfs does not know are walked through: their arguments, their state, and their items. What
-// pickles as a tensor and is not one of those is refused with a warning, and the rest is shown.
+// A tensor is a storage, an offset in it, a shape and strides; several may share a storage. Its
+// name is the path of keys that leads to it, joined by dots; of a tensor alone, `tensor`. Objects
+// whose code stfs does not know are walked through: their arguments, their state, and their items.
+// What pickles as a tensor and is not one of those is refused with a warning, and the rest is
+// shown.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once

@@ -67,8 +67,10 @@ constexpr MakerRow kTensorMakers[] = {
     {"torch._tensor", "_rebuild_from_type_v2", Maker::kCalled},
     {"torch._tensor", "_rebuild_from_type", Maker::kCalled},
     {"torch.tensor", "_rebuild_from_type", Maker::kCalled},
-    {"torch._utils", "_rebuild_qtensor", Maker::kRefused, "is quantised: save what dequantize() gives"},
-    {"torch._utils", "_rebuild_sparse_tensor", Maker::kRefused, "is sparse: save what to_dense() gives"},
+    {"torch._utils", "_rebuild_qtensor", Maker::kRefused,
+     "is quantised: save what dequantize() gives"},
+    {"torch._utils", "_rebuild_sparse_tensor", Maker::kRefused,
+     "is sparse: save what to_dense() gives"},
     {"torch._utils", "_rebuild_sparse_csr_tensor", Maker::kRefused,
      "is sparse: save what to_dense() gives"},
     {"torch._utils", "_rebuild_meta_tensor_no_storage", Maker::kRefused,
@@ -86,7 +88,8 @@ constexpr std::string_view kMakersBegin = "_rebuild_";
 std::string name_of(const Pickle::Global& global) {
   constexpr std::size_t kLongest = 100;  // bytes
   const auto cut = [](std::string_view text) {
-    return printable(text.substr(0, text.size() > kLongest ? utf8_floor(text, kLongest) : text.size()));
+    return printable(
+        text.substr(0, text.size() > kLongest ? utf8_floor(text, kLongest) : text.size()));
   };
   return cut(global.module) + "." + cut(global.name);
 }
@@ -119,7 +122,8 @@ class TensorReader {
     if (Pickle::is_persistent(first)) return refused("is a storage, without a type and a shape");
     std::string class_name;
     for (int wraps = 0; wraps < kMostWraps; ++wraps) {
-      if (callable.kind != PickleKind::kGlobal || arguments.kind != PickleKind::kTuple) return std::nullopt;
+      if (callable.kind != PickleKind::kGlobal || arguments.kind != PickleKind::kTuple)
+        return std::nullopt;
       const Pickle::Global called = pickle_.global_of(callable);
       const auto* const row = std::ranges::find_if(kTensorMakers, [&](const MakerRow& maker) {
         return maker.name == called.name && maker.module == called.module;
@@ -128,7 +132,8 @@ class TensorReader {
         if (called.module != kMakersModule || !called.name.starts_with(kMakersBegin)) {
           return std::nullopt;
         }
-        TorchTensor tensor = refused("is made by " + name_of(called) + ", which stfs does not know");
+        TorchTensor tensor =
+            refused("is made by " + name_of(called) + ", which stfs does not know");
         tensor.class_name = class_of(pickle_, first);
         return tensor;
       }
@@ -207,7 +212,8 @@ class TensorReader {
     const std::span storage = pickle_.items_of(object.arguments);
     const bool is_storage = storage.size() >= 5 && storage[0].kind == PickleKind::kText &&
                             pickle_.text_of(storage[0]) == "storage" &&
-                            storage[1].kind == PickleKind::kGlobal && storage[2].kind == PickleKind::kText &&
+                            storage[1].kind == PickleKind::kGlobal &&
+                            storage[2].kind == PickleKind::kText &&
                             storage[4].kind == PickleKind::kInt && storage[4].number() >= 0;
     if (!is_storage) return broken();
     tensor.storage = pickle_.text_of(storage[2]);
@@ -215,8 +221,8 @@ class TensorReader {
     const PickleValue type = is_untyped ? arguments[6] : storage[1];
     if (type.kind != PickleKind::kGlobal) return broken();
     const std::string_view type_name = pickle_.global_of(type).name;
-    const TypeRow* const row = is_untyped ? type_of(&TypeRow::name, type_name)
-                                          : type_of(&TypeRow::storage, type_name);
+    const TypeRow* const row =
+        is_untyped ? type_of(&TypeRow::name, type_name) : type_of(&TypeRow::storage, type_name);
     if (row == nullptr || !row->dtype) {
       return refused("the type " + in_quotes(row == nullptr ? type_name : row->name) +
                      " is none of safetensors'");
@@ -257,9 +263,11 @@ class TensorReader {
     if (is_empty) {
       std::uint64_t product = tensor.dtype == DType::kF4 ? 2 : 1;  // as safetensors multiplies them
       for (const std::uint64_t dim : tensor.shape) {
-        if (__builtin_mul_overflow(product, dim, &product)) return refused("its shape is too large");
+        if (__builtin_mul_overflow(product, dim, &product))
+          return refused("its shape is too large");
       }
-      if (tensor.dtype == DType::kF4 && __builtin_mul_overflow(tensor.shape.back(), 2, &tensor.shape.back())) {
+      if (tensor.dtype == DType::kF4 &&
+          __builtin_mul_overflow(tensor.shape.back(), 2, &tensor.shape.back())) {
         return refused("its shape is too large");
       }
       tensor.begin = std::min(tensor.begin, tensor.storage_bytes);
@@ -320,22 +328,23 @@ class TensorWalk {
  private:
   // How a value was reached.
   struct Way {
-    std::size_t name = 0;       // bytes of name_ that lead to it
-    bool is_named = false;      // there are keys; one may be ""
-    bool is_state = false;      // it is what BUILD gave: its keys are those of the object
+    std::size_t name = 0;   // bytes of name_ that lead to it
+    bool is_named = false;  // there are keys; one may be ""
+    bool is_state = false;  // it is what BUILD gave: its keys are those of the object
   };
   struct Frame {
     PickleValue value;
     Way way;
-    std::uint64_t found;   // tensors before it
-    std::size_t barren;    // of barren_ before it
-    std::uint64_t at = 0;  // the next child
+    std::uint64_t found;        // tensors before it
+    std::size_t barren;         // of barren_ before it
+    std::uint64_t at = 0;       // the next child
     std::uint64_t skipped = 0;  // values of a list before it that are not kept
   };
   // A node without tensors is passed over the next time; one that is open holds itself.
   enum class State : std::uint8_t { kNew, kOpen, kBarren };
 
-  // Frames take memory, and a byte of the pickle may make one. Python's own recursion ends long before.
+  // Frames take memory, and a byte of the pickle may make one. Python's own recursion ends long
+  // before.
   static constexpr std::size_t kFewDeep = 1 << 17;
 
   static bool may_hold_tensors(PickleValue value) {
@@ -345,7 +354,8 @@ class TensorWalk {
   void visit(PickleValue value, Way way) {
     if (++visits_ > most_visits_) refuse();
     if (!may_hold_tensors(value)) return;
-    if (value.kind == PickleKind::kTuple && (value.count == 0 || is_barren_tuple_[value.at])) return;
+    if (value.kind == PickleKind::kTuple && (value.count == 0 || is_barren_tuple_[value.at]))
+      return;
     if (value.is_node() && states_[value.at] != State::kNew) return;
     way.name = name_.size();
     if (const std::optional<TorchTensor> tensor = reader_.read(value)) return tell(*tensor, way);
@@ -359,7 +369,8 @@ class TensorWalk {
   void tell(const TorchTensor& tensor, const Way& way) {
     const std::string_view name = way.is_named ? std::string_view(name_) : "tensor";
     if (++count_ > most_tensors_) refuse();
-    if (!tensor.refusal.empty()) count(tensor.class_name.empty() ? "torch.Tensor" : tensor.class_name);
+    if (!tensor.refusal.empty())
+      count(tensor.class_name.empty() ? "torch.Tensor" : tensor.class_name);
     charge(name.size(), names_, most_names_);
     found_(name, tensor);
   }
@@ -426,7 +437,8 @@ class TensorWalk {
     // A state of two dictionaries: attributes, and slots.
     const bool is_part_of_state = frame.way.is_state && frame.value.kind == PickleKind::kTuple;
     way.is_named = frame.way.is_named || !is_part_of_state;
-    if (!is_part_of_state && may_hold_tensors(child)) add_part(frame, std::to_string(frame.at + frame.skipped));
+    if (!is_part_of_state && may_hold_tensors(child))
+      add_part(frame, std::to_string(frame.at + frame.skipped));
     ++frame.at;
     return true;
   }
@@ -434,16 +446,11 @@ class TensorWalk {
   void add_key(const Frame& frame, PickleValue key, std::uint64_t position) {
     switch (key.kind) {
       case PickleKind::kText:
-      case PickleKind::kBytes:
-        return add_part(frame, pickle_.text_of(key));
-      case PickleKind::kInt:
-        return add_part(frame, std::to_string(key.number()));
-      case PickleKind::kBool:
-        return add_part(frame, key.at != 0 ? "True" : "False");
-      case PickleKind::kNone:
-        return add_part(frame, "None");
-      default:
-        return add_part(frame, std::to_string(position));
+      case PickleKind::kBytes: return add_part(frame, pickle_.text_of(key));
+      case PickleKind::kInt: return add_part(frame, std::to_string(key.number()));
+      case PickleKind::kBool: return add_part(frame, key.at != 0 ? "True" : "False");
+      case PickleKind::kNone: return add_part(frame, "None");
+      default: return add_part(frame, std::to_string(position));
     }
   }
 
@@ -458,7 +465,7 @@ class TensorWalk {
   TensorReader reader_;
   const std::string& place_;
   const Found& found_;
-  std::vector<State> states_;  // by node
+  std::vector<State> states_;          // by node
   std::vector<bool> is_barren_tuple_;  // by the place of its first item
   std::uint64_t most_visits_, most_tensors_, most_parts_, most_names_;
   std::uint64_t visits_ = 0, parts_ = 0, names_ = 0, count_ = 0;
@@ -470,8 +477,9 @@ class TensorWalk {
 
 }  // namespace
 
-ClassCounts walk_tensors(const Pickle& pickle, const std::string& place,
-                         const std::function<void(std::string_view name, const TorchTensor&)>& found) {
+ClassCounts walk_tensors(
+    const Pickle& pickle, const std::string& place,
+    const std::function<void(std::string_view name, const TorchTensor&)>& found) {
   return TensorWalk(pickle, place, found).walk();
 }
 

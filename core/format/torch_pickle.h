@@ -1,5 +1,5 @@
-// The tensors that a pickle of PyTorch describes: a table of the names that make tensors, and a walk
-// through all that the pickle holds.
+// The tensors that a pickle of PyTorch describes: a table of the names that make tensors, and a
+// walk through all that the pickle holds.
 //
 // Thread safety: the function may be called from any thread.
 #pragma once
@@ -17,9 +17,9 @@
 namespace stfs {
 
 struct TorchTensor {
-  std::string refusal;       // why it is not shown; only the class is set then
-  std::string class_name;    // of one that is not shown
-  std::string_view storage;  // its key
+  std::string refusal;              // why it is not shown; only the class is set then
+  std::string class_name;           // of one that is not shown
+  std::string_view storage;         // its key
   std::uint64_t storage_bytes = 0;  // that it must have
   DType dtype = DType::kU8;
   std::vector<std::uint64_t> shape;
@@ -35,7 +35,8 @@ using ClassCounts = std::map<std::string, std::uint64_t>;
 // by several paths has several names. Returns the objects without tensors that no other such object
 // holds. Throws Error kPickle, also for a pickle that shares so much
 // that its paths are out of proportion to its length.
-ClassCounts walk_tensors(const Pickle& pickle, const std::string& place,
-                         const std::function<void(std::string_view name, const TorchTensor&)>& found);
+ClassCounts walk_tensors(
+    const Pickle& pickle, const std::string& place,
+    const std::function<void(std::string_view name, const TorchTensor&)>& found);
 
 }  // namespace stfs

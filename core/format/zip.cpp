@@ -19,7 +19,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little);
 
 constexpr std::uint64_t kMostDirectory = 256 << 20;  // bytes: two million members
-constexpr std::uint64_t kEndRecordBytes = 22, kLocatorBytes = 20, kRecord64Bytes = 56, kEntryBytes = 46, kLocalBytes = 30;
+constexpr std::uint64_t kEndRecordBytes = 22, kLocatorBytes = 20, kRecord64Bytes = 56,
+                        kEntryBytes = 46, kLocalBytes = 30;
 constexpr std::uint16_t kZip64 = 1;  // the number of an extra field
 constexpr std::uint32_t kIn64 = 0xFFFFFFFF;
 constexpr std::uint16_t kEncrypted = 1;  // a flag
@@ -68,7 +69,8 @@ class ZipReader {
     const std::uint64_t size = source_.size();
     const std::uint64_t tail_length = std::min(size, kZipEnd);
     const std::string tail = text_at(size - tail_length, tail_length);
-    std::size_t at = tail.size() < kEndRecordBytes ? std::string::npos : tail.size() - kEndRecordBytes;
+    std::size_t at =
+        tail.size() < kEndRecordBytes ? std::string::npos : tail.size() - kEndRecordBytes;
     const auto is_end = [&] {
       return number_in<std::uint16_t>(tail, at + 20) == tail.size() - at - kEndRecordBytes;
     };
@@ -114,12 +116,14 @@ class ZipReader {
     refuse_zip(place_, "the zip archive has no end record: truncated? download it again");
   }
 
-  // Which of several is meant nobody can say, and torch.load takes what the sizes happen to lead to.
+  // Which of several is meant nobody can say, and torch.load takes what the sizes happen to lead
+  // to.
   [[noreturn]] void refuse_several(std::uint64_t before) const {
-    refuse_zip(place_, "the file is several zip archives one after the other (the last begins at byte " +
-                           std::to_string(before) +
-                           "): save each into a file of its own; of a shard of a distributed checkpoint, " +
-                           std::string(kConvertDistributed));
+    refuse_zip(place_,
+               "the file is several zip archives one after the other (the last begins at byte " +
+                   std::to_string(before) +
+                   "): save each into a file of its own; of a shard of a distributed checkpoint, " +
+                   std::string(kConvertDistributed));
   }
 
   // The zip64 record, and makes it the directory's end. `before`: where its locator begins.
@@ -196,8 +200,8 @@ class ZipReader {
       const std::uint64_t room = member.end - member.header;
       if (room < kLocalBytes + member.name.size() ||
           member.packed > room - kLocalBytes - member.name.size()) {
-        refuse_member(member, is_last ? "lies outside of the archive"
-                                      : "overlaps the member behind it");
+        refuse_member(member,
+                      is_last ? "lies outside of the archive" : "overlaps the member behind it");
       }
       const bool is_stored = member.method == ZipMember::kStored;
       if (is_stored && !member.is_encrypted && member.unpacked != member.packed) {
@@ -274,13 +278,11 @@ ByteRange data_of(const ZipMember& member, const Source& source, const std::stri
   const auto refuse_local = [&](const std::string& rule) {
     refuse_zip(place, "member " + in_quotes(member.name) + ": " + rule);
   };
-  if (!local.starts_with("PK\3\4") ||
-      number_in<std::uint16_t>(local, 26) != member.name.size() ||
+  if (!local.starts_with("PK\3\4") || number_in<std::uint16_t>(local, 26) != member.name.size() ||
       std::string_view(local).substr(kLocalBytes) != member.name) {
     refuse_local("the directory leads to something else");
   }
-  const std::uint64_t begin =
-      member.header + local.size() + number_in<std::uint16_t>(local, 28);
+  const std::uint64_t begin = member.header + local.size() + number_in<std::uint16_t>(local, 28);
   if (begin > member.end || member.packed > member.end - begin) {
     refuse_local("overlaps what stands behind it");
   }

@@ -6,8 +6,8 @@
 //
 // The central directory alone is believed: the numbers of local headers may stand behind the data.
 // Of a local header the length is needed, and its name must be the same. Refused: members that
-// overlap or lie outside, two of one name, an archive of several disks, and a file that is more than
-// one archive: several of them, or something before or behind the archive.
+// overlap or lie outside, two of one name, an archive of several disks, and a file that is more
+// than one archive: several of them, or something before or behind the archive.
 //
 // Thread safety: the functions may be called from any thread. Lifetime: names are valid while the
 // directory lives, also when it is moved.
@@ -41,8 +41,8 @@ struct ZipMember {
 };
 
 struct ZipDirectory {
-  ByteRange raw;  // of the central directory
-  std::vector<ZipMember> members;  // in the order of their places
+  ByteRange raw;                       // of the central directory
+  std::vector<ZipMember> members;      // in the order of their places
   std::vector<std::uint32_t> by_name;  // indices of `members`, bytewise; names are unique
 
   const ZipMember* find(std::string_view name) const;  // null for none
@@ -52,7 +52,8 @@ struct ZipDirectory {
 
 // What to do about a distributed checkpoint of PyTorch.
 inline constexpr std::string_view kConvertDistributed =
-    "convert its directory with python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIR FILE";
+    "convert its directory with python -m torch.distributed.checkpoint.format_utils dcp_to_torch "
+    "DIR FILE";
 
 // Whether a file that begins so is a zip archive. No safetensors file is one.
 bool is_zip(std::span<const std::byte> first);

@@ -47,7 +47,8 @@ constexpr LayerRow kTable[] = {
      .needs = "",
      .repeats = true,
      .is_idempotent = false,
-     .accepts = [](std::string_view argument) { return !adapter_choice(argument).directory.empty(); },
+     .accepts =
+         [](std::string_view argument) { return !adapter_choice(argument).directory.empty(); },
      .resolve = resolved_adapter,
      .is_elsewhere =
          [](const std::string& argument) { return is_url(adapter_choice(argument).directory); },

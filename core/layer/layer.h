@@ -31,7 +31,7 @@ struct LayerRow {
   // The layer needs these tensors for others, and a part of a checkpoint may lack them: "scales";
   // "" when it needs none.
   std::string_view needs;
-  bool repeats;  // it may be given several times, and takes all arguments at once
+  bool repeats;        // it may be given several times, and takes all arguments at once
   bool is_idempotent;  // upon what it has made with the same argument it changes nothing
   bool (*accepts)(std::string_view argument);
   // The argument in a form that stays true elsewhere and later: with an absolute path or a pinned
@@ -60,7 +60,8 @@ struct Layer {
 // In the order of the table; those of one that repeats in the order in which they were given.
 using Layers = std::vector<Layer>;
 
-// Adds a layer, or changes the argument of one that does not repeat. `argument` is one that its row accepts.
+// Adds a layer, or changes the argument of one that does not repeat. `argument` is one that its row
+// accepts.
 void choose(Layers& layers, std::string_view option, const std::string& argument);
 
 // Adds a line of the command line, or of a program, whose paths are relative to `directory` ("": it

@@ -20,7 +20,7 @@ constexpr unsigned kMostLost = 16;
 // has whole elements of every type that a production makes.
 constexpr std::uint64_t kElement = 8;  // bytes
 
-constexpr std::uint64_t kFirst = 1 << 20;       // bytes of a request that others follow
+constexpr std::uint64_t kFirst = 1 << 20;        // bytes of a request that others follow
 constexpr std::uint64_t kPrefetched = 32 << 20;  // bytes of those
 
 std::uint64_t block_of(std::uint64_t offset) { return offset / Source::kFetchUnit; }
@@ -216,7 +216,8 @@ void prefetch_content(const Content& content, std::uint64_t offset, std::uint64_
   const std::uint64_t end = offset + std::min(length, content.size() - offset);
   while (offset < end && most > 0) {
     std::uint64_t piece = std::min(kPiece, end - offset);
-    for (const Extent& extent : missing_part(content, offset, piece, std::max(most, kMostMissing))) {
+    for (const Extent& extent :
+         missing_part(content, offset, piece, std::max(most, kMostMissing))) {
       extent.source->prefetch({extent.offset, extent.length});
       most -= std::min(most, extent.length);
     }

@@ -36,7 +36,8 @@ class Inflated : public Producer {
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
     const std::uint64_t begin = begin_ + offset;
     const std::shared_ptr<const Inflater> last = places_.before(number_, begin);
-    Inflater inflater = last ? Inflater(*last) : Inflater({stored_.offset, stored_.length}, member_, reader());
+    Inflater inflater =
+        last ? Inflater(*last) : Inflater({stored_.offset, stored_.length}, member_, reader());
     int error = skip_to(begin, inflater);
     if (error == 0) error = inflater.take(out);
     if (error != 0) return failure(error);
@@ -62,8 +63,8 @@ class Inflated : public Producer {
     while (inflater.position() < position) {
       if (WhileWanted::has_ended()) return EINTR;
       const std::uint64_t to_step = step() - inflater.position() % step();
-      unwanted.resize(static_cast<std::size_t>(std::min(
-          {position - inflater.position(), to_step, std::uint64_t{256} << 10})));
+      unwanted.resize(static_cast<std::size_t>(
+          std::min({position - inflater.position(), to_step, std::uint64_t{256} << 10})));
       if (const int error = inflater.take(unwanted)) return error;
       if (inflater.position() % step() == 0) {
         places_.keep(number_, std::make_shared<const Inflater>(inflater), nullptr);

@@ -9,9 +9,9 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kTileBytes = 8 << 20;         // bytes
-constexpr std::uint64_t kWorthARead = 4096;            // a run of it is worth a read of its own
-constexpr std::uint64_t kReadAtOnce = 256 << 10;     // bytes read at a time
+constexpr std::uint64_t kTileBytes = 8 << 20;     // bytes
+constexpr std::uint64_t kWorthARead = 4096;       // a run of it is worth a read of its own
+constexpr std::uint64_t kReadAtOnce = 256 << 10;  // bytes read at a time
 
 struct StridedDimension {
   std::uint64_t count;
@@ -50,10 +50,13 @@ class NearReader {
 class Strided : public Producer {
  public:
   Strided(Content below, const StridedShape& shape, TileCache& tiles, std::uint64_t number)
-      : below_(std::move(below)), begin_(shape.begin), run_(shape.width), tiles_(tiles),
+      : below_(std::move(below)),
+        begin_(shape.begin),
+        run_(shape.width),
+        tiles_(tiles),
         number_(number) {
-    // From the innermost dimension out. One whose stride goes on where that inside of it ends is the
-    // same dimension; the innermost may be a run.
+    // From the innermost dimension out. One whose stride goes on where that inside of it ends is
+    // the same dimension; the innermost may be a run.
     for (std::size_t i = shape.shape.size(); i-- > 0;) {
       const StridedDimension next{shape.shape[i], shape.strides[i]};
       if (next.count == 1) continue;
@@ -145,7 +148,8 @@ class Strided : public Producer {
   }
 
   std::vector<StridedDimension> dims_of(const Part& tile) const {
-    std::vector<StridedDimension> dims(dims_.begin() + static_cast<std::ptrdiff_t>(split_), dims_.end());
+    std::vector<StridedDimension> dims(dims_.begin() + static_cast<std::ptrdiff_t>(split_),
+                                       dims_.end());
     dims.front().count = tile.length / step_;
     return dims;
   }
@@ -195,8 +199,9 @@ class Strided : public Producer {
     const std::uint64_t reach = (last.dim.count - 1) * last.dim.stride + run_;
     const std::uint64_t near = near_line < reach + kWorthARead ? kReadAtOnce : 0;
     const std::uint64_t per_window =
-        is_dense ? std::max<std::uint64_t>(1, kReadAtOnce / std::max<std::uint64_t>(1, last.dim.stride))
-                 : 1;
+        is_dense
+            ? std::max<std::uint64_t>(1, kReadAtOnce / std::max<std::uint64_t>(1, last.dim.stride))
+            : 1;
     std::vector<std::uint64_t> index(axes.size());
     const auto [begin, length] = reach_of(part);
     NearReader window(below_, begin + length);
@@ -240,12 +245,12 @@ class Strided : public Producer {
 
   Content below_;
   std::uint64_t begin_;
-  std::uint64_t run_;            // bytes that stand side by side below
+  std::uint64_t run_;                   // bytes that stand side by side below
   std::vector<StridedDimension> dims_;  // of runs, outermost first
   std::uint64_t size_ = 0;
   std::size_t split_ = 0;
-  std::uint64_t step_ = 0;  // bytes of a step of the split dimension
-  std::uint64_t tile_ = 0;  // bytes
+  std::uint64_t step_ = 0;   // bytes of a step of the split dimension
+  std::uint64_t tile_ = 0;   // bytes
   std::uint64_t round_ = 0;  // bytes of all steps of the split dimension
   std::uint64_t tiles_in_round_ = 1;
   TileCache& tiles_;

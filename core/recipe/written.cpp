@@ -21,7 +21,7 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kCallBytes = 64 << 20;  // bytes of a call in the kernel
+constexpr std::uint64_t kCallBytes = 64 << 20;   // bytes of a call in the kernel
 constexpr std::uint64_t kMemoryBytes = 1 << 20;  // bytes in memory
 
 // 0 or an errno. Lengths and offsets are multiples of a block.
@@ -85,8 +85,7 @@ class Writer {
     while (may_copy_ && done < extent.length) {
       auto from = static_cast<off_t>(extent.offset + done);
       auto to = static_cast<off_t>(at + done);
-      const int source =
-          extent.source->local_file()->descriptor({extent.offset, extent.length});
+      const int source = extent.source->local_file()->descriptor({extent.offset, extent.length});
       const ssize_t n =
           ::copy_file_range(source, &from, fd_, &to, std::min(kCallBytes, extent.length - done), 0);
       if (n < 0 && (errno == ENOSPC || errno == EDQUOT || errno == EIO || errno == EFBIG)) {
@@ -105,7 +104,8 @@ class Writer {
   }
 
   void through_memory(std::uint64_t at, std::uint64_t length) {
-    buffer_.resize(static_cast<std::size_t>(std::min(kMemoryBytes, std::max<std::uint64_t>(length, buffer_.size()))));
+    buffer_.resize(static_cast<std::size_t>(
+        std::min(kMemoryBytes, std::max<std::uint64_t>(length, buffer_.size()))));
     for (const std::uint64_t end = at + length; at < end;) {
       const auto some = static_cast<std::size_t>(std::min<std::uint64_t>(buffer_.size(), end - at));
       const std::span<std::byte> chunk = std::span(buffer_).first(some);

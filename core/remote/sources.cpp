@@ -110,8 +110,7 @@ SourceOptions resolved(SourceOptions options) {
 }
 
 Sources::Sources(SourceOptions options)
-    : options_(resolved(std::move(options))),
-      is_offline_for_hub_(*hub_offline_variable() != '\0') {
+    : options_(resolved(std::move(options))), is_offline_for_hub_(*hub_offline_variable() != '\0') {
   if (options_.counters == nullptr) options_.counters = &own_counters_;
 }
 
@@ -230,7 +229,7 @@ void Sources::learn(const std::string& name, const Change& change) {
 
 void Sources::refuse_to_ask(const std::string& name) const {
   throw Error(ErrorCode::kHidden, public_name(name),
-              !options_.offline ? "changed while it was loaded: mount it again"
+              !options_.offline      ? "changed while it was loaded: mount it again"
               : !is_offline_for_hub_ ? "offline, and this was never fetched"
                                      : "offline (" + std::string(hub_offline_variable()) +
                                            " is set), and this was never fetched");

@@ -42,7 +42,7 @@ struct SourceOptions {
   bool insecure_http = false;
   S3Options s3 = {};
   std::uint64_t memory = 256 << 20;  // bytes of changed positions that a delta may keep
-  Counters* counters = nullptr;  // null: its own
+  Counters* counters = nullptr;      // null: its own
   // Takes a line for the user, each once: a cache that cannot be used, a version that is told by
   // time and size alone. Called by any thread, one at a time.
   std::function<void(const std::string& line)> warn = nullptr;

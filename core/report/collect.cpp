@@ -90,7 +90,9 @@ std::optional<CommandSource> source_of_command(const Checkpoint& checkpoint,
   if (sources.size() != 1 || checkpoint.origins().size() != 1) return std::nullopt;
   const auto is_below = [&](const Origin& origin) { return origin.path == sources.front(); };
   if (std::ranges::any_of(checkpoint.origins().front().sources, is_below)) return std::nullopt;
-  const auto is_url = [](const Layer& layer) { return layer.argument.find("://") != std::string::npos; };
+  const auto is_url = [](const Layer& layer) {
+    return layer.argument.find("://") != std::string::npos;
+  };
   if (std::ranges::any_of(checkpoint.layers(), is_url)) return std::nullopt;
   return CommandSource{public_name(sources.front()), checkpoint.layers()};
 }
@@ -308,9 +310,9 @@ class Collector {
       if (options.progress) options.progress(other.length);
       return;
     }
-    const Comparison found = compare_tensors(
-        other, tensor, by_values ? CompareBy::kValues : CompareBy::kBytes, options, pass,
-        values_of_before);
+    const Comparison found =
+        compare_tensors(other, tensor, by_values ? CompareBy::kValues : CompareBy::kBytes, options,
+                        pass, values_of_before);
     const bool may_differ = found.error != 0 || found.differs();
     if (may_differ && difference.kind == Kind::kEqual) difference.kind = Kind::kValues;
     if (found.error != 0) {
@@ -416,7 +418,8 @@ std::string name_of_source(std::string_view path) {
     const std::size_t slash = rest.rfind('/');
     title = rest.substr(slash + 1);  // npos + 1 is 0
     rest = rest.substr(0, slash == std::string_view::npos ? 0 : slash);
-    for (const std::string_view end : {".json", ".index", ".safetensors", ".gguf", ".bin", ".pt", ".npz"}) {
+    for (const std::string_view end :
+         {".json", ".index", ".safetensors", ".gguf", ".bin", ".pt", ".npz"}) {
       if (title.ends_with(end)) title.resize(title.size() - end.size());
     }
     const bool is_shard = title.starts_with("model-0");
@@ -431,7 +434,8 @@ void for_each_of(std::span<const std::uint32_t> items, const PassOptions& option
   std::atomic<std::size_t> next = 0;
   on_threads(std::min<std::size_t>(threads, items.size()), [&](std::size_t) {
     try {
-      for (std::size_t i; (i = next++) < items.size() && !options.stop.load(std::memory_order_relaxed);) {
+      for (std::size_t i;
+           (i = next++) < items.size() && !options.stop.load(std::memory_order_relaxed);) {
         const std::size_t left = std::min<std::size_t>(items.size() - i, threads);
         work(items[i], static_cast<unsigned>(threads / left));
       }

@@ -23,7 +23,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t kMostWord = 100;         // bytes of a text of the configuration
+constexpr std::size_t kMostWord = 100;  // bytes of a text of the configuration
 
 // A row: what it is called, the keys of config.json of which the first that is there counts, and
 // the key of GGUF behind the architecture's name.
@@ -90,7 +90,9 @@ void add_config(const std::string& text, Report& report) {
   const bool has_name = names != nullptr && names->is_array() && !names->empty();
   const Json* const type = find("model_type");
   add(report, "Architecture",
-      has_name ? shown(names->front()) : type != nullptr ? shown(*type) : "");
+      has_name          ? shown(names->front())
+      : type != nullptr ? shown(*type)
+                        : "");
   for (const FactRow& row : kRows) {
     for (const std::string_view key : row.keys) {
       const Json* const value = key.empty() ? nullptr : find(key);

@@ -66,8 +66,7 @@ bool is_all_zero(const ReportTensor& tensor) {
 // Biases, norms and adapters are zero before a model has learnt.
 bool may_be_zero(std::string_view name, std::size_t dimensions) {
   if (name.find("lora_B") != std::string_view::npos) return true;
-  return dimensions <= 1 &&
-         (name.ends_with("bias") || name.find("norm") != std::string_view::npos);
+  return dimensions <= 1 && (name.ends_with("bias") || name.find("norm") != std::string_view::npos);
 }
 bool may_be_zero(const ReportTensor& tensor) {
   return may_be_zero(tensor.name, tensor.shape.size());
@@ -213,8 +212,8 @@ class Findings {
           groups[i]);
     }
     if (more == 0) return;
-    add(Finding::Kind::kEqual, Severity::kOdd, counted(more, "more group") + " of tensors with equal bytes",
-        rest);
+    add(Finding::Kind::kEqual, Severity::kOdd,
+        counted(more, "more group") + " of tensors with equal bytes", rest);
   }
 
   // Embeddings at both ends of a model: tied ones are one tensor, which some programs store twice.
@@ -266,7 +265,8 @@ class Findings {
   // add_tied() tells of these.
   bool are_tied(const Positions& group) const {
     const auto is = [&](bool (*what)(std::string_view)) {
-      return std::ranges::any_of(group, [&](std::uint32_t i) { return what(report_.tensors[i].name); });
+      return std::ranges::any_of(group,
+                                 [&](std::uint32_t i) { return what(report_.tensors[i].name); });
     };
     return group.size() == 2 && is(is_input_embedding) && is(is_output_embedding);
   }
@@ -276,10 +276,15 @@ class Findings {
                               std::vector<std::uint64_t> ValueStats::*places) const {
     const ReportTensor& tensor = report_.tensors[found.front()];
     const ValueStats& stats = *tensor.stats;
-    const std::string at = (stats.*places).empty() ? "" : " at " + places_text(1, std::span(stats.*places).first(1), tensor.shape);
+    const std::string at =
+        (stats.*places).empty()
+            ? ""
+            : " at " + places_text(1, std::span(stats.*places).first(1), tensor.shape);
     if (found.size() > 1) return "the first of " + in_quotes(tensor.name) + at;
     return grouped(stats.*count) + " of " + counted(stats.count, "value") +
-           (at.empty() ? "" : stats.*count > 1 ? ", the first" + at : "," + at);
+           (at.empty()         ? ""
+            : stats.*count > 1 ? ", the first" + at
+                               : "," + at);
   }
 
   static std::string times(double ratio) {
@@ -297,8 +302,8 @@ class Findings {
         outliers.size() == 1
             ? far + some_names(report_, tensors)
             : what + " unlike others of their kind in " + counted(tensors.size(), "tensor") + ": " +
-                  some_names(report_, tensors) + " (the first " +
-                  times(outliers.front().ratio) + " that of its kind)",
+                  some_names(report_, tensors) + " (the first " + times(outliers.front().ratio) +
+                  " that of its kind)",
         tensors);
   }
 
@@ -327,11 +332,11 @@ void add_findings(Report& report, std::span<const MissingTensor> missing,
       &ValueStats::nan, &ValueStats::nan_at);
   findings.add_where(
       Kind::kInfinity, Severity::kBroken, "infinity",
-      [](const ReportTensor& t) { return t.stats->inf > 0; }, &ValueStats::inf, &ValueStats::inf_at);
+      [](const ReportTensor& t) { return t.stats->inf > 0; }, &ValueStats::inf,
+      &ValueStats::inf_at);
   const std::string zeros = "nothing but zeros";
-  findings.add_where(Kind::kAllZero, Severity::kBroken, zeros, [](const ReportTensor& t) {
-    return is_all_zero(t) && !may_be_zero(t);
-  });
+  findings.add_where(Kind::kAllZero, Severity::kBroken, zeros,
+                     [](const ReportTensor& t) { return is_all_zero(t) && !may_be_zero(t); });
   const auto is_constant_fraction = [](const ReportTensor& t) {
     return is_constant(*t.stats) && *t.stats->min != 0 && has_fractions(t);
   };
@@ -339,14 +344,14 @@ void add_findings(Report& report, std::span<const MissingTensor> missing,
   findings.add_outliers();
   findings.add_equal();
   findings.add_tied();
-  findings.add_where(Kind::kConstant, Severity::kOdd, "one value in all elements",
-                     [&](const ReportTensor& t) { return is_constant_fraction(t) && !is_of_ones(t); });
+  findings.add_where(
+      Kind::kConstant, Severity::kOdd, "one value in all elements",
+      [&](const ReportTensor& t) { return is_constant_fraction(t) && !is_of_ones(t); });
   findings.add_where(Kind::kConstant, Severity::kUsual, "ones", [&](const ReportTensor& t) {
     return is_constant_fraction(t) && is_of_ones(t);
   });
-  findings.add_where(Kind::kAllZero, Severity::kUsual, "zeros", [](const ReportTensor& t) {
-    return is_all_zero(t) && may_be_zero(t);
-  });
+  findings.add_where(Kind::kAllZero, Severity::kUsual, "zeros",
+                     [](const ReportTensor& t) { return is_all_zero(t) && may_be_zero(t); });
   std::ranges::stable_sort(report.findings, {}, &Finding::severity);
 }
 

@@ -30,8 +30,9 @@ struct NamedTensor {
 };
 
 // The command that prints the values around an element: "stfs-info cat --slice 3,0:9 --as f32
-// model.safetensors w | od -A n -v -t f4". "" where a shell has no line for it: names that a terminal
-// does not show as they are, and edits that are not in a file.
-std::string look_command(const CommandSource& from, const NamedTensor& tensor, std::uint64_t element);
+// model.safetensors w | od -A n -v -t f4". "" where a shell has no line for it: names that a
+// terminal does not show as they are, and edits that are not in a file.
+std::string look_command(const CommandSource& from, const NamedTensor& tensor,
+                         std::uint64_t element);
 
 }  // namespace stfs

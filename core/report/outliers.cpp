@@ -12,8 +12,8 @@
 namespace stfs {
 namespace {
 
-constexpr std::size_t kFewest = 5;       // tensors of a role
-constexpr std::size_t kFewestRoles = 3;  // of a layer that is compared with others
+constexpr std::size_t kFewest = 5;           // tensors of a role
+constexpr std::size_t kFewestRoles = 3;      // of a layer that is compared with others
 constexpr double kFar = 1.0986122886681098;  // log(3)
 constexpr double kSpreads = 6;
 
@@ -151,12 +151,14 @@ std::vector<Outlier> far_members(std::vector<Member>& members) {
     for (const Member& member : role) distances.push_back(member.distance);
     const double spread = spread_of(distances);
     for (const Member& member : role) {
-      if (is_far(member.distance, spread)) far.push_back({member.tensor, std::exp(member.distance)});
+      if (is_far(member.distance, spread))
+        far.push_back({member.tensor, std::exp(member.distance)});
     }
   });
   std::ranges::sort(far, {}, &Outlier::tensor);
-  std::ranges::stable_sort(far, std::greater<>(),
-                           [](const Outlier& outlier) { return std::abs(std::log(outlier.ratio)); });
+  std::ranges::stable_sort(far, std::greater<>(), [](const Outlier& outlier) {
+    return std::abs(std::log(outlier.ratio));
+  });
   return far;
 }
 

@@ -29,8 +29,8 @@ struct OddLayer {
 };
 
 struct Outliers {
-  std::vector<Outlier> rms;    // the farthest first
-  std::vector<Outlier> reach;  // the largest |x| over the std: only those that are larger
+  std::vector<Outlier> rms;      // the farthest first
+  std::vector<Outlier> reach;    // the largest |x| over the std: only those that are larger
   std::vector<OddLayer> layers;  // by RMS
 };
 

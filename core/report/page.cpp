@@ -132,7 +132,8 @@ std::string link(std::uint32_t tensor, const std::string& html) {
   return "<a href=\"#t" + std::to_string(tensor) + "\">" + html + "</a>";
 }
 
-// The sentence. The names of its tensors are links: those in quotes in it, then, of what matters, others.
+// The sentence. The names of its tensors are links: those in quotes in it, then, of what matters,
+// others.
 std::string finding_html(const Report& report, const Finding& finding) {
   std::string html = sentence(shortened(finding.text, 4000));
   std::vector<std::uint32_t> others;
@@ -182,10 +183,10 @@ std::string health(const Report& report) {
     ++found[severity];
     if (counts[kind]++ >= kMostFindings) continue;
     const std::string html = finding_html(report, finding);
-    lines[severity] += finding.severity == Severity::kUsual
-                           ? "<li>Usual: " + html + "</li>\n"
-                           : "<li><b>" + std::string(kKinds[kind].name) + "</b> <span>" + html +
-                                 "</span></li>\n";
+    lines[severity] +=
+        finding.severity == Severity::kUsual
+            ? "<li>Usual: " + html + "</li>\n"
+            : "<li><b>" + std::string(kKinds[kind].name) + "</b> <span>" + html + "</span></li>\n";
   }
   std::string absent, more;
   for (std::size_t kind = 0; kind < kKinds.size(); ++kind) {
@@ -241,9 +242,8 @@ Changes changes_of(const Report& report) {
     if (tensor.difference->distance) changes.distances.push_back(*tensor.difference->distance);
     if (i < rows_of(report)) changes.farthest.push_back(i);
   }
-  std::ranges::stable_sort(changes.farthest, std::ranges::greater{}, [&](std::uint32_t i) {
-    return distance_of(report.tensors[i]);
-  });
+  std::ranges::stable_sort(changes.farthest, std::ranges::greater{},
+                           [&](std::uint32_t i) { return distance_of(report.tensors[i]); });
   return changes;
 }
 
@@ -273,9 +273,10 @@ std::string farthest_html(const Report& report, const Changes& changes) {
   return "<table class=\"plain far\"><thead><tr>" + heading("Farthest") + heading("") +
          heading("Relative distance", "n") + "</tr></thead><tbody>\n" + rows +
          "</tbody></table>\n" +
-         (more > 0 ? "<p class=\"absent\">and " + grouped(more) +
-                         (more == 1 ? " more, which is nearer" : " more, which are nearer") + "</p>\n"
-                   : "");
+         (more > 0
+              ? "<p class=\"absent\">and " + grouped(more) +
+                    (more == 1 ? " more, which is nearer" : " more, which are nearer") + "</p>\n"
+              : "");
 }
 
 std::string difference(const Report& report) {
@@ -290,7 +291,8 @@ std::string difference(const Report& report) {
       "<section id=\"difference\" aria-labelledby=\"difference-heading\">\n"
       "<h2 id=\"difference-heading\">What differs from " +
       other + "</h2>\n<p class=\"verdict\">" +
-      (differ == 0 ? "Nothing: " + (all == 1 ? std::string("its tensor is equal") : "all " + counted(all, "tensor") + " are equal")
+      (differ == 0 ? "Nothing: " + (all == 1 ? std::string("its tensor is equal")
+                                             : "all " + counted(all, "tensor") + " are equal")
                    : grouped(differ) + " of " + counted(all, "tensor") +
                          (differ == 1 ? " differs" : " differ")) +
       "</p>\n<ul class=\"checks\">";
@@ -303,8 +305,8 @@ std::string difference(const Report& report) {
   }
   html += "<li><b>" + grouped(changes.counts[0]) + "</b> equal</li>\n</ul>\n";
   if (!changes.distances.empty()) {
-    auto middle = changes.distances.begin() +
-                  static_cast<std::ptrdiff_t>(changes.distances.size() / 2);
+    auto middle =
+        changes.distances.begin() + static_cast<std::ptrdiff_t>(changes.distances.size() / 2);
     std::ranges::nth_element(changes.distances, middle);
     html += "<p class=\"absent\">Of what changed, the median relative distance is " +
             number(*middle, 2) + ", and the largest " +
@@ -329,22 +331,23 @@ void write_page(const Report& report, const Write& write) {
   const std::vector<Column> columns = columns_of(report);
   std::string head;
   for (const Column& column : columns) head += heading(column.name, column.style);
-  write_filled(page_html(),
-               {{"policy", text_part("default-src 'none'; script-src " + hash_source(page_script()) +
-                                "; style-src " + hash_source(page_style()) +
-                                "; img-src data:; base-uri 'none'; form-action 'none'")},
-                {"version", text_part(STFS_VERSION)},
-                {"title", text_part(name_of(report.title))},
-                {"style", text_part(std::string(page_style()))},
-                {"figures", text_part(figures(report))},
-                {"what", text_part(what(report))},
-                {"health", text_part(health(report))},
-                {"columns", text_part(head)},
-                {"rows", [&](const Write& to) { write_rows(report, is_linked, to); }},
-                {"difference", text_part(difference(report))},
-                {"data", [&](const Write& to) { write_data(report, columns, to); }},
-                {"script", text_part(std::string(page_script()))}},
-               write);
+  write_filled(
+      page_html(),
+      {{"policy", text_part("default-src 'none'; script-src " + hash_source(page_script()) +
+                            "; style-src " + hash_source(page_style()) +
+                            "; img-src data:; base-uri 'none'; form-action 'none'")},
+       {"version", text_part(STFS_VERSION)},
+       {"title", text_part(name_of(report.title))},
+       {"style", text_part(std::string(page_style()))},
+       {"figures", text_part(figures(report))},
+       {"what", text_part(what(report))},
+       {"health", text_part(health(report))},
+       {"columns", text_part(head)},
+       {"rows", [&](const Write& to) { write_rows(report, is_linked, to); }},
+       {"difference", text_part(difference(report))},
+       {"data", [&](const Write& to) { write_data(report, columns, to); }},
+       {"script", text_part(std::string(page_script()))}},
+      write);
 }
 
 }  // namespace

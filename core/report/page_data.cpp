@@ -38,9 +38,11 @@ std::string notes_of(const Report& report, const ReportTensor& tensor) {
     notes += (notes.empty() ? "" : "; ") + note;
   };
   if (!tensor.failure.empty()) add(tensor.failure);
-  const auto add_places = [&](std::uint64_t count, const char* what, std::span<const std::uint64_t> places) {
+  const auto add_places = [&](std::uint64_t count, const char* what,
+                              std::span<const std::uint64_t> places) {
     if (count == 0) return;
-    const std::string at = places.empty() ? "" : " at " + places_text(1, places.first(1), tensor.shape);
+    const std::string at =
+        places.empty() ? "" : " at " + places_text(1, places.first(1), tensor.shape);
     add(grouped(count) + " " + what + (count > 1 && !at.empty() ? ", the first" : "") + at);
   };
   if (tensor.stats) {
@@ -131,20 +133,23 @@ std::string picture_json(const ReportTensor& tensor, std::size_t index, bool is_
   return json + "}]";
 }
 
-// {"nan":"[7,9] and 3 more","inf":..,"largest":..,"look":"stfs-info cat .."}: what there is. "" for none.
+// {"nan":"[7,9] and 3 more","inf":..,"largest":..,"look":"stfs-info cat .."}: what there is. "" for
+// none.
 std::string places_json(const Report& report, const ReportTensor& tensor) {
   if (!tensor.stats || tensor.shape.size() > kMostDimensions) return "";
   const ValueStats& stats = *tensor.stats;
   std::string json;
   const auto add = [&json](std::string_view key, const std::string& text) {
-    if (!text.empty()) json += (json.empty() ? "{\"" : ",\"") + std::string(key) + "\":" + json_of(text);
+    if (!text.empty())
+      json += (json.empty() ? "{\"" : ",\"") + std::string(key) + "\":" + json_of(text);
   };
   const bool is_broken = stats.nan + stats.inf > 0;
   if (is_broken) {
     add("nan", places_text(stats.nan, stats.nan_at, tensor.shape));
     add("inf", places_text(stats.inf, stats.inf_at, tensor.shape));
   }
-  if (stats.largest_at) add("largest", places_text(1, std::span(&*stats.largest_at, 1), tensor.shape));
+  if (stats.largest_at)
+    add("largest", places_text(1, std::span(&*stats.largest_at, 1), tensor.shape));
   const std::vector<std::uint64_t>& first = stats.nan > 0 ? stats.nan_at : stats.inf_at;
   if (is_broken && report.look && !first.empty()) {
     const DType dtype = dtype_from_name(tensor.type).value_or(DType::kF32);  // else blocks of GGUF
@@ -177,19 +182,15 @@ std::string url_path(std::string_view path) {
 std::string change_text(const ReportTensor& tensor) {
   const Difference& difference = *tensor.difference;
   switch (difference.kind) {
-    case Difference::Kind::kEqual:
-      return "equal";
+    case Difference::Kind::kEqual: return "equal";
     case Difference::Kind::kValues:
       if (difference.largest != std::numeric_limits<double>::infinity()) return "values";
       return tensor.stats && tensor.stats->nan > 0   ? "now NaN"
              : tensor.stats && tensor.stats->inf > 0 ? "now infinite"
                                                      : "was not finite";
-    case Difference::Kind::kShape:
-      return "shape, was " + difference.was;
-    case Difference::Kind::kType:
-      return "type, was " + difference.was;
-    case Difference::Kind::kAdded:
-      return "added";
+    case Difference::Kind::kShape: return "shape, was " + difference.was;
+    case Difference::Kind::kType: return "type, was " + difference.was;
+    case Difference::Kind::kAdded: return "added";
   }
   return "";
 }
@@ -242,9 +243,8 @@ void write_rows(const Report& report, const std::vector<bool>& is_linked, const 
     cell(tensor.stats ? std::to_string(stats.zeros) : "");
     if (report.against) {
       const Difference difference = tensor.difference ? *tensor.difference : Difference{};
-      cell(tensor.difference
-               ? html_of(fitted(printable(change_text(tensor)), most_name(report)))
-               : "");
+      cell(tensor.difference ? html_of(fitted(printable(change_text(tensor)), most_name(report)))
+                             : "");
       value(difference.distance, digits - 1);
       cell(difference.equal ? share(*difference.equal, digits - 1) : "");
       value(difference.largest, digits - 1);

@@ -7,8 +7,8 @@
 
 namespace stfs {
 
-std::string_view page_html();  // {{name}} stands for a text of page.cpp
-std::string_view run_html();   // of run_page.cpp
+std::string_view page_html();   // {{name}} stands for a text of page.cpp
+std::string_view run_html();    // of run_page.cpp
 std::string_view page_style();  // of both
 std::string_view page_script();
 

@@ -114,15 +114,15 @@ struct Report {
   static constexpr std::size_t kMostPictured = 2000;  // tensors with a histogram and a thumbnail
   static constexpr std::size_t kMostRows = 400'000;   // tensors in the page's table: the first
 
-  std::string title;                 // the checkpoint's name
-  std::vector<std::string> sources;  // as the user named them, without secrets
+  std::string title;                  // the checkpoint's name
+  std::vector<std::string> sources;   // as the user named them, without secrets
   std::optional<CommandSource> look;  // what a command names to show values, where one source does
-  std::string format;                // "safetensors", "GGUF", or both
+  std::string format;                 // "safetensors", "GGUF", or both
   std::uint64_t parameters = 0;
   std::uint64_t bytes = 0;
   // What the model is, by its configuration: ("Layers", "32").
   std::vector<std::pair<std::string, std::string>> facts;
-  std::optional<bool> ties_embeddings;  // tie_word_embeddings of config.json
+  std::optional<bool> ties_embeddings;                        // tie_word_embeddings of config.json
   std::vector<std::pair<std::string, std::string>> metadata;  // long values are cut
   std::vector<ReportFile> files;
   std::vector<ReportTensor> tensors;  // in natural order of their names

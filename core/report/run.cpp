@@ -45,8 +45,9 @@ RunCell cell_of(const Tensor& tensor, const ValueStats& stats) {
   cell.not_finite = stats.nan + stats.inf;
   cell.is_zero = is_broken_zero(tensor.name, tensor.shape, tensor.dtype, stats);
   cell.rms = stats.min ? static_cast<float>(std::hypot(*stats.mean, *stats.std)) : kNoNumber;
-  cell.largest =
-      stats.min ? static_cast<float>(std::max(std::abs(*stats.min), std::abs(*stats.max))) : kNoNumber;
+  cell.largest = stats.min
+                     ? static_cast<float>(std::max(std::abs(*stats.min), std::abs(*stats.max)))
+                     : kNoNumber;
   return cell;
 }
 
@@ -69,7 +70,8 @@ class RunCollector {
 
  private:
   RunCell read(const Tensor& tensor, const Tensor* first, unsigned threads) const {
-    const PassOptions options{.stop = options_.stop, .progress = options_.progress, .threads = threads};
+    const PassOptions options{
+        .stop = options_.stop, .progress = options_.progress, .threads = threads};
     ValueStats stats;
     int error = 0;
     bool is_read = false;
@@ -80,16 +82,14 @@ class RunCollector {
       return error;
     };
     float distance = 0;
-    const auto is_real = [](DType dtype) {
-      return type_info(dtype).kind != TypeKind::kComplex;
-    };
+    const auto is_real = [](DType dtype) { return type_info(dtype).kind != TypeKind::kComplex; };
     if (first != nullptr) {
       distance = kNoNumber;
       if (std::ranges::equal(tensor.shape, first->shape) && is_real(tensor.dtype) &&
           is_real(first->dtype)) {
-        const Comparison found =
-            compare_tensors(*first, tensor, CompareBy::kValues, {.stop = options_.stop, .threads = threads},
-                            [&](ValueSink& differences) { return pass({&differences}); });
+        const Comparison found = compare_tensors(
+            *first, tensor, CompareBy::kValues, {.stop = options_.stop, .threads = threads},
+            [&](ValueSink& differences) { return pass({&differences}); });
         const bool has_distance =
             found.values && found.values->unlike == 0 && found.values->distance();
         if (has_distance) distance = static_cast<float>(*found.values->distance());
@@ -161,7 +161,8 @@ std::optional<Run::Jump> Run::largest_jump() const {
     const auto& cells = tensors[i].cells;
     for (std::size_t v = 1; v < cells.size(); ++v) {
       if (!(cells[v].rms > 0) || !(cells[v - 1].rms > 0)) continue;
-      const double ratio = static_cast<double>(cells[v].rms) / static_cast<double>(cells[v - 1].rms);
+      const double ratio =
+          static_cast<double>(cells[v].rms) / static_cast<double>(cells[v - 1].rms);
       if (!std::isfinite(ratio) || std::max(ratio, 1 / ratio) < kJump) continue;
       const auto size = [](double x) { return std::max(x, 1 / x); };
       if (!largest || size(ratio) > size(largest->ratio)) largest = Jump{v, i, ratio};
@@ -181,9 +182,10 @@ std::string Run::verdict() const {
                            : cell.state == RunCell::State::kUnreadable ? "unreadable are"
                            : cell.not_finite > 0                       ? "NaN or infinity in"
                                                                        : "nothing but zeros in";
-  std::string text = versions[broken->version] +
-                     (broken->version == 0 ? " is broken already: " : " is the first that is broken: ") +
-                     what + " ";
+  std::string text =
+      versions[broken->version] +
+      (broken->version == 0 ? " is broken already: " : " is the first that is broken: ") + what +
+      " ";
   for (std::size_t i = 0; i < std::min(broken->tensors.size(), kNamedBroken); ++i) {
     text += (i > 0 ? ", " : "") + in_quotes(tensors[broken->tensors[i]].name);
   }
@@ -220,9 +222,8 @@ int collect_run(std::span<const Checkpoint* const> versions, std::span<const std
   std::vector<std::uint32_t> items(run.tensors.size());
   for (std::uint32_t i = 0; i < items.size(); ++i) items[i] = i;
   const RunCollector collector(versions, options);
-  for_each_of(items, options, [&](std::uint32_t i, unsigned threads) {
-    collector.read(run.tensors[i], threads);
-  });
+  for_each_of(items, options,
+              [&](std::uint32_t i, unsigned threads) { collector.read(run.tensors[i], threads); });
   return options.stop.load(std::memory_order_relaxed) ? EINTR : 0;
 }
 

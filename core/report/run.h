@@ -20,7 +20,7 @@ namespace stfs {
 struct RunCell {
   enum class State : std::uint8_t { kThere, kAbsent, kUnreadable };
   State state = State::kAbsent;
-  bool is_zero = false;         // all of it, and it is of a kind that should not be
+  bool is_zero = false;          // all of it, and it is of a kind that should not be
   std::uint64_t not_finite = 0;  // NaN and infinite values
   // Over the finite values; NaN where there are none.
   float rms = 0;
@@ -37,7 +37,8 @@ struct RunTensor {
   std::uint64_t bytes = 0;
   std::vector<RunCell> cells;  // by version
 
-  // The version that broke it, or lacks it where the one before has it; as many as there are: none did.
+  // The version that broke it, or lacks it where the one before has it; as many as there are: none
+  // did.
   std::size_t broken_at() const;
 };
 

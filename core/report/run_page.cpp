@@ -59,8 +59,9 @@ class Scale {
   bool is_empty() const { return !(low_ <= high_); }
   std::string text() const {
     if (is_empty()) return "";
-    return low_ == high_ ? number(low_, 3)
-                         : number(low_, 3) + " to " + number(high_, 3) + (is_log_ ? ", logarithmic" : "");
+    return low_ == high_
+               ? number(low_, 3)
+               : number(low_, 3) + " to " + number(high_, 3) + (is_log_ ? ", logarithmic" : "");
   }
   double height(double value) const {
     constexpr double kMargin = 4;
@@ -83,9 +84,9 @@ class Scale {
 };
 
 std::string across(std::size_t version, std::size_t versions) {
-  return number(versions < 2 ? 100
-                             : 4 + 192 * static_cast<double>(version) /
-                                       static_cast<double>(versions - 1),
+  return number(versions < 2
+                    ? 100
+                    : 4 + 192 * static_cast<double>(version) / static_cast<double>(versions - 1),
                 4);
 }
 
@@ -108,8 +109,9 @@ std::string path_of(const Values& values, const Scale& scale) {
 std::string chart(const Run& run, const std::string& title, const std::vector<Line>& lines,
                   bool from_zero, std::size_t broken_at) {
   const Scale scale(lines, from_zero);
-  std::string svg = "<svg viewBox=\"0 0 200 100\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"" +
-                    title + ": " + scale.text() + "\">";
+  std::string svg =
+      "<svg viewBox=\"0 0 200 100\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"" +
+      title + ": " + scale.text() + "\">";
   if (broken_at < run.versions.size()) {
     svg += "<path class=\"broke\" d=\"M" + across(broken_at, run.versions.size()) + " 0V100\"/>";
   }
@@ -137,7 +139,8 @@ std::string chart(const Run& run, const std::string& title, const std::vector<Li
 Values of_cells(const RunTensor& tensor, float RunCell::*member) {
   Values values;
   for (const RunCell& cell : tensor.cells) {
-    values.push_back(cell.state == RunCell::State::kThere ? static_cast<double>(cell.*member) : kNoValue);
+    values.push_back(cell.state == RunCell::State::kThere ? static_cast<double>(cell.*member)
+                                                          : kNoValue);
   }
   return values;
 }
@@ -207,8 +210,8 @@ std::vector<Line> lines_of(const Run& run, const Role& role, float RunCell::*mem
   std::size_t broken = 0;
   for (std::size_t i = 0; i < role.tensors.size(); ++i) {
     const RunTensor& tensor = run.tensors[role.tensors[i]];
-    const bool is_shown = i % step == 0 ||
-                          (tensor.broken_at() < run.versions.size() && ++broken <= kMostBroken);
+    const bool is_shown =
+        i % step == 0 || (tensor.broken_at() < run.versions.size() && ++broken <= kMostBroken);
     if (!is_shown) continue;
     const std::size_t most = std::max<std::size_t>(role.tensors.size() - 1, 1);
     lines.push_back({of_cells(tensor, member), i * (kColours - 1) / most, name_of(tensor.name),
@@ -239,7 +242,8 @@ std::string roles(const Run& run, std::size_t broken_at) {
     for (const Role& role : all) {
       std::string name = role.name;
       if (name.ends_with(".weight")) name.resize(name.size() - 7);
-      html += chart(run, name_of(name), lines_of(run, role, metric.member), metric.from_zero, broken_at);
+      html += chart(run, name_of(name), lines_of(run, role, metric.member), metric.from_zero,
+                    broken_at);
     }
     html += "</div>\n</section>\n";
   }
@@ -299,7 +303,8 @@ std::string health(const Run& run) {
                      sentence(run.verdict()) + "</p>\n";
   if (const auto jump = run.largest_jump()) {
     html += "<p class=\"odd\"><b>Odd</b> RMS of " + name_of(run.tensors[jump->tensor].name) + " " +
-            (jump->ratio > 1 ? "grows " + number(jump->ratio, 2) : "shrinks " + number(1 / jump->ratio, 2)) +
+            (jump->ratio > 1 ? "grows " + number(jump->ratio, 2)
+                             : "shrinks " + number(1 / jump->ratio, 2)) +
             " times from " + name_of(run.versions[jump->version - 1]) + " to " +
             name_of(run.versions[jump->version]) + "</p>\n";
   }
@@ -323,8 +328,8 @@ void write_run(const Run& run, const Write& write) {
   const std::size_t broken_at = broken ? broken->version : run.versions.size();
   std::string head;
   for (const std::string_view name : {"Tensor", "Broken in", "Distance"}) head += heading(name);
-  for (const std::string_view name : {"at the end", "RMS, first", "last", "Largest, first", "last",
-                                      "NaN and infinite"}) {
+  for (const std::string_view name :
+       {"at the end", "RMS, first", "last", "Largest, first", "last", "NaN and infinite"}) {
     head += heading(name, "n");
   }
   const std::string title = name_of(run.versions.front() + " to " + run.versions.back());
@@ -346,9 +351,9 @@ void write_run(const Run& run, const Write& write) {
        {"roles", text_part(roles(run, broken_at))},
        {"order", text_part("What broke comes first, then what is farthest from " +
                            name_of(run.versions.front()) +
-                           (rows < run.tensors.size()
-                                ? ": the first " + grouped(rows) + " of " + grouped(run.tensors.size())
-                                : ""))},
+                           (rows < run.tensors.size() ? ": the first " + grouped(rows) + " of " +
+                                                            grouped(run.tensors.size())
+                                                      : ""))},
        {"columns", text_part(head)},
        {"rows", write_rows}},
       write);

@@ -24,7 +24,8 @@ Leases::~Leases() {
 
 void Leases::watch() {
   using Clock = LocalFile::Clock;
-  const std::chrono::nanoseconds between_looks = std::chrono::nanoseconds(times_.rest) / LocalFile::kQuietLooks;
+  const std::chrono::nanoseconds between_looks =
+      std::chrono::nanoseconds(times_.rest) / LocalFile::kQuietLooks;
   for (const LocalFile* file : files_) file->begin_lease(times_.pause, &writers_);
   ready_ = true;
   ready_.notify_one();

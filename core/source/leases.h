@@ -27,7 +27,8 @@
 //      pins
 //   4  the thread, after the last pin was dropped: a last look at the file, then F_UNLCK. The pause
 //      doubles from writer to writer, up to 64 times. Where no process waits, as touch(1) does not,
-//      the thread first gives touch a moment to set the file's times, and then takes the lease again
+//      the thread first gives touch a moment to set the file's times, and then takes the lease
+//      again
 //   5  the thread, likewise, where no writer asked. The pause is the first one again
 //
 // When Leases ends, its thread sets each lease to "none". A lease of a supervised worker that dies

@@ -71,8 +71,8 @@ std::uint64_t bits_of(const statx_timestamp& time) {
   return static_cast<std::uint64_t>(time.tv_sec) << 30U | time.tv_nsec;
 }
 
-// How long to wait until a change gets another ctime than this one: the clock of the kernel's stamps
-// goes in ticks, and where a file system keeps seconds alone, in seconds.
+// How long to wait until a change gets another ctime than this one: the clock of the kernel's
+// stamps goes in ticks, and where a file system keeps seconds alone, in seconds.
 std::chrono::nanoseconds until_past(const statx_timestamp& ctime) {
   timespec now{};
   timespec tick{};
@@ -344,8 +344,8 @@ bool LocalFile::is_awaited() const {
 }
 
 // touch(1) opens with O_NONBLOCK, does not wait for the lease, and then sets the times by the
-// file's name. Returns when it did, or a process waits, or when it has had the time to. A touch that
-// comes later is told from a writer by the watch.
+// file's name. Returns when it did, or a process waits, or when it has had the time to. A touch
+// that comes later is told from a writer by the watch.
 void LocalFile::await_touch(Clock::time_point since) const {
   constexpr std::chrono::milliseconds kWatched{1}, kUnwatched{250};
   constexpr std::chrono::microseconds kLook{50};
@@ -430,8 +430,7 @@ bool LocalFile::is_benign(const Look& now, bool is_named) const {
       if (watch_ != 0) return is_unwritten();
       if (standing_->lease == Lease::kGivenBack) return false;
       break;
-    case Lease::kNone:
-      break;
+    case Lease::kNone: break;
   }
   return now.rights != standing_->rights || is_named != standing_->is_named;
 }

@@ -11,7 +11,8 @@
 //   held         no writer came: it is adopted. The kernel is asked after the look at the file
 //   asked for    the writer still waits: it is adopted
 //   resting      it is adopted where the lease can be had now (nobody has the file open for
-//                writing) and the watch stands (writer_watch.h: nobody had). Without a watch as none
+//                writing) and the watch stands (writer_watch.h: nobody had). Without a watch as
+//                none
 //   given back   likewise; without a watch the file has changed
 //   none         it is adopted where the link count, the mode, the owner, or whether the name leads
 //                to this file has changed too; else the file has changed. Some rewrites are missed
@@ -161,7 +162,7 @@ class LocalFile final : public Source {
   mutable ForkMutex judging_;       // of judge() and of calls that change the lease; after pins_
   mutable Standing own_standing_;
   mutable Standing* standing_ = &own_standing_;
-  mutable UniqueFd pagemap_;                    // /proc/self/pagemap, if not may_use_mincore_
+  mutable UniqueFd pagemap_;  // /proc/self/pagemap, if not may_use_mincore_
   mutable pid_t lease_thread_ = 0;
   mutable std::chrono::milliseconds first_pause_{}, pause_{};  // pause_: the next
   mutable std::atomic<Clock::time_point> retake_at_ = Clock::time_point{};

@@ -104,8 +104,7 @@ void throw_read_failure(const Source& source, const std::string& place, const st
                         int error) {
   const std::string why = source.failure_text();
   if (why.empty()) throw_errno(ErrorCode::kUnreadable, place, subject, error);
-  throw Error(ErrorCode::kUnreadable, place, subject.empty() ? why : subject + ": " + why,
-              error);
+  throw Error(ErrorCode::kUnreadable, place, subject.empty() ? why : subject + ": " + why, error);
 }
 
 std::unique_ptr<const Source> open_source(const std::string& path) {

@@ -130,12 +130,14 @@ class Source {
   // asks is_refused() in verify().
   void refuse() const { refused_.store(true, std::memory_order_relaxed); }
   bool is_refused() const { return refused_.load(std::memory_order_relaxed); }
-  bool has_changed() const { return changed_->load(std::memory_order_relaxed); }  // seen by verify()
+  bool has_changed() const {
+    return changed_->load(std::memory_order_relaxed);
+  }  // seen by verify()
   // Records a change that was seen elsewhere. `why` is the text of failure_text() from then on,
   // where there is none yet.
   void mark_changed(const std::string& why = "") const;
-  // Keeps has_changed() in memory that processes forked later share, and that outlives this. Call it
-  // before other threads use the source.
+  // Keeps has_changed() in memory that processes forked later share, and that outlives this. Call
+  // it before other threads use the source.
   void keep_change_in(std::atomic<bool>& shared) const {
     if (has_changed()) shared = true;
     changed_ = &shared;

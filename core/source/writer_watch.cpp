@@ -34,8 +34,8 @@ bool WriterWatch::renew(int file, std::uint64_t& watch) const {
   std::array<char, 32> path{};
   std::snprintf(path.data(), path.size(), "/proc/self/fd/%d", file);
   const std::lock_guard lock(mutex_);
-  const int added = ::inotify_add_watch(events_.get(), path.data(),
-                                        IN_MODIFY | IN_CLOSE_WRITE | IN_ONESHOT);
+  const int added =
+      ::inotify_add_watch(events_.get(), path.data(), IN_MODIFY | IN_CLOSE_WRITE | IN_ONESHOT);
   read_events();
   if (added < 0) return false;
   watch = lost_ << 32U | static_cast<std::uint64_t>(added);
@@ -43,7 +43,8 @@ bool WriterWatch::renew(int file, std::uint64_t& watch) const {
   return before >> 32U == lost_ && before != 0 && removed_.remove(static_cast<int>(before));
 }
 
-// With the lock. Where an event is lost, of whatever file, no watch is trusted that was added before.
+// With the lock. Where an event is lost, of whatever file, no watch is trusted that was added
+// before.
 void WriterWatch::read_events() const {
   alignas(inotify_event) std::array<char, 4096> events{};
   ssize_t length = 0;

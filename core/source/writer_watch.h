@@ -5,7 +5,8 @@
 // the last name of its file is removed.
 //
 // Ask while no process has the file open for writing, as under a lease: a writer's events come
-// before its descriptor is closed for others, and a write through a mapping has none but that close.
+// before its descriptor is closed for others, and a write through a mapping has none but that
+// close.
 //
 // Thread safety: all members.
 #pragma once

@@ -50,8 +50,8 @@ bool is_model_name(std::string_view source) {
   };
   const std::string_view name = source.substr(slash + 1);
   return source.front() != '.' && std::ranges::all_of(source.substr(0, slash), is_plain) &&
-         std::ranges::all_of(name, is_plain) && !is_source_name(name) &&
-         !name.ends_with(".json") && is_absent(source.substr(0, slash));
+         std::ranges::all_of(name, is_plain) && !is_source_name(name) && !name.ends_with(".json") &&
+         is_absent(source.substr(0, slash));
 }
 
 std::vector<std::string> sorted_names(const fs::path& directory) {
@@ -81,21 +81,27 @@ bool holds_checkpoint(const fs::path& directory) {
 
 // What programs other than stfs make of the directory, by the names in it; "" for none.
 std::string store_of(const std::vector<std::string>& names) {
-  const auto has = [&](std::string_view name) { return std::ranges::find(names, name) != names.end(); };
+  const auto has = [&](std::string_view name) {
+    return std::ranges::find(names, name) != names.end();
+  };
   const auto first_like = [&](const char* pattern) {
-    return std::ranges::find_if(names, [&](const std::string& name) { return ::fnmatch(pattern, name.c_str(), 0) == 0; });
+    return std::ranges::find_if(
+        names, [&](const std::string& name) { return ::fnmatch(pattern, name.c_str(), 0) == 0; });
   };
   if (has(".metadata")) {
     return "it is a distributed checkpoint of PyTorch: " + std::string(kConvertDistributed);
   }
   if (const auto shard = first_like("*.distcp"); shard != names.end()) {
-    return "it has " + in_quotes(*shard) + " and no .metadata: an unfinished distributed checkpoint of PyTorch";
+    return "it has " + in_quotes(*shard) +
+           " and no .metadata: an unfinished distributed checkpoint of PyTorch";
   }
   if ((has("blobs") && has("manifests")) || first_like("sha256-????????????????*") != names.end()) {
-    return "it is Ollama's: the line FROM that \"ollama show --modelfile MODEL\" prints has the file to name";
+    return "it is Ollama's: the line FROM that \"ollama show --modelfile MODEL\" prints has the "
+           "file to name";
   }
   if (has("data.pkl") && (has("version") || has("data"))) {
-    return "it is a PyTorch file that was unpacked: in the directory above, pack it again with zip -0 -r FILE.pt and this name";
+    return "it is a PyTorch file that was unpacked: in the directory above, pack it again with zip "
+           "-0 -r FILE.pt and this name";
   }
   return "";
 }
@@ -121,13 +127,15 @@ std::string found_in(const std::string& directory, const std::vector<std::string
     return "it has " + listed(files) + ", an unfinished download: finish it";
   }
   if (const auto files = those(is_piece_name); !files.empty()) {
-    return "it has " + listed(files) + ", pieces of a file: join them in their order with cat, and name the result";
+    return "it has " + listed(files) +
+           ", pieces of a file: join them in their order with cat, and name the result";
   }
   if (const auto files = those(is_source_name); !files.empty()) {
     return "it has " + listed(files) + ": name the file that you mean";
   }
   if (const auto files = those(is_weights_of_another_format); !files.empty()) {
-    return "it has " + listed(files) + "; stfs reads safetensors, GGUF, and files of PyTorch and NumPy";
+    return "it has " + listed(files) +
+           "; stfs reads safetensors, GGUF, and files of PyTorch and NumPy";
   }
   if (!is_local) return "";
   constexpr std::size_t kFew = 1000;  // the parts of a pipeline are few, and each costs four calls

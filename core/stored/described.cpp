@@ -25,12 +25,14 @@ class Described : public ComputedTensor {
     const TensorRecord& record = part_.header.tensors[record_];
     Content content;
     if (from.strides.empty()) {
-      content.production(inflated(stored(), *from.deflated, from.begin, record.length, places_, record.description));
+      content.production(inflated(stored(), *from.deflated, from.begin, record.length, places_,
+                                  record.description));
       return content;
     }
     Content below;
     if (from.deflated) {
-      below.production(inflated(stored(), *from.deflated, 0, from.deflated->length, places_, record.description));
+      below.production(inflated(stored(), *from.deflated, 0, from.deflated->length, places_,
+                                record.description));
     } else {
       below.extent(*stored().source, from.stored.offset, from.stored.length);
     }

@@ -37,20 +37,26 @@ std::optional<std::string> choose(const std::vector<std::string>& names, std::st
 bool begins_as_torch(std::string_view name) {
   return name.starts_with(kUsualOfTorch) || name.starts_with(kUsualOfDiffusers);
 }
-bool is_torch_file(std::string_view name) { return begins_as_torch(name) && name.ends_with(kTorchSuffix); }
+bool is_torch_file(std::string_view name) {
+  return begins_as_torch(name) && name.ends_with(kTorchSuffix);
+}
 
-// As that of model.fp16.safetensors: "model.safetensors.index.fp16.json", "model.safetensors.fp16.index.json".
+// As that of model.fp16.safetensors: "model.safetensors.index.fp16.json",
+// "model.safetensors.fp16.index.json".
 bool is_index_of_variant(std::string_view name, std::string_view suffix) {
   constexpr std::string_view kEnd = ".json", kIndex = ".index";
   const std::size_t at = name.rfind(suffix);
   if (at == std::string_view::npos || !name.ends_with(kEnd)) return false;
   const std::size_t begin = at + suffix.size();
   if (name.size() < begin + kIndex.size() + kEnd.size()) return false;
-  const std::string_view rest = name.substr(begin, name.size() - begin - kEnd.size());  // ".index.fp16"
+  const std::string_view rest =
+      name.substr(begin, name.size() - begin - kEnd.size());  // ".index.fp16"
   const std::string_view variant = rest.starts_with(kIndex) ? rest.substr(kIndex.size())
-                                   : rest.ends_with(kIndex) ? rest.substr(0, rest.size() - kIndex.size())
-                                                            : std::string_view();
-  return variant.size() > 1 && variant.front() == '.' && variant.find('.', 1) == std::string_view::npos;
+                                   : rest.ends_with(kIndex)
+                                       ? rest.substr(0, rest.size() - kIndex.size())
+                                       : std::string_view();
+  return variant.size() > 1 && variant.front() == '.' &&
+         variant.find('.', 1) == std::string_view::npos;
 }
 
 bool is_torch_index(std::string_view name) {
@@ -74,7 +80,8 @@ bool is_index_name(std::string_view name) {
 bool is_checkpoint_name(std::string_view name) {
   const std::string_view last = name.substr(name.rfind('/') + 1);
   return name.ends_with(kIndexSuffix) || is_index_of_variant(last, kFileSuffix) ||
-         name.ends_with(kFileSuffix) || name.ends_with(kGgufSuffix) || is_torch_index(last) || is_torch_file(last);
+         name.ends_with(kFileSuffix) || name.ends_with(kGgufSuffix) || is_torch_index(last) ||
+         is_torch_file(last);
 }
 
 bool is_one_of_several(std::string_view name) {
@@ -84,8 +91,8 @@ bool is_one_of_several(std::string_view name) {
 }
 
 bool is_source_name(std::string_view name) {
-  constexpr std::array<std::string_view, 6> kOthers{kTorchIndexSuffix, kTorchSuffix, ".pt",
-                                                    ".pth",            ".ckpt",      ".npz"};
+  constexpr std::array<std::string_view, 6> kOthers{kTorchIndexSuffix, kTorchSuffix, ".pt", ".pth",
+                                                    ".ckpt",           ".npz"};
   return is_checkpoint_name(name) ||
          std::ranges::any_of(kOthers, [&](std::string_view end) { return name.ends_with(end); });
 }

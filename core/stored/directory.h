@@ -22,7 +22,8 @@ inline constexpr std::string_view kTorchIndexSuffix = ".bin.index.json";
 // Whether a name ends as that of an index of shards does.
 bool is_index_name(std::string_view name);
 // Whether a directory's file of this name may be a checkpoint: the ending says so, or PyTorch's
-// usual names, "pytorch_model*.bin" and "diffusion_pytorch_model*.bin". GGUF files may have any name.
+// usual names, "pytorch_model*.bin" and "diffusion_pytorch_model*.bin". GGUF files may have any
+// name.
 bool is_checkpoint_name(std::string_view name);
 // Whether a file of this name may be a SOURCE: also with the endings of PyTorch and NumPy.
 bool is_source_name(std::string_view name);
@@ -33,8 +34,8 @@ bool is_one_of_several(std::string_view name);
 
 // The names in a directory that end in kIndexSuffix, in kFileSuffix and in kGgufSuffix, and those
 // of PyTorch's files, sorted. Indexes of variants ("model.safetensors.index.fp16.json") stand among
-// the indexes where there is no other, and no whole file. A split GGUF file stands there once, by its first part; by another
-// where that is missing.
+// the indexes where there is no other, and no whole file. A split GGUF file stands there once, by
+// its first part; by another where that is missing.
 struct Candidates {
   std::vector<std::string> indexes, files, ggufs;
   std::vector<std::string> torch_indexes, torch_files;

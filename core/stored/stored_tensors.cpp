@@ -234,7 +234,8 @@ class Loader {
             others += is_absent(files[j], opened[j]) ? 1 : 0;
           }
           throw Error(ErrorCode::kMissingShard, public_name(path),
-                      missing_rule("shard", shard, files[i], opened[i], others, options_) + unnamed_beside(path, index));
+                      missing_rule("shard", shard, files[i], opened[i], others, options_) +
+                          unnamed_beside(path, index));
         }
         for (const std::string_view name : names) list_.add_missing({std::string(name), shard});
         continue;
@@ -269,7 +270,8 @@ class Loader {
       return !is_shard_name(name) || std::ranges::find(index.shards, name) != index.shards.end();
     });
     if (names->empty()) return "";
-    return " (the directory has " + in_quotes(std::ranges::min(*names)) + more("and", names->size() - 1, "shard") +
+    return " (the directory has " + in_quotes(std::ranges::min(*names)) +
+           more("and", names->size() - 1, "shard") +
            ", which the index does not name: is it the index of another download?)";
   }
 
@@ -369,9 +371,10 @@ class Loader {
     part.directory = directory_;
     const std::string& path = part.source->path();
     if (const std::string sidecar = is_url(path) ? "" : sidecar_of(path); !sidecar.empty()) {
-      part.header.warnings.push_back(printable(path) + ": " + in_quotes(sidecar) +
-                                     " beside it is of an unfinished download: bytes that have not arrived"
-                                     " are zeros here: finish the download");
+      part.header.warnings.push_back(
+          printable(path) + ": " + in_quotes(sidecar) +
+          " beside it is of an unfinished download: bytes that have not arrived"
+          " are zeros here: finish the download");
     }
     list_.add(std::move(part));
   }

@@ -109,8 +109,8 @@ class ComputedTensors {
 class TensorList {
  public:
   struct Row {
-    std::uint32_t part = 0;                    // of a computed tensor: where its first input lies
-    std::uint32_t record = 0;                  // in that part's header
+    std::uint32_t part = 0;    // of a computed tensor: where its first input lies
+    std::uint32_t record = 0;  // in that part's header
     // Null: the tensor stands as it is stored. A layer's tensor may be stored too, under another
     // name or in another shape: then its tensor() has a locator.
     const ComputedTensor* computed = nullptr;

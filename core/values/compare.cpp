@@ -30,9 +30,9 @@ Comparison compare_tensors(const Tensor& before, const Tensor& after, CompareBy 
     return result;
   }
   DifferenceSink differences(content, from.dtype, options, values_of_before);
-  result.error = pass_over_after ? pass_over_after(differences)
-                                 : see_values(to.content(), to.dtype, {.stop = options.stop},
-                                              {&differences});
+  result.error = pass_over_after
+                     ? pass_over_after(differences)
+                     : see_values(to.content(), to.dtype, {.stop = options.stop}, {&differences});
   if (result.error != 0) return result;
   ValueDifference values;
   result.error = differences.result(values);

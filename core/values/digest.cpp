@@ -34,17 +34,10 @@ std::string sha256sum_line(std::string_view hex, std::string_view name) {
   std::string escaped;
   for (const char c : name) {
     switch (c) {
-      case '\\':
-        escaped += "\\\\";
-        break;
-      case '\n':
-        escaped += "\\n";
-        break;
-      case '\r':
-        escaped += "\\r";
-        break;
-      default:
-        escaped += c;
+      case '\\': escaped += "\\\\"; break;
+      case '\n': escaped += "\\n"; break;
+      case '\r': escaped += "\\r"; break;
+      default: escaped += c;
     }
   }
   std::string line = escaped.size() == name.size() ? "" : "\\";

@@ -157,8 +157,8 @@ void ValueCells::see(std::uint64_t, std::span<const float> values, unsigned thre
       std::ranges::transform(values, std::back_inserter(few), cell_of);
       return;
     }
-    counts = memory_ == nullptr ? std::vector<std::uint64_t>(cell_count())
-                                : memory_->take(cell_count());
+    counts =
+        memory_ == nullptr ? std::vector<std::uint64_t>(cell_count()) : memory_->take(cell_count());
     for (const std::uint32_t cell : few) ++counts[cell];
     few = {};
   }
@@ -208,7 +208,8 @@ std::vector<ValueCells::Cell> ValueCells::finite_cells(double min, double max) c
     if (!std::isfinite(begin)) continue;
     auto end = is_exact ? begin : static_cast<double>(begin_of(cell + 1));
     if (!std::isfinite(end)) end = std::copysign(DBL_MAX, begin);  // larger doubles too
-    cells.push_back({std::max(std::min(begin, end), min), std::min(std::max(begin, end), max), count});
+    cells.push_back(
+        {std::max(std::min(begin, end), min), std::min(std::max(begin, end), max), count});
   }
   return cells;
 }

@@ -1,10 +1,10 @@
 // How the values of a tensor are distributed: statistics, quantiles and a histogram of 128 bins.
 //
 // Values are counted in cells by the upper 19 bits of binary32, of BF16 by its 16 bits, in the same
-// pass as the statistics: each cell of a float of 16 bits or fewer, of an 8-bit integer and of BOOL is one value, so their
-// quantiles and histograms need no other pass and are exact. A cell of any other type holds values
-// that differ by less than 1 in 1024, of F64 only in the normal range of binary32: larger values
-// share the outermost cells, and smaller ones those about zero.
+// pass as the statistics: each cell of a float of 16 bits or fewer, of an 8-bit integer and of BOOL
+// is one value, so their quantiles and histograms need no other pass and are exact. A cell of any
+// other type holds values that differ by less than 1 in 1024, of F64 only in the normal range of
+// binary32: larger values share the outermost cells, and smaller ones those about zero.
 //
 // Thread safety: value_distribution() may be called from any thread. ValueCells: see() as ValueSink
 // says, then const members from any thread.

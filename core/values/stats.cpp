@@ -123,13 +123,12 @@ struct Places {
   void add_largest(std::span<const T> values, double largest_of_run, std::uint64_t first) {
     if (largest && largest_of_run <= magnitude) return;
     magnitude = largest_of_run;
-    largest = first + static_cast<std::uint64_t>(
-                          std::ranges::find_if(values,
-                                               [&](T x) {
-                                                 return std::abs(static_cast<double>(x)) ==
-                                                        largest_of_run;
-                                               }) -
-                          values.begin());
+    largest =
+        first +
+        static_cast<std::uint64_t>(
+            std::ranges::find_if(
+                values, [&](T x) { return std::abs(static_cast<double>(x)) == largest_of_run; }) -
+            values.begin());
   }
   void add(const Places& other) {
     for (const auto member : {&Places::nan, &Places::inf}) {
@@ -224,17 +223,12 @@ void bool_to_doubles(std::span<const std::byte> bytes, std::span<double> out) {
 // Null: to_f32 is exact.
 ToDoubles to_doubles_of(const TypeInfo& info) {
   switch (info.kind) {
-    case TypeKind::kBool:
-      return bool_to_doubles;
-    case TypeKind::kUnsigned:
-      return kUnsignedToDoubles[std::countr_zero(info.block_bytes)];
-    case TypeKind::kSigned:
-      return kSignedToDoubles[std::countr_zero(info.block_bytes)];
-    case TypeKind::kFloat:
-      return info.bits() == 64 ? as_doubles<double> : nullptr;
+    case TypeKind::kBool: return bool_to_doubles;
+    case TypeKind::kUnsigned: return kUnsignedToDoubles[std::countr_zero(info.block_bytes)];
+    case TypeKind::kSigned: return kSignedToDoubles[std::countr_zero(info.block_bytes)];
+    case TypeKind::kFloat: return info.bits() == 64 ? as_doubles<double> : nullptr;
     case TypeKind::kComplex:
-    case TypeKind::kQuantized:
-      break;
+    case TypeKind::kQuantized: break;
   }
   return nullptr;
 }
@@ -355,8 +349,7 @@ void to_doubles(DType dtype, std::span<const std::byte> bytes, std::span<double>
   }
 }
 
-std::vector<std::uint64_t> indices_of(std::uint64_t element,
-                                       std::span<const std::uint64_t> shape) {
+std::vector<std::uint64_t> indices_of(std::uint64_t element, std::span<const std::uint64_t> shape) {
   std::vector<std::uint64_t> indices(shape.size());
   for (std::size_t i = shape.size(); i-- > 0;) {
     indices[i] = element % shape[i];
@@ -366,7 +359,7 @@ std::vector<std::uint64_t> indices_of(std::uint64_t element,
 }
 
 std::string indices_json(std::span<const std::uint64_t> elements,
-                           std::span<const std::uint64_t> shape) {
+                         std::span<const std::uint64_t> shape) {
   auto list = nlohmann::ordered_json::array();
   for (const std::uint64_t element : elements) list.push_back(indices_of(element, shape));
   return list.dump();

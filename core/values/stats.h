@@ -48,7 +48,7 @@ inline constexpr std::size_t kPlaces = 8;
 std::vector<std::uint64_t> indices_of(std::uint64_t element, std::span<const std::uint64_t> shape);
 // "[[0,5],[3,1]]": the indices of some elements, as JSON.
 std::string indices_json(std::span<const std::uint64_t> elements,
-                           std::span<const std::uint64_t> shape);
+                         std::span<const std::uint64_t> shape);
 
 // Sees the values that a pass reads. Runs of values come in any order, from PassOptions::threads
 // threads.

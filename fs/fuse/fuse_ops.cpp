@@ -176,9 +176,9 @@ void interrupted(fuse_req_t request, void* ticket) {
 
 enum class ReaderState { kThere, kKilled, kGone };
 
-// What /proc tells of the thread that reads: it is killed if SIGKILL is pending, as the kernel makes
-// every signal that kills its process. Where nothing can be said of it, it is there: the kernel
-// gives 0 for a thread of another pid namespace (a container), and /proc may be hidden.
+// What /proc tells of the thread that reads: it is killed if SIGKILL is pending, as the kernel
+// makes every signal that kills its process. Where nothing can be said of it, it is there: the
+// kernel gives 0 for a thread of another pid namespace (a container), and /proc may be hidden.
 ReaderState state_of(pid_t thread) {
   if (thread == 0) return ReaderState::kThere;
   std::array<char, 32> path{};
@@ -203,9 +203,9 @@ ReaderState state_of(pid_t thread) {
 
 // Whether a reply that is computed is still waited for. A reader that catches a signal (a timer, a
 // profiler) waits for it as for a disk: a reply that is given up begins anew at its next try. The
-// kernel sends no interrupt for what it reads ahead, nor for O_DIRECT. Where a mount was handed over
-// to another pid namespace, the numbers of its threads mean nothing here: one that was never there
-// (`was_there` is false) has not ended.
+// kernel sends no interrupt for what it reads ahead, nor for O_DIRECT. Where a mount was handed
+// over to another pid namespace, the numbers of its threads mean nothing here: one that was never
+// there (`was_there` is false) has not ended.
 bool is_wanted(fuse_req_t request, bool& was_there) {
   if (context(request).is_unmounted) return false;
   const ReaderState state = state_of(fuse_req_ctx(request)->pid);

@@ -399,9 +399,7 @@ int run(int argc, char** argv) {
   const Options options = parse_options(argc, argv);
   close_inherited_descriptors(options.descriptor);
   switch (options.command) {
-    case Options::Command::kHelp:
-      std::fputs(help_text(mount_command()).c_str(), stdout);
-      break;
+    case Options::Command::kHelp: std::fputs(help_text(mount_command()).c_str(), stdout); break;
     case Options::Command::kVersion:
       std::fputs(version_text("stfs", std::string("libfuse ") + fuse_pkgversion()).c_str(), stdout);
       break;
@@ -410,8 +408,7 @@ int run(int argc, char** argv) {
           resolve_mountpoint(options.mountpoint, "findmnt -t fuse.stfs lists the mounts of stfs"),
           options.lazy);
       break;
-    case Options::Command::kMount:
-      return mount(options);
+    case Options::Command::kMount: return mount(options);
   }
   return 0;
 }

@@ -133,8 +133,8 @@ void check_nothing_mounted(const std::string& path) {
     if (mount->type == kType) {
       struct statfs status {};  // what the kernel does not answer in place of the server
       if (::statfs(path.c_str(), &status) != 0 && errno == ENOTCONN) {
-        fail(path, "a dead mount: its server has ended; \"stfs -u " + printable(path) +
-                       "\" clears it");
+        fail(path,
+             "a dead mount: its server has ended; \"stfs -u " + printable(path) + "\" clears it");
       }
       fail(path, "already mounted: unmount it first (stfs -u)");
     }

@@ -74,7 +74,7 @@ class Gathering : public std::enable_shared_from_this<Gathering> {
   std::uint64_t length_;             // of the reply; cut at the end of the file by the first step
   std::uint64_t take_ = UINT64_MAX;  // bytes of the reply that the next step tries
   unsigned lost_ = 0;                // steps in a row after which no less was missing
-  std::uint64_t missing_ = UINT64_MAX;  // bytes, before the last step
+  std::uint64_t missing_ = UINT64_MAX;   // bytes, before the last step
   std::unique_ptr<std::byte[]> buffer_;  // length_ bytes; null until there is a second step
 
   std::atomic<std::size_t> left_ = 0;  // ranges that have not come; one more while they are wanted

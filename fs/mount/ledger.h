@@ -58,8 +58,8 @@ class Ledger {
   // Greater than the number of every name ever added.
   std::uint64_t next_number() const { return head_->next_number; }
 
-  // Whether a source has changed, which the source writes here (Source::keep_change_in), and whether
-  // that was logged.
+  // Whether a source has changed, which the source writes here (Source::keep_change_in), and
+  // whether that was logged.
   std::atomic<bool>& change(std::size_t source) { return sources_[source].has_changed; }
   void mark_reported(std::size_t source) { sources_[source].is_reported = true; }
   bool is_reported(std::size_t source) const { return sources_[source].is_reported; }

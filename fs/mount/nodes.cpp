@@ -138,9 +138,8 @@ bool Nodes::has(const ViewSpec& row) const {
 
 bool Nodes::has_control() const {
   return control_ != ControlDirectory::kOff ||
-         std::ranges::any_of(registry_.rows(), [&](const ViewSpec& row) {
-           return row.is_always_there && has(row);
-         });
+         std::ranges::any_of(registry_.rows(),
+                             [&](const ViewSpec& row) { return row.is_always_there && has(row); });
 }
 
 bool Nodes::exists(Node node) const {
@@ -149,16 +148,13 @@ bool Nodes::exists(Node node) const {
   if (row == nullptr || !has(*row)) return false;
   if (is_looked_up(node)) return name_of(node) != nullptr;
   switch (row->names) {
-    case Names::kFile:
-      return true;
-    case Names::kGlobs:
-      return node.number == 0 && !row->beside;
+    case Names::kFile: return true;
+    case Names::kGlobs: return node.number == 0 && !row->beside;
     case Names::kList:
       if (node.is_directory) return node.number == 0;
       return node.number < data_of(*row).names.size() &&
              listed_node(*row, checkpoint_, node.number) == node;
-    default:
-      break;
+    default: break;
   }
   if (node.is_directory && !is_tensor_directory(node)) {
     const PathTree* tree = tree_of(*row);

@@ -78,8 +78,9 @@ std::string ZipFile::bytes() const {
 
 std::string npy_file(std::string_view descr, std::string_view shape, std::string_view data,
                      bool is_fortran) {
-  std::string dict = "{'descr': '" + std::string(descr) + "', 'fortran_order': " +
-                     (is_fortran ? "True" : "False") + ", 'shape': " + std::string(shape) + ", }";
+  std::string dict = "{'descr': '" + std::string(descr) +
+                     "', 'fortran_order': " + (is_fortran ? "True" : "False") +
+                     ", 'shape': " + std::string(shape) + ", }";
   dict.append(63 - (10 + dict.size()) % 64, ' ');
   dict += '\n';
   return "\x93NUMPY\1" + std::string(1, '\0') + u16(dict.size()) + dict + std::string(data);
@@ -113,8 +114,8 @@ std::string call(std::string_view module, std::string_view name,
   return global(module, name) + tuple(arguments) + "R";
 }
 std::string storage(std::string_view type, std::string_view key, std::int32_t elements) {
-  return tuple({text("storage"), global("torch", type), text(key), text("cpu"),
-                integer(elements)}) +
+  return tuple(
+             {text("storage"), global("torch", type), text(key), text("cpu"), integer(elements)}) +
          "Q";
 }
 std::string tensor(const std::string& storage, std::int32_t offset,

@@ -12,7 +12,7 @@ struct ZipFile {
   struct Member {
     std::string name, data;
     bool is_deflated = false;
-    bool has_descriptor = true;   // as PyTorch: the local header has no sizes
+    bool has_descriptor = true;    // as PyTorch: the local header has no sizes
     std::string local_extra = {};  // bytes between the name and the data
     // What the directory says in place of the truth.
     std::uint64_t unpacked_more = 0;
@@ -22,11 +22,13 @@ struct ZipFile {
     std::uint32_t crc_flip = 0;
   };
   std::vector<Member> members;
-  std::string prefix;   // before the archive, whose places count from the beginning of the file
+  std::string prefix;  // before the archive, whose places count from the beginning of the file
   std::string comment;
   bool is_zip64 = false;  // the directory has its numbers in zip64 fields, and a zip64 record
 
-  void add(std::string name, std::string data) { members.push_back({std::move(name), std::move(data)}); }
+  void add(std::string name, std::string data) {
+    members.push_back({std::move(name), std::move(data)});
+  }
   std::string bytes() const;
 };
 
@@ -47,7 +49,8 @@ std::string call(std::string_view module, std::string_view name,
 // The storage `key` of `elements` elements, as a tensor names it.
 std::string storage(std::string_view type, std::string_view key, std::int32_t elements);
 std::string tensor(const std::string& storage, std::int32_t offset,
-                   const std::vector<std::int32_t>& shape, const std::vector<std::int32_t>& strides);
+                   const std::vector<std::int32_t>& shape,
+                   const std::vector<std::int32_t>& strides);
 std::string whole(const std::string& value);  // PROTO, the value, STOP
 }  // namespace pickled
 

@@ -137,7 +137,8 @@ TEST_F(TorchFile, ViewsAreComputedFromTheirStorage) {
   EXPECT_EQ(bytes_of("none"), "");
   EXPECT_TRUE(is_stored("whole") && is_stored("row") && is_stored("scalar"));
   EXPECT_FALSE(is_stored("transposed"));
-  const stfs::Tensor from = checkpoint_->tensor(checkpoint_->find("stepped").value()).computed->inputs().front();
+  const stfs::Tensor from =
+      checkpoint_->tensor(checkpoint_->find("stepped").value()).computed->inputs().front();
   EXPECT_EQ(from.name, "archive/data/0");
   EXPECT_EQ(from.length, 24U);
 }
@@ -147,11 +148,10 @@ TEST_F(TorchFile, NamesAreThePathsOfKeys) {
   const std::string namespace_object =
       pickled::call("argparse", "Namespace", {}) + dict({{"slot", t}}) + "b";
   const std::string slots =
-      pickled::call("my", "Class", {}) +
-      pickled::tuple({dict({{"d", t}}), dict({{"s", t}})}) + "b";
+      pickled::call("my", "Class", {}) + pickled::tuple({dict({{"d", t}}), dict({{"s", t}})}) + "b";
   const std::string numbered = "}(" + pickled::integer(7) + t + "N" + t + "\x88" + t + "u";
-  const std::string ordered = pickled::call("collections", "OrderedDict", {}) + "(" +
-                              pickled::text("k") + t + "u";
+  const std::string ordered =
+      pickled::call("collections", "OrderedDict", {}) + "(" + pickled::text("k") + t + "u";
   const std::string parameter =
       pickled::call("torch._utils", "_rebuild_parameter", {t, "\x88", "N"});
   const std::string subclass = pickled::call(
@@ -174,9 +174,20 @@ TEST_F(TorchFile, NamesAreThePathsOfKeys) {
                               {"epoch", pickled::integer(3)}})),
                   {"q"})
            .bytes());
-  const std::vector<std::string> names{
-      "",       "called.1",   "list.1",    "list.2.0", "n.7",    "n.None",  "n.True",
-      "object.slot", "ordered.k", "parameter", "slots.d",  "slots.s", "state_dict.module.w.x", "subclass"};
+  const std::vector<std::string> names{"",
+                                       "called.1",
+                                       "list.1",
+                                       "list.2.0",
+                                       "n.7",
+                                       "n.None",
+                                       "n.True",
+                                       "object.slot",
+                                       "ordered.k",
+                                       "parameter",
+                                       "slots.d",
+                                       "slots.s",
+                                       "state_dict.module.w.x",
+                                       "subclass"};
   std::vector<std::string> lines;
   for (const std::string& name : names) lines.push_back(name + " U8 [1]");
   EXPECT_EQ(shown(), lines);
@@ -203,43 +214,47 @@ TEST_F(TorchFile, TwoPathsOfOneNameAreRefused) {
 
 TEST_F(TorchFile, WhatIsNoPlainTensorIsNamedAndTheRestIsShown) {
   const std::string t = tensor(storage("ByteStorage", "0", 4), 0, {4}, {1});
-  const auto rebuilt = [&](std::string_view name) { return pickled::call("torch._utils", name, {t}); };
+  const auto rebuilt = [&](std::string_view name) {
+    return pickled::call("torch._utils", name, {t});
+  };
   const std::string conjugate = pickled::call(
       "torch._utils", "_rebuild_tensor_v2",
       {storage("ComplexFloatStorage", "1", 1), pickled::integer(0), pickled::tuple({}),
        pickled::tuple({}), "\x89", "N", dict({{"conj", "\x88"}})});
   const std::string meta = storage("ByteStorage", "0", 4);
-  open(torch_file(whole(dict({{"sparse", rebuilt("_rebuild_sparse_tensor")},
-                              {"quantised", rebuilt("_rebuild_qtensor")},
-                              {"new", rebuilt("_rebuild_something")},
-                              {"conjugate", conjugate},
-                              {"complex128", tensor(storage("ComplexDoubleStorage", "0", 0), 0, {0}, {1})},
-                              {"negative", tensor(storage("ByteStorage", "0", 4), 3, {4}, {-1})},
-                              {"beyond", tensor(storage("ByteStorage", "0", 4), 1, {4}, {1})},
-                              {"far", tensor(storage("ByteStorage", "0", 4), 0, {2, 2147483647}, {2147483647, 2147483647})},
-                              {"storage", meta},
-                              {"good", t}})),
-                  {"abcd", "01234567"})
+  open(torch_file(
+           whole(dict({{"sparse", rebuilt("_rebuild_sparse_tensor")},
+                       {"quantised", rebuilt("_rebuild_qtensor")},
+                       {"new", rebuilt("_rebuild_something")},
+                       {"conjugate", conjugate},
+                       {"complex128", tensor(storage("ComplexDoubleStorage", "0", 0), 0, {0}, {1})},
+                       {"negative", tensor(storage("ByteStorage", "0", 4), 3, {4}, {-1})},
+                       {"beyond", tensor(storage("ByteStorage", "0", 4), 1, {4}, {1})},
+                       {"far", tensor(storage("ByteStorage", "0", 4), 0, {2, 2147483647},
+                                      {2147483647, 2147483647})},
+                       {"storage", meta},
+                       {"good", t}})),
+           {"abcd", "01234567"})
            .bytes());
   EXPECT_EQ(shown(), (std::vector<std::string>{"good U8 [4]"}));
   EXPECT_EQ(bytes_of("good"), "abcd");
-  for (const char* words : {"\"sparse\": is sparse", "\"quantised\": is quantised",
-                            "\"new\": is made by torch._utils._rebuild_something",
-                            "\"conjugate\": its bytes are not its values (conj)",
-                            "\"complex128\": the type", "\"negative\": its shape or its strides",
-                            "\"beyond\": reaches beyond", "\"far\": reaches beyond",
-                            "\"storage\": is a storage"}) {
+  for (const char* words :
+       {"\"sparse\": is sparse", "\"quantised\": is quantised",
+        "\"new\": is made by torch._utils._rebuild_something",
+        "\"conjugate\": its bytes are not its values (conj)", "\"complex128\": the type",
+        "\"negative\": its shape or its strides", "\"beyond\": reaches beyond",
+        "\"far\": reaches beyond", "\"storage\": is a storage"}) {
     EXPECT_TRUE(warns(words)) << words;
   }
 }
 
 TEST_F(TorchFile, TypesThatStoragesHaveNoNameForComeWithTheTensor) {
   const auto untyped = [&](std::string_view type, std::int32_t count) {
-    return pickled::call("torch._utils", "_rebuild_tensor_v3",
-                         {storage("UntypedStorage", "0", 8), pickled::integer(1),
-                          pickled::tuple({pickled::integer(count)}),
-                          pickled::tuple({pickled::integer(1)}), "\x89", "N",
-                          pickled::global("torch", type)});
+    return pickled::call(
+        "torch._utils", "_rebuild_tensor_v3",
+        {storage("UntypedStorage", "0", 8), pickled::integer(1),
+         pickled::tuple({pickled::integer(count)}), pickled::tuple({pickled::integer(1)}), "\x89",
+         "N", pickled::global("torch", type)});
   };
   open(torch_file(whole(dict({{"e4m3", untyped("float8_e4m3fn", 3)},
                               {"u16", untyped("uint16", 3)},
@@ -297,11 +312,14 @@ TEST_F(TorchFile, PicklesThatShareWithoutBoundAreRefused) {
   for (char i = 1; i < 41; ++i) tuples += "h"s + i + "h" + i + "\x86q" + static_cast<char>(i + 1);
   EXPECT_EQ(refusal(torch_file(whole(tuples), {}).bytes()), "");
   // A tensor in two bytes, a thousand thousand times; a key of 100 KB, as often.
-  std::string often = "](" + t + "q\1", long_key = "}(" + pickled::text(std::string(100'000, 'k')) + "q\1)";
+  std::string often = "](" + t + "q\1",
+              long_key = "}(" + pickled::text(std::string(100'000, 'k')) + "q\1)";
   for (int i = 0; i < 1'000'000; ++i) often += "h\1";
   for (int i = 0; i < 100'000; ++i) long_key += "h\1)";
-  EXPECT_NE(refusal(torch_file(whole(often + "e"), {"q"}).bytes()).find("out of proportion"), std::string::npos);
-  EXPECT_NE(refusal(torch_file(whole(long_key + "u"), {}).bytes()).find("out of proportion"), std::string::npos);
+  EXPECT_NE(refusal(torch_file(whole(often + "e"), {"q"}).bytes()).find("out of proportion"),
+            std::string::npos);
+  EXPECT_NE(refusal(torch_file(whole(long_key + "u"), {}).bytes()).find("out of proportion"),
+            std::string::npos);
   // A list that holds itself, and nests of lists: of more than Python can write it is refused.
   EXPECT_EQ(refusal(torch_file(whole("]q\1h\1a" + t + "a"), {"q"}).bytes()), "");
   EXPECT_EQ(shown(), (std::vector<std::string>{"1 U8 [1]"}));
@@ -315,7 +333,8 @@ TEST_F(TorchFile, PicklesThatShareWithoutBoundAreRefused) {
     EXPECT_EQ(refused != "", depth > 1'000'000) << refused;
   }
   // A tuple without tensors, two thousand times, beside one with a tensor as often.
-  std::string rows = "](" + pickled::tuple(std::vector(1'000, pickled::integer(1))) + "q\1" + pickled::tuple({t}) + "q\2";
+  std::string rows = "](" + pickled::tuple(std::vector(1'000, pickled::integer(1))) + "q\1" +
+                     pickled::tuple({t}) + "q\2";
   for (int i = 0; i < 100; ++i) rows += "h\1h\2";
   EXPECT_EQ(refusal(torch_file(whole(rows + "e"), {"q"}).bytes()), "");
   EXPECT_EQ(shown().size(), 101U);
@@ -323,19 +342,24 @@ TEST_F(TorchFile, PicklesThatShareWithoutBoundAreRefused) {
 
 TEST_F(TorchFile, ACompressedPickleOutOfProportionIsRefused) {
   for (const std::size_t length : {std::size_t{300} << 10, std::size_t{16} << 20}) {
-    ZipFile zip = torch_file("\x80\2B" + std::string(4, '\0') + std::string(length, '0') + "N.", {});
+    ZipFile zip =
+        torch_file("\x80\2B" + std::string(4, '\0') + std::string(length, '0') + "N.", {});
     zip.members.front().is_deflated = true;
-    EXPECT_NE(refusal(zip.bytes()).find("out of proportion to its compressed bytes"), std::string::npos) << length;
+    EXPECT_NE(refusal(zip.bytes()).find("out of proportion to its compressed bytes"),
+              std::string::npos)
+        << length;
   }
 }
 
-// A key of 1 MiB before sixty paths to a tensor of one byte: all names are as long as two pickles at most.
+// A key of 1 MiB before sixty paths to a tensor of one byte: all names are as long as two pickles
+// at most.
 TEST_F(TorchFile, NamesOutOfProportionAreRefused) {
   const std::string t = tensor(storage("ByteStorage", "0", 1), 0, {1}, {1});
   const auto with = [&](std::size_t paths) {
     std::string list = "](" + t + "q\1";
     for (std::size_t i = 1; i < paths; ++i) list += "h\1";
-    return refusal(torch_file(whole(dict({{std::string(1 << 20, 'k'), list + "e"}})), {"q"}).bytes());
+    return refusal(
+        torch_file(whole(dict({{std::string(1 << 20, 'k'), list + "e"}})), {"q"}).bytes());
   };
   EXPECT_EQ(with(2), "");
   // The same key over and over, within itself.
@@ -344,33 +368,41 @@ TEST_F(TorchFile, NamesOutOfProportionAreRefused) {
     deep += "}h\1";
     ends += "s";
   }
-  EXPECT_NE(refusal(torch_file(whole(deep + t + ends + "e"), {"q"}).bytes()).find("out of proportion to its 1.0 MiB"), std::string::npos);
+  EXPECT_NE(refusal(torch_file(whole(deep + t + ends + "e"), {"q"}).bytes())
+                .find("out of proportion to its 1.0 MiB"),
+            std::string::npos);
   EXPECT_NE(with(60).find("out of proportion to its 1.0 MiB"), std::string::npos);
 }
 
 TEST_F(TorchFile, ATensorThatRepeatsItsStorageWithoutBoundIsRefused) {
-  const auto repeated = [](std::int32_t rows) { return tensor(storage("FloatStorage", "0", 4), 0, {rows, 1 << 20, 4}, {0, 0, 1}); };
-  open(torch_file(whole(dict({{"a", repeated(1000)}, {"b", repeated(40)}, {"c", repeated(30'000'000)}})),
-                  {std::string(16, 'x')})
+  const auto repeated = [](std::int32_t rows) {
+    return tensor(storage("FloatStorage", "0", 4), 0, {rows, 1 << 20, 4}, {0, 0, 1});
+  };
+  open(torch_file(
+           whole(dict({{"a", repeated(1000)}, {"b", repeated(40)}, {"c", repeated(30'000'000)}})),
+           {std::string(16, 'x')})
            .bytes());
   EXPECT_EQ(shown(), (std::vector<std::string>{"a F32 [1000,1048576,4]"}));
-  EXPECT_TRUE(warns("\"b\": it repeats a storage of 16 B to 640.0 MiB, and all such tensors may have 16.0 GiB"));
+  EXPECT_TRUE(warns(
+      "\"b\": it repeats a storage of 16 B to 640.0 MiB, and all such tensors may have 16.0 GiB"));
   EXPECT_TRUE(warns("\"c\": it repeats"));
 }
 
 TEST_F(TorchFile, StridesThatGoBackAndForthOverACompressedStorageAreRefused) {
   constexpr std::int32_t kBytes = 8 << 20, kCount = 1024, kStride = kBytes / (2 * kCount) - 1;
   const std::string bytes = storage("ByteStorage", "0", kBytes);
-  ZipFile zip = torch_file(whole(dict({{"back", tensor(bytes, 0, {kCount, kCount}, {kStride + 1, kStride})},
-                                       {"transposed", tensor(bytes, 0, {kCount, kCount}, {1, kCount})},
-                                       {"windows", tensor(bytes, 0, {kBytes - 9, 10}, {1, 1})},
-                                       {"rows", tensor(bytes, 0, {7, 4096}, {1000, 1})}})),
-                           {std::string(kBytes, 'x')});
+  ZipFile zip =
+      torch_file(whole(dict({{"back", tensor(bytes, 0, {kCount, kCount}, {kStride + 1, kStride})},
+                             {"transposed", tensor(bytes, 0, {kCount, kCount}, {1, kCount})},
+                             {"windows", tensor(bytes, 0, {kBytes - 9, 10}, {1, 1})},
+                             {"rows", tensor(bytes, 0, {7, 4096}, {1000, 1})}})),
+                 {std::string(kBytes, 'x')});
   for (const bool is_deflated : {false, true}) {
     for (ZipFile::Member& member : zip.members) member.is_deflated = is_deflated;
     open(zip.bytes());
     EXPECT_EQ(shown().size(), is_deflated ? 3U : 4U);
-    EXPECT_EQ(warns("\"back\": its strides go back and forth over a compressed storage"), is_deflated);
+    EXPECT_EQ(warns("\"back\": its strides go back and forth over a compressed storage"),
+              is_deflated);
   }
 }
 
@@ -395,21 +427,31 @@ TEST_F(NumPyArchive, ACompressedArrayInFortranOrderOfMoreThanAGibibyteIsRefused)
 TEST_F(TorchFile, WhatIsNotShownIsCountedByClass) {
   const std::string t = tensor(storage("ByteStorage", "0", 4), 0, {4}, {1});
   const auto dtensor = [&](std::string_view name) {
-    return pickled::call("torch._tensor", "_rebuild_from_type_v2",
-                         {pickled::global("torch._utils", "_rebuild_wrapper_subclass"),
-                          pickled::global("torch.distributed.tensor", name), pickled::tuple({t}), "}"});
+    return pickled::call(
+        "torch._tensor", "_rebuild_from_type_v2",
+        {pickled::global("torch._utils", "_rebuild_wrapper_subclass"),
+         pickled::global("torch.distributed.tensor", name), pickled::tuple({t}), "}"});
   };
-  const std::string array = pickled::call("numpy.core.multiarray", "_reconstruct",
-                                          {pickled::global("numpy", "ndarray"), pickled::tuple({}), "N"}) +
-                            pickled::tuple({pickled::call("numpy", "dtype", {pickled::text("f4")})}) + "b";
-  const std::string reference = pickled::call("torch_xla.utils.serialization", "TensorReference", {pickled::integer(0)});
-  const auto opened = [&](const std::string& value) { open(torch_file(whole(value), {"abcd"}).bytes()); };
+  const std::string array =
+      pickled::call("numpy.core.multiarray", "_reconstruct",
+                    {pickled::global("numpy", "ndarray"), pickled::tuple({}), "N"}) +
+      pickled::tuple({pickled::call("numpy", "dtype", {pickled::text("f4")})}) + "b";
+  const std::string reference =
+      pickled::call("torch_xla.utils.serialization", "TensorReference", {pickled::integer(0)});
+  const auto opened = [&](const std::string& value) {
+    open(torch_file(whole(value), {"abcd"}).bytes());
+  };
   opened(dict({{"a", dtensor("DTensor")}, {"b", dtensor("DTensor")}}));
   EXPECT_TRUE(warns("\"a\": is a torch.distributed.tensor.DTensor: it is made of other tensors"));
-  EXPECT_TRUE(warns("nothing of it can be shown: it holds 2 torch.distributed.tensor.DTensor: save what full_tensor() gives"));
+  EXPECT_TRUE(
+      warns("nothing of it can be shown: it holds 2 torch.distributed.tensor.DTensor: save what "
+            "full_tensor() gives"));
   opened(dict({{"a", array}, {"b", array}, {"c", reference}}));
-  EXPECT_TRUE(warns("nothing of it can be shown: it holds 2 numpy.ndarray, 1 torch_xla.utils.serialization.TensorReference: save arrays"));
-  for (const std::string& each : {array, pickled::call("numpy._core.numeric", "_frombuffer", {pickled::text("x")})}) {
+  EXPECT_TRUE(
+      warns("nothing of it can be shown: it holds 2 numpy.ndarray, 1 "
+            "torch_xla.utils.serialization.TensorReference: save arrays"));
+  for (const std::string& each :
+       {array, pickled::call("numpy._core.numeric", "_frombuffer", {pickled::text("x")})}) {
     opened(dict({{"a", each}, {"t", t}, {"u", t}}));
     EXPECT_TRUE(warns("not shown are 1 numpy.ndarray"));
   }
@@ -422,10 +464,10 @@ TEST_F(TorchFile, WhatIsNotShownIsCountedByClass) {
 }
 
 TEST_F(TorchFile, ADeflatedStorageIsDecompressed) {
-  ZipFile zip = torch_file(
-      whole(dict({{"a", tensor(storage("ShortStorage", "0", 12), 2, {2}, {1})},
-                  {"t", tensor(storage("ShortStorage", "0", 12), 0, {4, 3}, {1, 4})}})),
-      {counted(24)});
+  ZipFile zip =
+      torch_file(whole(dict({{"a", tensor(storage("ShortStorage", "0", 12), 2, {2}, {1})},
+                             {"t", tensor(storage("ShortStorage", "0", 12), 0, {4, 3}, {1, 4})}})),
+                 {counted(24)});
   for (ZipFile::Member& member : zip.members) member.is_deflated = true;
   open(zip.bytes());
   EXPECT_EQ(bytes_of("a"), counted(24).substr(4, 4));
@@ -450,8 +492,8 @@ TEST_F(NumPyArchive, StoredAndDeflatedArraysAreTheSame) {
   for (const bool is_deflated : {false, true}) {
     open(arrays(is_deflated).bytes(), "m.npz");
     EXPECT_EQ(shown(),
-              (std::vector<std::string>{"a F32 [2]", "e F64 [0,3]", "f I16 [2,3]", "layer/b BOOL []",
-                                        "v U8 [2,2]", "vf U8 [2,2,2]"}));
+              (std::vector<std::string>{"a F32 [2]", "e F64 [0,3]", "f I16 [2,3]",
+                                        "layer/b BOOL []", "v U8 [2,2]", "vf U8 [2,2,2]"}));
     EXPECT_EQ(bytes_of("a"), "12345678");
     EXPECT_EQ(bytes_of("layer/b"), "\1");
     EXPECT_EQ(bytes_of("f"), "aAcCeEbBdDfF");
@@ -500,7 +542,8 @@ TEST_F(ZipArchive, FormsThatWritersUseAreRead) {
   }
 }
 
-// As torch.distributed.checkpoint writes shards. Which archive would be read, their sizes would decide.
+// As torch.distributed.checkpoint writes shards. Which archive would be read, their sizes would
+// decide.
 TEST_F(ZipArchive, AFileOfSeveralArchivesIsRefused) {
   const auto archive = [](std::int32_t bytes, bool is_zip64) {
     ZipFile zip = torch_file(whole(tensor(storage("ByteStorage", "0", bytes), 0, {bytes}, {1})),
@@ -510,22 +553,29 @@ TEST_F(ZipArchive, AFileOfSeveralArchivesIsRefused) {
   };
   for (const bool is_zip64 : {false, true}) {
     const std::string small = archive(3, is_zip64), large = archive(3000, is_zip64);
-    for (const std::string& file : {small + small, small + large, large + small, small + large + small}) {
+    for (const std::string& file :
+         {small + small, small + large, large + small, small + large + small}) {
       const std::string refused = refusal(file);
-      EXPECT_NE(refused.find("several zip archives one after the other"), std::string::npos) << refused;
+      EXPECT_NE(refused.find("several zip archives one after the other"), std::string::npos)
+          << refused;
       EXPECT_NE(refused.find("dcp_to_torch DIR FILE"), std::string::npos) << refused;
     }
-    // As `zip --adjust-sfx` and Python's mode "a" write it: places count from the beginning of the file.
-    ZipFile adjusted = torch_file(whole(tensor(storage("ByteStorage", "0", 3), 0, {3}, {1})), {"xyz"});
+    // As `zip --adjust-sfx` and Python's mode "a" write it: places count from the beginning of the
+    // file.
+    ZipFile adjusted =
+        torch_file(whole(tensor(storage("ByteStorage", "0", 3), 0, {3}, {1})), {"xyz"});
     adjusted.is_zip64 = is_zip64;
     adjusted.prefix = small;
     EXPECT_NE(refusal(adjusted.bytes()).find("several zip archives"), std::string::npos);
-    EXPECT_NE(refusal(small + std::string(7, '\0')).find("goes on for 7 bytes behind its zip archive"), std::string::npos);
+    EXPECT_NE(
+        refusal(small + std::string(7, '\0')).find("goes on for 7 bytes behind its zip archive"),
+        std::string::npos);
     for (const char* const other : {"junk", "#!/bin/sh\nexec unzip $0\n"}) {
       EXPECT_NE(refusal(other + small).find("does not begin with the zip archive that it ends"),
                 std::string::npos);
     }
-    EXPECT_NE(refusal(small, "__0_0.distcp").find("shard of a distributed checkpoint of PyTorch"), std::string::npos);
+    EXPECT_NE(refusal(small, "__0_0.distcp").find("shard of a distributed checkpoint of PyTorch"),
+              std::string::npos);
   }
 }
 
@@ -557,7 +607,8 @@ TEST_F(ZipArchive, WhatOverlapsLiesOrLeavesIsRefused) {
   EXPECT_NE(refusal(torch_file("", {}).bytes()), "");
   ZipFile other;
   other.add("readme", "hello");
-  EXPECT_NE(refusal(other.bytes()).find("neither PyTorch's data.pkl nor arrays"), std::string::npos);
+  EXPECT_NE(refusal(other.bytes()).find("neither PyTorch's data.pkl nor arrays"),
+            std::string::npos);
 }
 
 // Reads the header of a file alone; nullopt where it is refused.
@@ -603,7 +654,8 @@ TEST_F(InflatedMember, ReadersAtAnyPlaceGetItsBytes) {
     data += static_cast<char>('a' + (state >> 28));
   }
   ZipFile zip;
-  zip.members.push_back({"w.npy", npy_file("|u1", "(" + std::to_string(data.size()) + ",)", data), true});
+  zip.members.push_back(
+      {"w.npy", npy_file("|u1", "(" + std::to_string(data.size()) + ",)", data), true});
   open(zip.bytes(), "m.npz");
   const Content content = checkpoint_->tensor(0).content();
   std::vector<std::thread> readers;

@@ -32,13 +32,13 @@ class ArchiveMount : public ScriptedMount {
   const std::string w_ = random_bytes(1'000'000, 1), v_ = random_bytes(24, 2);
   // w, a tensor of 1 MB; v, 3 x 2; t, which is v transposed; and what is refused.
   std::string torch_bytes() const {
-    return torch_file(
-               whole(dict({{"w", tensor(storage("ByteStorage", "0", 1'000'000), 0, {1000, 1000},
-                                        {1000, 1})},
-                           {"v", tensor(storage("FloatStorage", "1", 6), 0, {3, 2}, {2, 1})},
-                           {"t", tensor(storage("FloatStorage", "1", 6), 0, {2, 3}, {1, 2})},
-                           {"sparse", pickled::call("torch._utils", "_rebuild_sparse_tensor", {})}})),
-               {w_, v_})
+    return torch_file(whole(dict({{"w", tensor(storage("ByteStorage", "0", 1'000'000), 0,
+                                               {1000, 1000}, {1000, 1})},
+                                  {"v", tensor(storage("FloatStorage", "1", 6), 0, {3, 2}, {2, 1})},
+                                  {"t", tensor(storage("FloatStorage", "1", 6), 0, {2, 3}, {1, 2})},
+                                  {"sparse",
+                                   pickled::call("torch._utils", "_rebuild_sparse_tensor", {})}})),
+                      {w_, v_})
         .bytes();
   }
   std::string npz_bytes(bool is_deflated) const {
@@ -80,7 +80,8 @@ TEST_F(ArchiveMount, ShowsWhatASafetensorsFileOfTheSameTensorsShows) {
     expect_all(mount.path());
     const Outcome diff = run({STFS_INFO_BINARY, "diff", twin(), dir_ / name});
     EXPECT_EQ(diff.status, 0) << name << diff.out << diff.err;
-    const Outcome copied = run({"cp", mount / ".stfs/merged.safetensors", dir_ / "out.safetensors"});
+    const Outcome copied =
+        run({"cp", mount / ".stfs/merged.safetensors", dir_ / "out.safetensors"});
     EXPECT_EQ(copied.status, 0) << copied.err;
     const Outcome same = run({STFS_INFO_BINARY, "diff", twin(), dir_ / "out.safetensors"});
     EXPECT_EQ(same.status, 0) << name << same.out << same.err;
@@ -112,8 +113,9 @@ TEST_F(ArchiveMount, EveryVerbNamesWhatIsRefused) {
   write_file(dir_ / "m.pt", torch_bytes());
   const std::string model = dir_ / "m.pt";
   const std::vector<std::vector<std::string>> verbs{
-      {"check", model}, {"list", model}, {"hash", model}, {"stats", model}, {"diff", model, twin()},
-      {"extract", model, "*", "-o", dir_ / "out.safetensors"}};
+      {"check", model},        {"list", model},
+      {"hash", model},         {"stats", model},
+      {"diff", model, twin()}, {"extract", model, "*", "-o", dir_ / "out.safetensors"}};
   for (std::vector<std::string> verb : verbs) {
     verb.insert(verb.begin(), STFS_INFO_BINARY);
     const Outcome outcome = run(verb);
@@ -146,8 +148,10 @@ TEST_F(ArchiveMount, ADirectoryMeansPytorchModelBehindTheOtherFormats) {
   write_file(dir_ / "unet/diffusion_pytorch_model.bin", torch_bytes());
   write_file(dir_ / "unet/diffusion_pytorch_model.fp16.bin", "x");
   expect_all(Mounted({dir_ / "unet"}).path());
-  for (const std::filesystem::path& stem : {model / "pytorch_model", dir_ / "unet/diffusion_pytorch_model"}) {
-    const std::string first = stem.filename().string() + "-00001-of-00002.bin", second = stem.filename().string() + "-00002-of-00002.bin";
+  for (const std::filesystem::path& stem :
+       {model / "pytorch_model", dir_ / "unet/diffusion_pytorch_model"}) {
+    const std::string first = stem.filename().string() + "-00001-of-00002.bin",
+                      second = stem.filename().string() + "-00002-of-00002.bin";
     write_file(stem.parent_path() / first, shard("a", "aaaa"));
     write_file(stem.parent_path() / second, shard("b", "bbbb"));
     write_index(stem.string() + ".bin.index.json", {{"a", first}, {"b", second}}, 8);
@@ -164,7 +168,8 @@ TEST_F(ArchiveMount, AWebServerIsAskedForItsHeadersAlone) {
   put("/d.npz", {.bytes = npz_bytes(true)});
   put("/pytorch_model.bin", {.bytes = torch_bytes()});
   put("/pytorch_model.bin.index.json",
-      {.bytes = R"({"weight_map": {"w": "pytorch_model.bin", "t": "pytorch_model.bin", "v": "pytorch_model.bin"}})"});
+      {.bytes =
+           R"({"weight_map": {"w": "pytorch_model.bin", "t": "pytorch_model.bin", "v": "pytorch_model.bin"}})"});
   for (const char* const how : {"", "supervise"}) {
     for (const char* const name : {"/m.pt", "/d.npz", "/pytorch_model.bin.index.json"}) {
       const Mounted mount({server_.url(name)}, options(how));
@@ -212,10 +217,10 @@ TEST_F(ArchiveMount, AModelOfTheHubWithPytorchModelAloneAndAnArchiveInABucketAre
   ASSERT_TRUE(eventually([&] { return hub.out().find('\n') != std::string::npos; }));
   put("/bucket/d.npz", {.bytes = npz_bytes(true)});
   const RunOptions environment{
-      .environment = {"HF_ENDPOINT=" + nlohmann::json::parse(hub.out()).at("hub").get<std::string>(),
-                      "AWS_ENDPOINT_URL=" + server_.url(""), "AWS_REGION=us-east-1",
-                      "AWS_EC2_METADATA_DISABLED=true", "HF_HUB_CACHE=/none",
-                      "HOME=" + dir_.path().string()}};
+      .environment = {
+          "HF_ENDPOINT=" + nlohmann::json::parse(hub.out()).at("hub").get<std::string>(),
+          "AWS_ENDPOINT_URL=" + server_.url(""), "AWS_REGION=us-east-1",
+          "AWS_EC2_METADATA_DISABLED=true", "HF_HUB_CACHE=/none", "HOME=" + dir_.path().string()}};
   for (const std::string source : {"hf://org/name", "s3://bucket/d.npz"}) {
     const ForegroundMount mount({source}, options(), environment);
     expect_all(mount / "");

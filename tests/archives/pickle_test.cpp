@@ -25,35 +25,25 @@ std::string shown(const Pickle& pickle, PickleValue value) {
     return out;
   };
   switch (value.kind) {
-    case PickleKind::kNone:
-      return "None";
-    case PickleKind::kBool:
-      return value.at != 0 ? "True" : "False";
-    case PickleKind::kInt:
-      return std::to_string(value.number());
-    case PickleKind::kText:
-      return "'" + std::string(pickle.text_of(value)) + "'";
-    case PickleKind::kBytes:
-      return "b'" + std::string(pickle.text_of(value)) + "'";
+    case PickleKind::kNone: return "None";
+    case PickleKind::kBool: return value.at != 0 ? "True" : "False";
+    case PickleKind::kInt: return std::to_string(value.number());
+    case PickleKind::kText: return "'" + std::string(pickle.text_of(value)) + "'";
+    case PickleKind::kBytes: return "b'" + std::string(pickle.text_of(value)) + "'";
     case PickleKind::kGlobal:
       return std::string(pickle.global_of(value).module) + "." +
              std::string(pickle.global_of(value).name);
-    case PickleKind::kTuple:
-      return "(" + items(pickle.items_of(value), false) + ")";
-    case PickleKind::kList:
-      return "[" + items(pickle.node(value).items, false) + "]";
-    case PickleKind::kDict:
-      return "{" + items(pickle.node(value).items, true) + "}";
+    case PickleKind::kTuple: return "(" + items(pickle.items_of(value), false) + ")";
+    case PickleKind::kList: return "[" + items(pickle.node(value).items, false) + "]";
+    case PickleKind::kDict: return "{" + items(pickle.node(value).items, true) + "}";
     case PickleKind::kObject: {
       const Pickle::Node& node = pickle.node(value);
       const std::string called = Pickle::is_persistent(node) ? "@" : shown(pickle, node.callable);
       const std::string put = items(node.items, true);
       return called + shown(pickle, node.arguments) + (put.empty() ? "" : "{" + put + "}");
     }
-    case PickleKind::kState:
-      return "state";
-    default:
-      return "?";
+    case PickleKind::kState: return "state";
+    default: return "?";
   }
 }
 
@@ -81,7 +71,9 @@ TEST(PickleReader, ReadsTheOpcodesOfEveryProtocol) {
       {"\x8a\1\xfe.", "-2"},
       {"\x8a\0."s, "0"},
       {"\x8b\2\0\0\0\0\1."s, "256"},
-      {"\x8a\x09" "123456789.", "?"},
+      {"\x8a\x09"
+       "123456789.",
+       "?"},
       {"S'a b'\n.", "'a b'"},
       {"Vx\\u00e9\\U0001f999\n.", "'xé🦙'"},
       {"V\xe9\n.", "'é'"},
@@ -105,9 +97,15 @@ TEST(PickleReader, ReadsTheOpcodesOfEveryProtocol) {
       {"(K\1K\2d.", "{1: 2}"},
       {"\x8f(K\1\x90.", "[1]"},
       {"(K\1\x91.", "[1]"},
-      {"K\1(K\2K\3" "1.", "1"},
-      {"K\1K\2" "0.", "1"},
-      {"K\1" "2\x86.", "(1, 1)"},
+      {"K\1(K\2K\3"
+       "1.",
+       "1"},
+      {"K\1K\2"
+       "0.",
+       "1"},
+      {"K\1"
+       "2\x86.",
+       "(1, 1)"},
       {"K\5q\1K\6r\2\0\0\0h\1j\2\0\0\0\x87."s, "(6, 5, 6)"},
       {"K\5p7\ng7\n\x86.", "(5, 5)"},
       {"\x80\4\x95\0\0\0\0\0\0\0\0K\5\x94h\0\x86."s, "(5, 5)"},

@@ -44,18 +44,18 @@ TEST(StridedElements, AreThoseOfALoopOverTheIndices) {
     std::uint64_t width, begin;
     Numbers shape, strides;
   } cases[] = {
-      {4, 0, {1000, 1500}, {4, 4000}},                 // transposed
-      {2, 2, {7, 1, 300}, {2, 99, 14}},                // with a dimension of one
-      {1, 0, {3, 700, 501}, {700 * 501, 1, 700}}, // a batch of transposed ones
-      {2, 0, {2, 3, 4, 5}, {2, 40, 120, 4}},           // permuted
-      {4, 16, {500, 40}, {12000, 4}},                  // rows that are shorter than a page
-      {4, 16, {300, 2000}, {20000, 4}},                // and longer
-      {8, 0, {100, 90}, {8, 0}},                       // expanded
-      {8, 0, {90, 100}, {0, 8}},                       // expanded outside
-      {4, 0, {5000, 60}, {4, 4}},                      // windows that overlap
-      {2, 0, {40, 70}, {100000, 1300}},                // far apart
-      {1, 5, {4099, 3}, {3, 1000000}},                 // no tile divides it
-      {4, 0, {3, 2}, {0, 0}},                          // one element
+      {4, 0, {1000, 1500}, {4, 4000}},             // transposed
+      {2, 2, {7, 1, 300}, {2, 99, 14}},            // with a dimension of one
+      {1, 0, {3, 700, 501}, {700 * 501, 1, 700}},  // a batch of transposed ones
+      {2, 0, {2, 3, 4, 5}, {2, 40, 120, 4}},       // permuted
+      {4, 16, {500, 40}, {12000, 4}},              // rows that are shorter than a page
+      {4, 16, {300, 2000}, {20000, 4}},            // and longer
+      {8, 0, {100, 90}, {8, 0}},                   // expanded
+      {8, 0, {90, 100}, {0, 8}},                   // expanded outside
+      {4, 0, {5000, 60}, {4, 4}},                  // windows that overlap
+      {2, 0, {40, 70}, {100000, 1300}},            // far apart
+      {1, 5, {4099, 3}, {3, 1000000}},             // no tile divides it
+      {4, 0, {3, 2}, {0, 0}},                      // one element
   };
   for (const auto& [width, begin, shape, strides] : cases) {
     const std::string want = expected(below, width, begin, shape, strides);

@@ -90,9 +90,10 @@ TEST(FailingEdit, OfADiskThatKeepsNothingFails) {
     const TempDir dir;
     write_safetensors(dir / "m.safetensors",
                       {random_tensor("v", "F32", {500}), random_tensor("w", "F32", {500})});
-    const Outcome result = run({STFS_INFO_BINARY, "edit", dir / "m.safetensors", "--shard-size", "2000",
-                                "-o", dir / "new"},
-                               {.environment = failing("fsync", {"STFS_FAIL_AT=" + std::to_string(at)})});
+    const Outcome result =
+        run({STFS_INFO_BINARY, "edit", dir / "m.safetensors", "--shard-size", "2000", "-o",
+             dir / "new"},
+            {.environment = failing("fsync", {"STFS_FAIL_AT=" + std::to_string(at)})});
     EXPECT_EQ(result.status, at == 6 ? 0 : 3) << at << result.err;
     EXPECT_EQ(result.err.find("Input/output error") != std::string::npos, at != 6) << result.err;
     EXPECT_EQ(names_in(dir.path()).size(), at < 5 ? 1U : 2U) << at;

@@ -118,8 +118,8 @@ std::string slow_arrays(std::uint64_t mebibytes) {
   std::string file, directory;
   for (const std::string name : {"a.npy", "b.npy"}) {
     const std::string both = number(20, 2) + number(0, 2) + number(8, 2) + number(0, 4) +
-                             number(crc, 4) + number(data.size(), 4) +
-                             number(mebibytes << 20, 4) + number(name.size(), 2) + number(0, 2);
+                             number(crc, 4) + number(data.size(), 4) + number(mebibytes << 20, 4) +
+                             number(name.size(), 2) + number(0, 2);
     directory += "PK\x01\x02" + number(20, 2) + both + number(0, 2 + 2 + 2 + 4) +
                  number(file.size(), 4) + name;
     file += "PK\x03\x04" + both + name + data;

@@ -130,30 +130,18 @@ class Maker {
       return data_.ConsumeIntegralInRange<std::uint64_t>(0, 64);
     }
     switch (letter) {
-      case 'r':
-        return rows_;
-      case 'c':
-        return columns_;
-      case 'h':
-        return columns_ / 2;
-      case 'g':
-        return ceil(columns_, group_);
-      case 'G':
-        return ceil(rows_, group_);
-      case 'w':
-        return ceil(columns_ * bits_, 32);
-      case 'd':
-        return ceil(rows_ * bits_, 32);
-      case 'b':
-        return ceil(rows_, 4);
-      case 'B':
-        return ceil(columns_, 8);
-      case 'x':
-        return 16;
-      case 't':
-        return kState.size();
-      default:
-        return static_cast<std::uint64_t>(letter - '0');
+      case 'r': return rows_;
+      case 'c': return columns_;
+      case 'h': return columns_ / 2;
+      case 'g': return ceil(columns_, group_);
+      case 'G': return ceil(rows_, group_);
+      case 'w': return ceil(columns_ * bits_, 32);
+      case 'd': return ceil(rows_ * bits_, 32);
+      case 'b': return ceil(rows_, 4);
+      case 'B': return ceil(columns_, 8);
+      case 'x': return 16;
+      case 't': return kState.size();
+      default: return static_cast<std::uint64_t>(letter - '0');
     }
   }
 

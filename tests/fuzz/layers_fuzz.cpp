@@ -1,4 +1,5 @@
-// Any bytes as what layers read: the first byte says as what. Each gives a result or an stfs::Error.
+// Any bytes as what layers read: the first byte says as what. Each gives a result or an
+// stfs::Error.
 //
 //   0  lines of edits, and the substitution in their second words
 //   1  adapter_config.json, and the module that the pattern of a tensor's name means

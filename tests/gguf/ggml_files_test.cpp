@@ -170,7 +170,8 @@ class GgmlFiles : public GgmlTest {
   static std::string promised(const Verdict& us, const Verdict& them) {
     // stable-diffusion.cpp builds ggml so that it reads them.
     const std::string long_name(64, 'n');
-    if (us.is_accepted && us.text.find(long_name) != std::string::npos) return "a name of 64 to 127 bytes";
+    if (us.is_accepted && us.text.find(long_name) != std::string::npos)
+      return "a name of 64 to 127 bytes";
     if (us.is_accepted || !them.is_accepted) return "";
     const auto says = [&us](const char* words) { return us.text.find(words) != std::string::npos; };
     // ggml's reader does not look at the size of the file; llama.cpp's loader does.
@@ -286,23 +287,14 @@ class Generator {
     for (std::uint64_t i = 1 + below(3); i-- > 0;) {
       const std::size_t at = below(bytes.size());
       switch (below(6)) {
-        case 0:
-          bytes[at] = static_cast<char>(below(256));
-          break;
+        case 0: bytes[at] = static_cast<char>(below(256)); break;
         case 1:
           bytes[at] = static_cast<char>(static_cast<unsigned char>(bytes[at]) ^ 1U << below(8));
           break;
-        case 2:
-          bytes[at] = 0;
-          break;
-        case 3:
-          bytes[at] = static_cast<char>(0xFF);
-          break;
-        case 4:
-          bytes.resize(at + 1);
-          break;
-        default:
-          bytes.insert(at, 1, '\0');
+        case 2: bytes[at] = 0; break;
+        case 3: bytes[at] = static_cast<char>(0xFF); break;
+        case 4: bytes.resize(at + 1); break;
+        default: bytes.insert(at, 1, '\0');
       }
     }
     return bytes;

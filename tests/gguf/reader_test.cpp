@@ -85,7 +85,9 @@ TEST_F(Gguf, ARemovedTypeIsToldFromANewOne) {
     }
     return "";
   };
-  EXPECT_NE(message(4).find("type 4, Q4_2, was removed from ggml: download or convert the model again"), std::string::npos);
+  EXPECT_NE(
+      message(4).find("type 4, Q4_2, was removed from ggml: download or convert the model again"),
+      std::string::npos);
   EXPECT_NE(message(38).find("type 38, IQ4_NL_8_8, was removed"), std::string::npos);
   EXPECT_NE(message(99).find("type 99 is unknown: a newer stfs may know it"), std::string::npos);
 }
@@ -97,7 +99,8 @@ TEST_F(Gguf, ANameOfMoreThan63BytesIsAWarning) {
   file.tensor(std::string(127, 'b'), {2}, 0, std::string(8, 'x'));
   const std::vector<std::string> warnings = read(file.bytes()).warnings;
   ASSERT_EQ(warnings.size(), 1U);
-  EXPECT_NE(warnings[0].find("m.gguf: 1 tensor has a name of 64 to 127 bytes"), std::string::npos) << warnings[0];
+  EXPECT_NE(warnings[0].find("m.gguf: 1 tensor has a name of 64 to 127 bytes"), std::string::npos)
+      << warnings[0];
   file.tensor(std::string(128, 'c'), {2}, 0, std::string(8, 'x'));
   EXPECT_EQ(refused(file.bytes()), ErrorCode::kGgufName);
 }

@@ -233,9 +233,11 @@ TEST(GgufWriter, OfASubsetHasItsTensorsAndAllKeys) {
   expected.key("k", "v");
   for (int i = 0; i < 200; ++i) {
     const std::string name = "t" + std::to_string(i);
-    file.tensor(name, {1 + i % 3}, kF32Type, std::string(static_cast<std::size_t>(4 + 4 * (i % 3)), 'x'));
+    file.tensor(name, {1 + i % 3}, kF32Type,
+                std::string(static_cast<std::size_t>(4 + 4 * (i % 3)), 'x'));
     if (i % 10 == 7)
-      expected.tensor(name, {1 + i % 3}, kF32Type, std::string(static_cast<std::size_t>(4 + 4 * (i % 3)), 'x'));
+      expected.tensor(name, {1 + i % 3}, kF32Type,
+                      std::string(static_cast<std::size_t>(4 + 4 * (i % 3)), 'x'));
   }
 
   EXPECT_EQ(Sources({file.bytes()}).file_of("*7"), expected.bytes());
@@ -255,7 +257,8 @@ TEST(GgufWriter, OfASafetensorsFileTakesTheTypesThatGgufHas) {
   GgufFile file;
   file.tensor("a", {1}, kF32Type, "aaaa");
   Sources sources({file.bytes()});
-  write_safetensors(sources / "b.safetensors", {{"b", "U8", {4}, "bbbb"}, {"c", "F32", {1}, "cccc"}},
+  write_safetensors(sources / "b.safetensors",
+                    {{"b", "U8", {4}, "bbbb"}, {"c", "F32", {1}, "cccc"}},
                     test::Metadata{{"k", "v"}});
   sources.add((sources / "b.safetensors").string());
   const GgufFiles files(*sources);

@@ -186,7 +186,7 @@ TEST_F(GpuCuda, MemoryOfAnotherProgramThatEndedIsAwaited) {
 TEST_F(GpuCuda, AContextThatDoesNotFitEvicts) {
   set("STFS_FAKE_CUDA_MEMORY", 200 * kMiB);
   set("STFS_FAKE_CUDA_CONTEXT", 60 * kMiB);
-  set("STFS_FAKE_CUDA_LAG", 5);            // the memory of "a" goes after some looks
+  set("STFS_FAKE_CUDA_LAG", 5);          // the memory of "a" goes after some looks
   start_holder({"--copier-idle", "1"});  // s: the copier of "s" takes both orders
   const std::string path = source();
   load_all(path, {"a"});

@@ -164,19 +164,12 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
   BEGIN(cuDeviceGetAttribute);
   if (!is_device(m, device)) return CUDA_ERROR_INVALID_DEVICE;
   switch (attribute) {
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-      *value = 9;
-      break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9; break;
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT:
-      *value = 1;
-      break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_MODE:
-      *value = m.settings.compute_mode;
-      break;
-    default:
-      *value = 0;
+    case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: *value = 1; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_MODE: *value = m.settings.compute_mode; break;
+    default: *value = 0;
   }
   return CUDA_SUCCESS;
 }

@@ -33,7 +33,8 @@ class GpuLayers : public GpuToolTest {
     write_safetensors(file("adapter") / "adapter_model.safetensors",
                       {random_tensor("base_model.model.l.w.lora_A.weight", "BF16", {2, 32}, 7),
                        random_tensor("base_model.model.l.w.lora_B.weight", "BF16", {64, 2}, 8)});
-    write_file(file("edits"), "cast other F16\nrename s/large/renamed/\nreshape l.w.weight [32,64]\n");
+    write_file(file("edits"),
+               "cast other F16\nrename s/large/renamed/\nreshape l.w.weight [32,64]\n");
   }
 
   // "plain" alone is the same for every seed.
@@ -64,10 +65,11 @@ class GpuLayers : public GpuToolTest {
 };
 
 TEST_F(GpuLayers, EveryTensorOfAMountWithLayersHasTheBytesThatTheMountShows) {
-  const std::vector<Arguments> all{{"delta=" + delta()},
-                                   {"lora=" + adapter()},
-                                   {"edit=" + edits()},
-                                   {"delta=" + delta(), "lora=0.5@" + adapter(), "edit=" + edits()}};
+  const std::vector<Arguments> all{
+      {"delta=" + delta()},
+      {"lora=" + adapter()},
+      {"edit=" + edits()},
+      {"delta=" + delta(), "lora=0.5@" + adapter(), "edit=" + edits()}};
   for (const Arguments& layers : all) {
     Arguments mounting, naming;
     for (const std::string& layer : layers) {
@@ -125,7 +127,8 @@ TEST_F(GpuLayers, ADeltaThatIsRewrittenIsAnotherTensor) {
   const auto first = load({"--delta", delta(), base() + "::other"});
   write_safetensors(file("new.safetensors"), tensors(3));
   std::filesystem::remove_all(delta());
-  ASSERT_EQ(run({STFS_INFO_BINARY, "delta", base(), file("new.safetensors"), "-o", delta()}).status, 0);
+  ASSERT_EQ(run({STFS_INFO_BINARY, "delta", base(), file("new.safetensors"), "-o", delta()}).status,
+            0);
 
   EXPECT_EQ(load({"--delta", delta(), base() + "::other"})["copied_bytes"], 10 * 6 * 2);
   EXPECT_TRUE(got({"--delta", delta(), base() + "::other"}) == tensors(3)[2].bytes);

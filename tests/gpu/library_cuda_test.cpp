@@ -1,8 +1,8 @@
 // libstfs_gpu with tensors on two GPUs of the fake driver.
+#include "core/base/dlpack.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/process.h"
 #include "tools/gpu/device/driver.h"
-#include "core/base/dlpack.h"
 #include "tools/gpu/library/include/stfs_gpu.h"
 
 #include <dlfcn.h>

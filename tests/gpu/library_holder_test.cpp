@@ -1,11 +1,11 @@
 // libstfs_gpu with a holder: loads, shared segments, leases; on host memory.
+#include "core/base/dlpack.h"
 #include "core/base/posix.h"
 #include "tests/gpu/failing_new.h"
 #include "tests/gpu/wire.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 #include "tests/support/process.h"
-#include "core/base/dlpack.h"
 #include "tools/gpu/library/include/stfs_gpu.h"
 #include "tools/gpu/protocol/message.h"
 

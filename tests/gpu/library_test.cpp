@@ -1,9 +1,9 @@
 // libstfs_gpu's C ABI with inherited tensors: no holder, no mount, no GPU.
+#include "core/base/dlpack.h"
 #include "core/base/posix.h"
 #include "tests/gpu/failing_new.h"
 #include "tests/gpu/given.h"
 #include "tests/support/files.h"
-#include "core/base/dlpack.h"
 #include "tools/gpu/library/include/stfs_gpu.h"
 
 #include <gtest/gtest.h>

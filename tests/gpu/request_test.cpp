@@ -280,9 +280,9 @@ TEST_F(GpuRequest, LsNamesTheDeviceAsTheUserDoesAndCountsAsPeopleDo) {
   EXPECT_LT(piped.find("layers.2.w\n"), piped.find("layers.10.w\n")) << piped;
   EXPECT_EQ(std::ranges::count(piped, '\n'), 3) << "no totals: " << piped;
   for (const unsigned columns : {40U, 80U, 200U}) {
-    const Arguments rows = screen(
-        gpu({"ls", "--all"}, {.environment = {"LC_ALL=C"}, .terminal_columns = columns}).out,
-        columns);
+    const Arguments rows =
+        screen(gpu({"ls", "--all"}, {.environment = {"LC_ALL=C"}, .terminal_columns = columns}).out,
+               columns);
     ASSERT_EQ(rows.size(), 5u) << columns;
     EXPECT_TRUE(rows[1].starts_with(device() + " ")) << rows[1];
     EXPECT_TRUE(rows[1].ends_with("  layers.2.w")) << rows[1];
@@ -294,7 +294,8 @@ TEST_F(GpuRequest, LsNamesTheDeviceAsTheUserDoesAndCountsAsPeopleDo) {
 
 TEST_F(GpuRequest, LsIsALineForEachSource) {
   for (const char* name : {"a.safetensors", "b.safetensors"}) {
-    write_safetensors(file(name), {random_tensor("x", "U8", {1000}, 1), random_tensor("y", "U8", {24}, 2)});
+    write_safetensors(file(name),
+                      {random_tensor("x", "U8", {1000}, 1), random_tensor("y", "U8", {24}, 2)});
     ASSERT_EQ(load({file(name).string()}).status, 0);
   }
   ASSERT_EQ(gpu({"pin", file("b.safetensors").string() + "::x"}).status, 0);
@@ -303,7 +304,8 @@ TEST_F(GpuRequest, LsIsALineForEachSource) {
     const Arguments rows = screen(
         gpu({"ls"}, {.environment = {"LC_ALL=C"}, .terminal_columns = columns}).out, columns);
     ASSERT_EQ(rows.size(), 4u) << columns;
-    EXPECT_TRUE(rows[0].starts_with("DEVICE  TENSORS    BYTES  USERS  PINNED  IDLE  SOURCE")) << rows[0];
+    EXPECT_TRUE(rows[0].starts_with("DEVICE  TENSORS    BYTES  USERS  PINNED  IDLE  SOURCE"))
+        << rows[0];
     EXPECT_TRUE(rows[1].starts_with(device() + " ")) << rows[1];
     EXPECT_EQ(rows[1].find("       2  1.0 KiB      0       0  "), 7U) << rows[1];
     EXPECT_TRUE(rows[1].ends_with("a.safetensors")) << rows[1];

@@ -157,7 +157,8 @@ TEST_F(GgufFiles, MergedOfSeveralShowsTheSameTensorsAndMetadata) {
 }
 
 TEST_F(GgufFiles, MergedAndSubsetsAreOnlyOfGguf) {
-  write_safetensors(dir_ / "s.safetensors", {random_tensor("s", "F32", {3}), random_tensor("u", "U8", {3})});
+  write_safetensors(dir_ / "s.safetensors",
+                    {random_tensor("s", "F32", {3}), random_tensor("u", "U8", {3})});
   const Mounted mixed({two()[0], dir_ / "s.safetensors"});
   const Mounted plain({dir_ / "s.safetensors"});
 

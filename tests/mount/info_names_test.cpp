@@ -59,9 +59,8 @@ TEST_F(InfoNames, ANameThatMeansNoTensorIsAnErrorBeforeAnythingIsWritten) {
     expect_one_line(typo, 2,
                     "a.safetensors: tensor \"model.layers.0.nrom.weight\": not in the checkpoint "
                     "(did you mean \"model.layers.0.norm.weight\"?)");
-    expect_one_line(
-        glob, 2,
-        "a.safetensors: \"layers.0.*\": matches no tensor ('*layers.0.*' matches 2)");
+    expect_one_line(glob, 2,
+                    "a.safetensors: \"layers.0.*\": matches no tensor ('*layers.0.*' matches 2)");
     EXPECT_FALSE(std::filesystem::exists(out_)) << verb;
   }
 }

@@ -424,8 +424,9 @@ TEST_F(MountAsSource, AMountOfAnOlderReleaseIsToBeMountedAgain) {
   const FaultyDisk mount(older);
 
   for (const char* path : {"", "w"}) {
-    expect_one_line(info({"list", mount / path}), 3,
-                    "an older stfs serves this mount, and does not say what it shows: mount it again");
+    expect_one_line(
+        info({"list", mount / path}), 3,
+        "an older stfs serves this mount, and does not say what it shows: mount it again");
   }
   EXPECT_EQ(names(mount / ".stfs/merged.safetensors"), names(source_));
 }

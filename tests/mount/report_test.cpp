@@ -38,8 +38,8 @@ std::string floats(const std::vector<float>& values) {
 std::vector<Tensor> some_tensors() {
   std::vector<Tensor> tensors{random_tensor("lm_head.weight", "U8", {40, 30}, 3)};
   for (int layer = 0; layer < 12; ++layer) {
-    tensors.push_back(
-        random_tensor("layers." + std::to_string(layer) + ".w", "U8", {64, 64}, 10U + static_cast<unsigned>(layer)));
+    tensors.push_back(random_tensor("layers." + std::to_string(layer) + ".w", "U8", {64, 64},
+                                    10U + static_cast<unsigned>(layer)));
   }
   tensors.push_back({"nan.weight", "BF16", {3}, "\xc0\x7f\x00\x00\x80\x3f"s});
   tensors.push_back({"zero.weight", "F32", {5}, floats({0, 0, 0, 0, 0})});
@@ -114,14 +114,16 @@ TEST_F(InfoReport, OfSourcesThatShareNamesShowsARun) {
                          {STFS_INFO_BINARY, dir_.path().string()});
   EXPECT_EQ(run.status, 0) << run.err;
   EXPECT_NE(run.out.find("step-10 is the first that is broken"), std::string::npos);
-  EXPECT_NE(run.out.find("<h1>step-1 to step-10</h1>"), std::string::npos) << "their numbers order them";
+  EXPECT_NE(run.out.find("<h1>step-1 to step-10</h1>"), std::string::npos)
+      << "their numbers order them";
   const std::string one = dir_ / "step-1", two = dir_ / "step-2";
   expect_one_line(info({"report", one, two, "--against", one, "-o", "-"}), 2, "--against");
   expect_one_line(info({"report", one, two, dir_ / "none", "-o", "-"}), 3, "none");
 }
 
 TEST_F(InfoReport, OfARunNamesTheVersionThatLacksATensor) {
-  const std::string all = write("step-1", {{"w", "F32", {2}, floats({1, 2})}, {"v", "U8", {1}, "a"}});
+  const std::string all =
+      write("step-1", {{"w", "F32", {2}, floats({1, 2})}, {"v", "U8", {1}, "a"}});
   const std::string few = write("step-2", {{"v", "U8", {1}, "a"}});
 
   const Outcome run = info({"report", all, few, "-o", "-"});

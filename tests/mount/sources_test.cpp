@@ -105,20 +105,27 @@ TEST_F(Sources, ADirectoryWithoutACheckpointIsToldWhereOneIs) {
   fs::create_directories(dir_ / "local/.cache/huggingface/download");
   write_file(dir_ / "local/.cache/huggingface/download/x.0a1b.incomplete", "");
   expect_refused(mount({dir_ / "local"}), 3, {"unfinished"});
-  const auto refused = [&](const std::string& name, const std::vector<std::string>& files, const std::string& words) {
+  const auto refused = [&](const std::string& name, const std::vector<std::string>& files,
+                           const std::string& words) {
     for (const std::string& file : files) {
       fs::create_directories((dir_ / name / file).parent_path());
       write_file(dir_ / name / file, "x");
     }
     expect_refused(mount({dir_ / name}), 3, {words});
   };
-  refused("step-1", {"__0_0.distcp", "common.pt"}, "has \"__0_0.distcp\" and no .metadata: an unfinished distributed checkpoint");
-  refused("step-1", {".metadata"}, "distributed checkpoint of PyTorch: convert its directory with python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIR FILE");
+  refused("step-1", {"__0_0.distcp", "common.pt"},
+          "has \"__0_0.distcp\" and no .metadata: an unfinished distributed checkpoint");
+  refused("step-1", {".metadata"},
+          "distributed checkpoint of PyTorch: convert its directory with python -m "
+          "torch.distributed.checkpoint.format_utils dcp_to_torch DIR FILE");
   refused("fsdp", {"pytorch_model_fsdp_0/.metadata"}, "it has one in \"pytorch_model_fsdp_0\"");
-  refused("ollama", {"blobs/sha256-" + std::string(64, 'a'), "manifests/x"}, "ollama show --modelfile MODEL");
+  refused("ollama", {"blobs/sha256-" + std::string(64, 'a'), "manifests/x"},
+          "ollama show --modelfile MODEL");
   refused("ollama/blobs", {}, "ollama show --modelfile MODEL");
   refused("unpacked", {"data.pkl", "version", "data/0"}, "zip -0 -r FILE.pt");
-  refused("pieces", {"m.gguf.part1of2", "m.gguf.part2of2"}, "has \"m.gguf.part1of2\" and 1 more, pieces of a file: join them in their order with cat");
+  refused(
+      "pieces", {"m.gguf.part1of2", "m.gguf.part2of2"},
+      "has \"m.gguf.part1of2\" and 1 more, pieces of a file: join them in their order with cat");
   fs::create_directory(dir_ / "shards");
   write_file(dir_ / "shards/model-00001-of-00002.safetensors", "");
   write_file(dir_ / "shards/model-00002-of-00002.safetensors", "");
@@ -406,14 +413,24 @@ TEST_F(Sources, AFileThatIsNoCheckpointIsToldWhatItSeemsToBeAndWhatToDo) {
       {"PK\3\4" + std::string(26, '\1') + "archive/data.pkl",
        "Archive",
        {"no end record", "download it again"}},
-      {"\x80\2\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", "HeaderTooLarge", {"PyTorch file from before 1.6", "torch.save"}},
-      {"\x80\2}q\1X" + std::string(30, 'x'), "HeaderTooLarge", {"pickle that torch.save did not write", "pickle.load"}},
-      {"\x80\4\x95\0\0\0\0\0\0\0\0}"s, "InvalidHeaderLength", {"pickle that torch.save did not write", "numpy.savez"}},
+      {"\x80\2\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.",
+       "HeaderTooLarge",
+       {"PyTorch file from before 1.6", "torch.save"}},
+      {"\x80\2}q\1X" + std::string(30, 'x'),
+       "HeaderTooLarge",
+       {"pickle that torch.save did not write", "pickle.load"}},
+      {"\x80\4\x95\0\0\0\0\0\0\0\0}"s,
+       "InvalidHeaderLength",
+       {"pickle that torch.save did not write", "numpy.savez"}},
       {"lmgg" + std::string(30, 'x'), "HeaderTooLarge", {"ggml file, as whisper.cpp"}},
       {"tjgg" + std::string(30, 'x'), "HeaderTooLarge", {"ggml file from before GGUF"}},
       {"\x1c\0\0\0TFL3\0\0"s, "HeaderTooLarge", {"TensorFlow Lite"}},
       {"\6\0\0\0\x10\0TransformerSpec\0\7\0\0\0"s, "HeaderTooLarge", {"CTranslate2"}},
-      {"\x82\xa6params\x81\xa5" "dense\x81\xa6kernel" + std::string(30, '\xc7'), "HeaderTooLarge", {"msgpack, as Flax"}},
+      {"\x82\xa6params\x81\xa5"
+       "dense\x81\xa6kernel" +
+           std::string(30, '\xc7'),
+       "HeaderTooLarge",
+       {"msgpack, as Flax"}},
       {"|TZR|\n" + std::string(30, '\1'), "HeaderTooLarge", {"tensorizer"}},
       {"7z\xbc\xaf\x27\x1c\0\4"s + std::string(30, '\1'), "HeaderTooLarge", {"7z archive"}},
       {"GGUF\3\0\0\0\1"s, "GgufTruncated", {"truncated", "download it again"}},
@@ -473,9 +490,11 @@ TEST_F(Sources, ATruncatedDownloadSaysHowManyBytesItHasAndNeeds) {
   expect_refused(mount({source}), 1,
                  {"m.safetensors: the file has 3000 bytes and needs " + size + ": truncated",
                   "download it again (MetadataIncompleteBuffer)\n"});
-  for (const char* piece : {"m.gguf.part1of2", "m.gguf.part10of12", "m.gguf-split-a", "m.safetensors.partab"}) {
+  for (const char* piece :
+       {"m.gguf.part1of2", "m.gguf.part10of12", "m.gguf-split-a", "m.safetensors.partab"}) {
     std::filesystem::copy_file(source, dir_ / piece);
-    expect_refused(mount({dir_ / piece}), 1, {"has the name of a piece of a file (join all pieces in their order with cat"});
+    expect_refused(mount({dir_ / piece}), 1,
+                   {"has the name of a piece of a file (join all pieces in their order with cat"});
   }
   std::filesystem::rename(source, dir_ / "m.incomplete");
   expect_refused(mount({dir_ / "m.incomplete"}), 1, {"an unfinished download", "finish"});

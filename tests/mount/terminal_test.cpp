@@ -208,7 +208,8 @@ TEST_F(TablesOnATerminal, StatsFitsTheWidthAndTellsNamesApart) {
                    "  model.layers.2.self_attn.q_proj.weight          -2          1      0      0",
                    "  model.layers.10.self_attn.q_proj.weight         -2          1      0      0",
                    "! norm                                             0          1      1      1",
-                   "1 of 4 tensors with NaN or infinity; --nonfinite tells where", "columns left out: COUNT MEAN STD ZEROS"}));
+                   "1 of 4 tensors with NaN or infinity; --nonfinite tells where",
+                   "columns left out: COUNT MEAN STD ZEROS"}));
   EXPECT_EQ(
       rows({"stats", a_}, 40, "C"),
       (Words{"  NAME", "        MIN        MAX    NAN    INF",
@@ -269,8 +270,8 @@ TEST_F(TablesOnATerminal, NonfiniteListsOnlyThoseAndWhereTheyAre) {
   EXPECT_EQ(bad[4], "1 of 4 tensors with NaN or infinity");
   // The last line can be pasted, and shows the values around the first.
   EXPECT_EQ(bad[5], "stfs-info cat --slice 0:4 --as f32 " + a_ + " norm | od -A n -v -t f4");
-  const Outcome shown =
-      run({"sh", "-c", std::string(STFS_INFO_BINARY) + bad[5].substr(std::string("stfs-info").size())});
+  const Outcome shown = run(
+      {"sh", "-c", std::string(STFS_INFO_BINARY) + bad[5].substr(std::string("stfs-info").size())});
   EXPECT_NE(shown.out.find("nan "), std::string::npos) << shown.out << shown.err;
   EXPECT_EQ(rows({"stats", "--nonfinite", b_}, 80, "C"),
             Words{"3 tensors, none with NaN or infinity"});
@@ -283,8 +284,7 @@ TEST_F(TablesOnATerminal, NonfiniteTellsEightPlacesAndHowManyMore) {
   const Words lines = rows({"stats", "--nonfinite", a_}, 80, "C", 1);
 
   ASSERT_GE(lines.size(), 5U);
-  EXPECT_EQ(lines[2],
-            "    NaN at [1,0] [1,1] [1,2] [1,3] [1,4] [1,5] [1,6] [1,7] and 92 more");
+  EXPECT_EQ(lines[2], "    NaN at [1,0] [1,1] [1,2] [1,3] [1,4] [1,5] [1,6] [1,7] and 92 more");
   const std::string command = lines[4] + (lines.size() > 5 ? lines[5] : "");
   EXPECT_TRUE(command.starts_with("stfs-info cat --slice 1,0:5 --as f32 ")) << command;
   EXPECT_NE(command.find(R"( 'it'\''s' | od)"), std::string::npos) << command;
@@ -344,20 +344,22 @@ TEST_F(TablesOnATerminal, DiffOfValuesHasAColumnForEachNumberAndTotals) {
                          {"same", "F32", {1}, floats({2})}});
   const Words lines = rows({"diff", "--values", a_, b_}, 80, "C.UTF-8", 1);
 
-  EXPECT_EQ(lines,
-            (Words{"NAME                               CHANGE      LARGEST  DISTANCE    EQUAL  AT",
-                   "gone                               only in A",
-                   "model.layers.10.…tn.q_proj.weight  values          0.5    0.0981   75.00%  [0,1]",
-                   "nan                                values          NaN         -   50.00%  [1]",
-                   "old                                → new",
-                   "4 of 5 tensors differ: 2 changed, 1 renamed, 1 only in A",
-                   "75.00% of all elements equal, distance 0.0962 of what changed",
-                   "largest difference 0.5 at model.layers.10.self_attn.q_proj.weight [0,1]",
-                   "1 tensor with NaN or infinity in one alone"}));
-  EXPECT_EQ(rows({"diff", "--values", "--no-header", "--top=1", "--sort=distance", a_, b_}, 200, "C", 1)
-                .front()
-                .substr(0, 3),
-            "nan");
+  EXPECT_EQ(
+      lines,
+      (Words{"NAME                               CHANGE      LARGEST  DISTANCE    EQUAL  AT",
+             "gone                               only in A",
+             "model.layers.10.…tn.q_proj.weight  values          0.5    0.0981   75.00%  [0,1]",
+             "nan                                values          NaN         -   50.00%  [1]",
+             "old                                → new",
+             "4 of 5 tensors differ: 2 changed, 1 renamed, 1 only in A",
+             "75.00% of all elements equal, distance 0.0962 of what changed",
+             "largest difference 0.5 at model.layers.10.self_attn.q_proj.weight [0,1]",
+             "1 tensor with NaN or infinity in one alone"}));
+  EXPECT_EQ(
+      rows({"diff", "--values", "--no-header", "--top=1", "--sort=distance", a_, b_}, 200, "C", 1)
+          .front()
+          .substr(0, 3),
+      "nan");
 }
 
 TEST_F(TablesOnATerminal, DiffOfValuesWhoseSquaresOverflowTellsNoDistance) {
@@ -395,8 +397,8 @@ TEST_F(TablesOnATerminal, CodesThatAreShownAsStoredAreSaidToBe) {
 
   for (const char* verb : {"list", "stats"}) {
     const Outcome result = info({verb, model}, {});
-    EXPECT_EQ(result.err, "stfs-info: note: " + model + ": " + told +
-                              "--dequantize=bf16 shows its values\n");
+    EXPECT_EQ(result.err,
+              "stfs-info: note: " + model + ": " + told + "--dequantize=bf16 shows its values\n");
     EXPECT_EQ(info({verb, "--dequantize=bf16", model}, {}).err, "");
     EXPECT_EQ(info({verb, "--json", model}, {}).err, "");
   }

@@ -134,9 +134,11 @@ TEST_F(InfoStats, IsATableWithALineATensor) {
   EXPECT_EQ(result.err, "");
   const std::vector<std::string> lines = lines_of(result.out);
   ASSERT_EQ(lines.size(), 4U);
-  EXPECT_EQ(lines[0], "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\tnan_at\tinf_at\tlargest_at");
+  EXPECT_EQ(lines[0],
+            "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\tnan_at\tinf_at\tlargest_at");
   for (const std::string& line : lines) EXPECT_EQ(fields_of(line).size(), 12U) << line;
-  EXPECT_TRUE(std::ranges::count(lines, "w\t4\t0\t5\t2\t1.87083\t1\t0\t0\t[]\t[]\t[3]") == 1) << result.out;
+  EXPECT_TRUE(std::ranges::count(lines, "w\t4\t0\t5\t2\t1.87083\t1\t0\t0\t[]\t[]\t[3]") == 1)
+      << result.out;
 }
 
 TEST_F(InfoStats, JsonHasTheFieldsOfTheMountsFiles) {
@@ -202,9 +204,9 @@ TEST_F(InfoStats, NonfiniteListsThoseWithNanOrInfinityAndIsExit1) {
   const Outcome none_json = info({"stats", "--nonfinite", "--json", bad, "fine"});
 
   EXPECT_EQ(found.status, 1) << found.err;
-  EXPECT_EQ(found.out,
-            std::string(kStatsHeading) + "nan\t2\t0\t0\t0\t0\t1\t1\t0\t[[0]]\t[]\t[1]\n" +
-                "inf\t2\t0\t0\t0\t0\t1\t0\t1\t[]\t[[0]]\t[1]\n");
+  EXPECT_EQ(found.out, std::string(kStatsHeading) +
+                           "nan\t2\t0\t0\t0\t0\t1\t1\t0\t[[0]]\t[]\t[1]\n" +
+                           "inf\t2\t0\t0\t0\t0\t1\t0\t1\t[]\t[[0]]\t[1]\n");
   EXPECT_EQ(as_json.status, 1);
   EXPECT_EQ(json::parse(as_json.out).size(), 2U);
   EXPECT_EQ(none.status, 0) << none.err;
@@ -297,11 +299,10 @@ TEST_F(InfoDiff, NamesEachDifferenceAndIsExit1) {
 
   EXPECT_EQ(result.status, 1);
   EXPECT_EQ(result.err, "");
-  EXPECT_EQ(result.out,
-            std::string(kDiffHeading) +
-                "bytes\tbytes\t-\t-\t3\t-\t-\ndtype\tdtype\tU8\tI8\t-\t-\t-\n"
-                "removed\tgone\t-\t-\t-\t-\t-\nadded\tnew\t-\t-\t-\t-\t-\n"
-                "shape\tshape\t[2,1]\t[1,2]\t-\t-\t-\n");
+  EXPECT_EQ(result.out, std::string(kDiffHeading) +
+                            "bytes\tbytes\t-\t-\t3\t-\t-\ndtype\tdtype\tU8\tI8\t-\t-\t-\n"
+                            "removed\tgone\t-\t-\t-\t-\t-\nadded\tnew\t-\t-\t-\t-\t-\n"
+                            "shape\tshape\t[2,1]\t[1,2]\t-\t-\t-\n");
   EXPECT_EQ(as_json.status, 1);
   EXPECT_EQ(json::parse(as_json.out),
             json::parse(R"([{"change":"bytes","name":"bytes","first_difference":3},
@@ -311,7 +312,8 @@ TEST_F(InfoDiff, NamesEachDifferenceAndIsExit1) {
                             {"change":"shape","name":"shape","a":[2,1],"b":[1,2]}])"));
 }
 
-// Two have the same bytes: their order tells which is which. `other` has the bytes in another shape.
+// Two have the same bytes: their order tells which is which. `other` has the bytes in another
+// shape.
 TEST_F(InfoDiff, TellsTensorsOfEqualBytesUnderOtherNamesAsRenamed) {
   const std::string a = write("a", {{"model.a", "U8", {2}, "aa"},
                                     {"model.b", "U8", {2}, "bb"},
@@ -332,17 +334,19 @@ TEST_F(InfoDiff, TellsTensorsOfEqualBytesUnderOtherNamesAsRenamed) {
 
   EXPECT_EQ(result.status, 1);
   const std::vector<std::string> lines = lines_of(result.out);
-  EXPECT_EQ(std::ranges::count_if(lines, [](const std::string& line) {
-              return line.starts_with("renamed\t");
-            }),
+  EXPECT_EQ(std::ranges::count_if(
+                lines, [](const std::string& line) { return line.starts_with("renamed\t"); }),
             3)
       << result.out;
   EXPECT_EQ(std::ranges::count(lines, "renamed\tmodel.a\tmodel.a\ta\t-\t-\t-"), 1) << result.out;
   EXPECT_EQ(std::ranges::count(lines, "renamed\tmodel.two\tmodel.two\ttwo\t-\t-\t-"), 1);
-  EXPECT_EQ(std::ranges::count_if(rows, [](const json& row) {
-              return row == json{{"change", "renamed"}, {"name", "model.one"}, {"new_name", "one"}};
-            }),
-            1);
+  EXPECT_EQ(
+      std::ranges::count_if(
+          rows,
+          [](const json& row) {
+            return row == json{{"change", "renamed"}, {"name", "model.one"}, {"new_name", "one"}};
+          }),
+      1);
   // A rename of one side makes one naming of two: what differs is left.
   EXPECT_EQ(info({"diff", "--no-header", "--old-edit", edits, a, b}).out,
             "bytes\tb\t-\t-\t1\t-\t-\nremoved\tempty\t-\t-\t-\t-\t-\n"
@@ -380,8 +384,8 @@ TEST_F(InfoDiff, SortsAndShowsTheFarthestFirst) {
   // A NaN on one side is no distance of 0.
   const std::string text = info({"diff", "--values", a, b}).out;
   EXPECT_NE(text.find("\nbytes\tnan\t-\t-\t2\tinf\t[0]\t-\t0.5\t1\n"), std::string::npos) << text;
-  EXPECT_TRUE(text.starts_with(
-      "change\tname\ta\tb\tfirst_byte\tlargest\tat\tdistance\tequal\tunlike\n"))
+  EXPECT_TRUE(
+      text.starts_with("change\tname\ta\tb\tfirst_byte\tlargest\tat\tdistance\tequal\tunlike\n"))
       << text;
   expect_one_line(info({"diff", "--sort", "largest", a, b}), 2, "--sort=largest: needs --values");
 }

@@ -1,7 +1,6 @@
 // A source that a network fills, whose cache or memory loses what came.
-#include "tests/remote/cache_file_support.h"
-
 #include "core/base/posix.h"
+#include "tests/remote/cache_file_support.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

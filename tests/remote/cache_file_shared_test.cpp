@@ -1,8 +1,7 @@
 // A source that a network fills, shared by readers and processes.
-#include "tests/remote/cache_file_support.h"
-
 #include "core/base/posix.h"
 #include "core/remote/http/http.h"
+#include "tests/remote/cache_file_support.h"
 #include "tests/support/http_server.h"
 #include "tests/support/process.h"
 
@@ -174,21 +173,14 @@ class RandomReads : public CacheFileTest, public testing::WithParamInterface<boo
 TEST_P(RandomReads, GetTheTrueBytesWhateverTheNetworkDoes) {
   network.script([random = std::mt19937_64(7)](std::size_t, ByteRange range) mutable {
     switch (random() % 16) {
-      case 0:
-        return Reply{.status = 0, .error = EIO};
+      case 0: return Reply{.status = 0, .error = EIO};
       case 1:
-      case 2:
-        return Reply{.cut_after = random() % range.length, .error = EIO};
-      case 3:
-        return Reply{.cut_after = random() % range.length};
-      case 4:
-        return Reply{.status = 503};
-      case 5:
-        return Reply{.status = 403};
-      case 6:
-        return Reply{.status = 200};
-      default:
-        return Reply{};
+      case 2: return Reply{.cut_after = random() % range.length, .error = EIO};
+      case 3: return Reply{.cut_after = random() % range.length};
+      case 4: return Reply{.status = 503};
+      case 5: return Reply{.status = 403};
+      case 6: return Reply{.status = 200};
+      default: return Reply{};
     }
   });
   network.let_go();

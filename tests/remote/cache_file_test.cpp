@@ -1,7 +1,6 @@
 // A source that a network fills: what is asked for, and what becomes of failing answers.
-#include "tests/remote/cache_file_support.h"
-
 #include "core/remote/http/http.h"
+#include "tests/remote/cache_file_support.h"
 
 #include <gtest/gtest.h>
 

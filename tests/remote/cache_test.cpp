@@ -680,7 +680,7 @@ TEST_F(CacheTest, ADirectoryThatOnlyAnotherUserCanWriteIsReadIfItIsNamed) {
     }
     fs::permissions(directory, fs::perms(0755));
   };
-  const auto as_another = [&](const std::function<void(Cache& named)>& body) {
+  const auto as_another = [&](const std::function<void(Cache & named)>& body) {
     return ended(in_child([&] {
       ASSERT_EQ(::setresuid(65534, 65534, 65534), 0);
       Cache named = open();

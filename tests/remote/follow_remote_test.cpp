@@ -1,7 +1,6 @@
 // Versions of a run in a bucket, and on the Hub.
-#include "core/checkpoint/follow.h"
-
 #include "core/base/error.h"
+#include "core/checkpoint/follow.h"
 #include "core/remote/sources.h"
 #include "tests/remote/remote_support.h"
 #include "tests/support/http_server.h"
@@ -73,7 +72,8 @@ class FollowedBucket : public ::testing::Test {
     for (const auto& [path, object] : objects_) {
       if (!path.starts_with(prefix)) continue;
       const std::size_t slash = path.find('/', prefix.size());
-      if (slash == std::string::npos) page += "<Contents><Key>" + path.substr(3) + "</Key></Contents>";
+      if (slash == std::string::npos)
+        page += "<Contents><Key>" + path.substr(3) + "</Key></Contents>";
       if (slash != std::string::npos) prefixes.insert(path.substr(3, slash - 2));
     }
     for (const std::string& each : prefixes) {
@@ -146,12 +146,14 @@ TEST(FollowedHub, ABranchThatMovesHasNewVersions) {
     if (request.target.starts_with("/api/")) {
       std::string siblings;
       for (int i = 1; i <= commits; ++i) {
-        siblings += std::string(i > 1 ? "," : "") + R"({"rfilename":"v/weight_v00000)" + std::to_string(i) +
-                    R"(/model.safetensors.index.json","size":)" + std::to_string(index.size()) +
-                    R"(,"blobId":")" + std::string(40, 'b') + "\"}";
+        siblings += std::string(i > 1 ? "," : "") + R"({"rfilename":"v/weight_v00000)" +
+                    std::to_string(i) + R"(/model.safetensors.index.json","size":)" +
+                    std::to_string(index.size()) + R"(,"blobId":")" + std::string(40, 'b') + "\"}";
       }
-      return {.body = R"({"id":"org/name","sha":")" + std::string(40, static_cast<char>('0' + commits)) +
-                      R"(","lastModified":"2026-02-01T10:00:00.000Z","siblings":[)" + siblings + "]}"};
+      return {.body = R"({"id":"org/name","sha":")" +
+                      std::string(40, static_cast<char>('0' + commits)) +
+                      R"(","lastModified":"2026-02-01T10:00:00.000Z","siblings":[)" + siblings +
+                      "]}"};
     }
     const std::string path = request.target.substr(0, request.target.find('?'));
     return answer_object(request, {{path, {.bytes = index}}});

@@ -531,7 +531,8 @@ class SilentConnections : public testing::Test {
   }
 
   WebAnswer answer(const WebRequest& request) {
-    if (is_silent_ && request.is_first) return {.headers = {{"Connection", "close"}}, .body = "new"};
+    if (is_silent_ && request.is_first)
+      return {.headers = {{"Connection", "close"}}, .body = "new"};
     if (is_silent_) {
       if (++silent_ == 1) was_asked_.count_down();
       return {.delay = std::chrono::hours(1)};
@@ -539,9 +540,7 @@ class SilentConnections : public testing::Test {
     together_.arrive_and_wait();  // so that no reader takes the connection of another
     return {.body = "old"};
   }
-  std::string get() {
-    return http_.get({.url = server_.url(), .stall = milliseconds(50)}, 9).body;
-  }
+  std::string get() { return http_.get({.url = server_.url(), .stall = milliseconds(50)}, 9).body; }
 
   std::atomic<bool> is_silent_ = false;
   std::atomic<int> silent_ = 0;
@@ -762,14 +761,10 @@ TEST(HttpGet, TriesAgainWhatIsTemporary) {
     switch (asked++) {
       case 0:  // on a new connection: on one that was kept, libcurl itself sends once more
         return WebAnswer{.drop = true};
-      case 1:
-        return WebAnswer{.status = 503, .headers = {{"Retry-After", "0"}}};
-      case 2:
-        return WebAnswer{.status = 429, .body = std::string(10'000, 'x')};
-      case 3:
-        return WebAnswer{.body = "hello", .cut_after = 2};
-      default:
-        return WebAnswer{.body = "hello"};
+      case 1: return WebAnswer{.status = 503, .headers = {{"Retry-After", "0"}}};
+      case 2: return WebAnswer{.status = 429, .body = std::string(10'000, 'x')};
+      case 3: return WebAnswer{.body = "hello", .cut_after = 2};
+      default: return WebAnswer{.body = "hello"};
     }
   });
   Counters counters;

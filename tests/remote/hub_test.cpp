@@ -325,7 +325,8 @@ TEST_F(Hub, AFileOfGitLfsThatTheHubAnswersItselfMustHaveNoOtherDigest) {
     const auto file = remote();
     const HttpRequest request = file->request({0, 1000});
     EXPECT_EQ(request.url, url);
-    EXPECT_EQ(file->judge(http_.get(request, 1 << 20).head, {0, 1000}).kind, Verdict::Kind::kAccept);
+    EXPECT_EQ(file->judge(http_.get(request, 1 << 20).head, {0, 1000}).kind,
+              Verdict::Kind::kAccept);
     etag = "\"other\"";
     EXPECT_EQ(file->judge(http_.get(request, 1 << 20).head, {0, 1000}).kind,
               Verdict::Kind::kChanged)
@@ -396,18 +397,20 @@ TEST_F(Hub, ATokenThatIsNotSentOverHttpIsToldSo) {
   EXPECT_EQ(options.token, "");
   HttpHead head;
   head.status = 401;
-  EXPECT_EQ(error_of([&] {
-              refuse_hub_answer(head, "hf://org/name", "org/name", options,
-                                R"({"errors":[{"status":401,"message":"Unauthorized"}]})");
-            }).second,
-            "hf://org/name: the Hub answered 401: \"Unauthorized\": no such model, or it is private: "
-            "the token was not sent, because http://mirror.test is http: use https");
+  EXPECT_EQ(
+      error_of([&] {
+        refuse_hub_answer(head, "hf://org/name", "org/name", options,
+                          R"({"errors":[{"status":401,"message":"Unauthorized"}]})");
+      }).second,
+      "hf://org/name: the Hub answered 401: \"Unauthorized\": no such model, or it is private: "
+      "the token was not sent, because http://mirror.test is http: use https");
 }
 
 TEST_F(Hub, ARefusalShowsNoTokenThatTheServerSendsBack) {
   environment_.set("HF_TOKEN", kHubToken);
   instead_ = [](const WebRequest& request) {
-    return WebAnswer{.status = 403, .headers = {{"X-Error-Message", request.header("authorization")}}};
+    return WebAnswer{.status = 403,
+                     .headers = {{"X-Error-Message", request.header("authorization")}}};
   };
   const std::string text = error_of([&] { store().pinned("hf://org/name"); }).second;
   EXPECT_NE(text.find("the Hub answered 403: \"***\""), std::string::npos) << text;

@@ -25,7 +25,8 @@ class RemoteLayers : public MountTest {
     fs::create_directories(adapter());
     write_safetensors(dir_ / "base.safetensors", {random_tensor("m.q.weight", "F32", {64, 512}, 1),
                                                   random_tensor("m.norm.weight", "F32", {8}, 2)});
-    write_file(adapter() / "adapter_config.json", R"({"peft_type": "LORA", "r": 2, "lora_alpha": 4})");
+    write_file(adapter() / "adapter_config.json",
+               R"({"peft_type": "LORA", "r": 2, "lora_alpha": 4})");
     write_safetensors(adapter() / "adapter_model.safetensors",
                       {random_tensor("base_model.model.m.q.lora_A.weight", "F32", {2, 512}, 3),
                        random_tensor("base_model.model.m.q.lora_B.weight", "F32", {64, 2}, 4)});
@@ -54,8 +55,8 @@ class RemoteLayers : public MountTest {
   std::vector<std::string> stores() {
     std::vector<std::string> urls{server_.url("/org/name"), "s3://org/name"};
     if (!fs::exists("/usr/bin/python3")) return urls;
-    process_ = std::make_unique<Process>(std::vector<std::string>{
-        "/usr/bin/python3", STFS_HUB_SERVER, (dir_ / "models").string()});
+    process_ = std::make_unique<Process>(
+        std::vector<std::string>{"/usr/bin/python3", STFS_HUB_SERVER, (dir_ / "models").string()});
     EXPECT_TRUE(eventually([&] { return process_->out().find('\n') != std::string::npos; }));
     hub_ = nlohmann::json::parse(process_->out()).at("hub");
     urls.emplace_back("hf://org/name");
@@ -81,8 +82,9 @@ TEST_F(RemoteLayers, GiveTheBytesThatTheyGiveOnThisMachine) {
     const Outcome far_edits = info({"hash", base(), "--edit", url + "/e.edit"});
     EXPECT_EQ(far_edits.err, "");
     EXPECT_EQ(far_edits.out, edited) << url;
-    const Outcome named = info({"hash", base(), "-e", "rename s/^m[.]//", "-e", "add " + url + "/other.safetensors::x.1",
-                                "-e", "add " + url + "/a.npy as n"});
+    const Outcome named =
+        info({"hash", base(), "-e", "rename s/^m[.]//", "-e",
+              "add " + url + "/other.safetensors::x.1", "-e", "add " + url + "/a.npy as n"});
     EXPECT_EQ(named.err, "");
     EXPECT_EQ(named.out, edited) << url;
     server_.forget_requests();
@@ -119,13 +121,16 @@ TEST_F(RemoteLayers, ShowNoSecretInAMount) {
 TEST_F(RemoteLayers, ThatAreAbsentAreNamedWithoutSecrets) {
   const Outcome absent = info({"hash", base(), "--lora", server_.url("/none")});
   EXPECT_EQ(absent.status, 3);
-  EXPECT_NE(absent.err.find(server_.url("/none/adapter_config.json") + ": no such file: an adapter is"),
-            std::string::npos)
+  EXPECT_NE(
+      absent.err.find(server_.url("/none/adapter_config.json") + ": no such file: an adapter is"),
+      std::string::npos)
       << absent.err;
-  const Outcome edits = info({"hash", base(), "--edit", server_.url("/none.edit") + "?token=hidden"});
+  const Outcome edits =
+      info({"hash", base(), "--edit", server_.url("/none.edit") + "?token=hidden"});
   EXPECT_EQ(edits.status, 3);
   EXPECT_EQ(edits.err.find("hidden"), std::string::npos) << edits.err;
-  const Outcome from = info({"hash", base(), "-e", "add " + server_.url("/n.safetensors") + "?token=hidden::x"});
+  const Outcome from =
+      info({"hash", base(), "-e", "add " + server_.url("/n.safetensors") + "?token=hidden::x"});
   EXPECT_EQ(from.status, 1);
   EXPECT_NE(from.err.find("-e: line 1: "), std::string::npos) << from.err;
   EXPECT_EQ(from.err.find("hidden"), std::string::npos) << from.err;

@@ -200,7 +200,8 @@ TEST(Judge, TheFramingOfAnUploadThatIsReplayedIsNoEncoding) {
 }
 
 TEST(Judge, AcceptsTheWholeObjectWhereAllOfItWasAskedFor) {
-  const auto whole = [](const AnswerHeaders& other, ByteRange range = {.offset = 0, .length = 100}) {
+  const auto whole = [](const AnswerHeaders& other,
+                        ByteRange range = {.offset = 0, .length = 100}) {
     HttpHead head{.status = 200, .url = {}, .headers = {{"etag", "\"v1\""}}};
     for (const auto& header : other) {
       std::erase_if(head.headers, [&](const auto& each) { return each.first == header.first; });

@@ -386,7 +386,8 @@ TEST(S3, ARefusalQuotesTheServerThenSaysWhatToDo) {
       {404, "NoSuchKey", "", false, ErrorCode::kAbsent, "no such object"},
       {404, "NoSuchBucket", "", false, ErrorCode::kAbsent, "no such bucket"},
       {403, "AccessDenied", "", false, ErrorCode::kHidden,
-       "Permission denied: the server answered 403 AccessDenied: no AWS credentials were found: set "
+       "Permission denied: the server answered 403 AccessDenied: no AWS credentials were found: "
+       "set "
        "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"},
       {403, "AccessDenied", "Access Denied", true, ErrorCode::kHidden, keys.c_str()},
       {403, "AccessDenied",
@@ -400,13 +401,16 @@ TEST(S3, ARefusalQuotesTheServerThenSaysWhatToDo) {
        "endpoint policy\""},
       {400, "InvalidRequest", "The object was stored using a form of Server Side Encryption.", true,
        ErrorCode::kUnreadable,
-       "the server answered 400 InvalidRequest: \"The object was stored using a form of Server Side "
-       "Encryption.\": stfs cannot send the customer's key of an object (SSE-C): copy it without one"},
+       "the server answered 400 InvalidRequest: \"The object was stored using a form of Server "
+       "Side "
+       "Encryption.\": stfs cannot send the customer's key of an object (SSE-C): copy it without "
+       "one"},
       {403, "AccountProblem", "Contact billing.", true, ErrorCode::kUnreadable,
        "Permission denied: the server answered 403 AccountProblem: \"Contact billing.\""},
       {403, "SecondLevelDomainForbidden", "Please use virtual hosted style to access.", true,
        ErrorCode::kUnreadable,
-       "Permission denied: the server answered 403 SecondLevelDomainForbidden: \"Please use virtual "
+       "Permission denied: the server answered 403 SecondLevelDomainForbidden: \"Please use "
+       "virtual "
        "hosted style to access.\": use -o s3_addressing=virtual"},
       {400, "PathStyleDomainForbidden", "must use COS virtual-styled domain.", true,
        ErrorCode::kUnreadable,
@@ -419,7 +423,8 @@ TEST(S3, ARefusalQuotesTheServerThenSaysWhatToDo) {
        "Permission denied: the server answered 403 RequestTimeTooSkewed: \"m\": set the clock of "
        "this machine"},
       {403, "InvalidObjectState", "m", true, ErrorCode::kUnreadable,
-       "the server answered 403 InvalidObjectState: \"m\": the object is archived: restore it first"},
+       "the server answered 403 InvalidObjectState: \"m\": the object is archived: restore it "
+       "first"},
       {405, "MethodNotAllowed", "", true, ErrorCode::kUnreadable,
        "the server answered 405 MethodNotAllowed"},
       {405, "\x1b]0;x", "a\x1b[31m\n\n b\x9b", true, ErrorCode::kUnreadable,
@@ -868,10 +873,10 @@ TEST(S3Credentials, ARoleIsAssumedWithTheKeysOfItsSource) {
 TEST(S3Credentials, SingleSignOnIsRefusedWithWhatHelps) {
   AwsEnvironment environment;
   AnsweringHttp http(no_network());
-  for (const auto& [key, what] : std::map<std::string, std::string>{
-           {"sso_session", "single sign-on"},
-           {"sso_start_url", "single sign-on"},
-           {"login_session", "`aws login`"}}) {
+  for (const auto& [key, what] :
+       std::map<std::string, std::string>{{"sso_session", "single sign-on"},
+                                          {"sso_start_url", "single sign-on"},
+                                          {"login_session", "`aws login`"}}) {
     environment.write(".aws/config", "[default]\n" + key + " = corp\n");
     expect_error([&] { S3CredentialChain(http).get(); },
                  "profile \"default\": " + what +

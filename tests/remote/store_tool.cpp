@@ -37,9 +37,7 @@ std::string get(stfs::Http& http, stfs::Remote& remote, stfs::ByteRange range) {
           throw stfs::Error(stfs::ErrorCode::kUnreadable, "", "another length");
         }
         return answer.body;
-      case Verdict::Kind::kRetry:
-        std::this_thread::sleep_for(backoff.next(&answer.head));
-        continue;
+      case Verdict::Kind::kRetry: std::this_thread::sleep_for(backoff.next(&answer.head)); continue;
       case Verdict::Kind::kRenew:
         if (!is_renewed && remote.renew()) {
           is_renewed = true;

@@ -167,27 +167,31 @@ TEST_F(Web, AnAnswerWithoutTheObjectIsOneLine) {
             denied + ": \"" + std::string(96, 'x') + "..." + std::string(96, 'x') + "\"" + netrc);
   EXPECT_EQ(refusal("/a", {.status = 401, .body = "<html>no</html>"}),
             "Permission denied: its server answered 401" + netrc);
-  EXPECT_EQ(refusal("/a", {.status = 401,
-                           .headers = {{"WWW-Authenticate", "Bearer realm=\"x\""}},
-                           .body = R"({"errors":[{"message":"Unauthorized"}]})"}),
-            "Permission denied: its server answered 401: \"Unauthorized\": it wants a bearer token, "
-            "and stfs sends one to the Hub alone (hf://)");
+  EXPECT_EQ(
+      refusal("/a", {.status = 401,
+                     .headers = {{"WWW-Authenticate", "Bearer realm=\"x\""}},
+                     .body = R"({"errors":[{"message":"Unauthorized"}]})"}),
+      "Permission denied: its server answered 401: \"Unauthorized\": it wants a bearer token, "
+      "and stfs sends one to the Hub alone (hf://)");
   // Signed URLs.
   const std::string signed_at = "/a?X-Amz-Expires=300&X-Amz-Signature=abcd&X-Amz-Date=";
   EXPECT_EQ(refusal(signed_at + "20250101T000000Z", {.status = 403, .body = error("Denied")}),
-            denied + " AccessDenied: \"Denied\": its signed URL expired at 2025-01-01T00:05:00Z: get "
-                     "a new one");
+            denied +
+                " AccessDenied: \"Denied\": its signed URL expired at 2025-01-01T00:05:00Z: get "
+                "a new one");
   EXPECT_EQ(refusal("/a?sv=1&se=2025-01-01T00%3A05%3A00Z&sig=abcd", {.status = 403}),
             denied + ": its signed URL expired at 2025-01-01T00:05:00Z: get a new one");
   EXPECT_EQ(refusal("/a?Expires=1735689900&Signature=abcd&Key-Pair-Id=1", {.status = 403}),
             denied + ": its signed URL expired at 2025-01-01T00:05:00Z: get a new one");
-  EXPECT_EQ(refusal("/a?X-Amz-Signature=abcd",
-                    {.status = 403, .body = error("Request has expired")}),
-            denied + " AccessDenied: \"Request has expired\": its signed URL has expired: get a new "
-                     "one");
+  EXPECT_EQ(
+      refusal("/a?X-Amz-Signature=abcd", {.status = 403, .body = error("Request has expired")}),
+      denied +
+          " AccessDenied: \"Request has expired\": its signed URL has expired: get a new "
+          "one");
   EXPECT_EQ(refusal(signed_at + "22250101T000000Z", {.status = 403, .body = error("No")}),
-            denied + " AccessDenied: \"No\": its signed URL does not permit this file; one that was "
-                     "made for an index permits no shard: get a new one");
+            denied +
+                " AccessDenied: \"No\": its signed URL does not permit this file; one that was "
+                "made for an index permits no shard: get a new one");
   EXPECT_EQ(refusal("/a", {.status = 418}), "its server answered 418");
   EXPECT_EQ(refusal("/a", {.status = 304}), "its server answered 304");
   EXPECT_EQ(refusal("/a", {.status = 503, .headers = {{"Retry-After", "3600"}}}),
@@ -196,10 +200,11 @@ TEST_F(Web, AnAnswerWithoutTheObjectIsOneLine) {
 
 TEST_F(Web, ARefusalShowsNoSecretThatTheServerSendsBack) {
   const std::string path = "/a?X-Amz-Signature=abcd%2Bef&v=1&t0k3n";
-  EXPECT_EQ(refusal(path, {.status = 403, .body = "no abcd%2Bef, abcd+ef, v=1, 11, t0k3n!"}),
-            "Permission denied: its server answered 403: \"no ***, ***, v=***, 11, ***!\": its "
-            "signed URL does not permit this file; one that was made for an index permits no shard: "
-            "get a new one");
+  EXPECT_EQ(
+      refusal(path, {.status = 403, .body = "no abcd%2Bef, abcd+ef, v=1, 11, t0k3n!"}),
+      "Permission denied: its server answered 403: \"no ***, ***, v=***, 11, ***!\": its "
+      "signed URL does not permit this file; one that was made for an index permits no shard: "
+      "get a new one");
   const test::TempDir directory;
   const std::filesystem::path netrc = directory / "netrc";
   std::ofstream(netrc) << "machine 127.0.0.1 login me password s3cret\n";
@@ -251,7 +256,8 @@ TEST_F(Web, AReadWithAnExpiredUrlSaysSo) {
 
 TEST_F(Web, AServerWithoutRangesIsRefused) {
   const std::string rule = "its server does not answer ranges: download it first";
-  EXPECT_TRUE(refusal("/a", {.body = "0123456789"}).starts_with("its server tells neither an ETag"));
+  EXPECT_TRUE(
+      refusal("/a", {.body = "0123456789"}).starts_with("its server tells neither an ETag"));
   EXPECT_EQ(refusal("/a?secret", {.body = std::string(1 << 20, 'x')}), rule);
   // The name of a directory without its slash.
   EXPECT_EQ(refusal("/models", {.headers = {{"Content-Type", "text/html; charset=utf-8"}},

@@ -57,8 +57,8 @@ void give_values(ReportTensor& tensor, double mean, double std, std::mt19937& ra
   for (std::size_t i = 0; i < thumbnail.width * thumbnail.height; ++i) {
     const std::size_t x = i % thumbnail.width;
     const std::size_t head = i / thumbnail.width / 6;
-    const float strength =
-        noise(random) + 0.04F * static_cast<float>(head * 5 % 7) - 0.12F + (x - column < 2 ? 0.3F : 0);
+    const float strength = noise(random) + 0.04F * static_cast<float>(head * 5 % 7) - 0.12F +
+                           (x - column < 2 ? 0.3F : 0);
     thumbnail.pixels.push_back(picture_color(strength, std::log(thumbnail.limit)));
   }
   tensor.thumbnail = thumbnail;
@@ -97,9 +97,13 @@ Report model_report(std::uint32_t layers) {
   report.title = "example-7b";
   report.sources = {"/models/example-7b"};
   report.format = "safetensors";
-  report.facts = {{"Architecture", "ExampleForCausalLM"}, {"Layers", std::to_string(layers)},
-                  {"Width", "4,096"},  {"Heads", "32"}, {"Heads of keys", "8"},
-                  {"Context", "131,072"}, {"Vocabulary", "32,000"}};
+  report.facts = {{"Architecture", "ExampleForCausalLM"},
+                  {"Layers", std::to_string(layers)},
+                  {"Width", "4,096"},
+                  {"Heads", "32"},
+                  {"Heads of keys", "8"},
+                  {"Context", "131,072"},
+                  {"Vocabulary", "32,000"}};
   report.metadata = {{"format", "pt"}, {"license", "apache-2.0"}};
   report.files = {{"model-00001-of-00002.safetensors", 0}, {"model-00002-of-00002.safetensors", 0}};
   std::mt19937 random(7);
@@ -132,10 +136,10 @@ Report model_report(std::uint32_t layers) {
   report.tensors[nan].stats->nan_at = {4096 * 5 + 3, 4096 * 7};
   report.tensors[nan].stats->largest_at = 4096 * 9 + 1;
   report.look = CommandSource{"model.safetensors"};
-  report.findings.push_back(
-      {Finding::Kind::kNan,
-       "NaN in 1 tensor: " + in_quotes(report.tensors[nan].name) + " (12 of 58,720,256 values, the first at [5,3])",
-       {nan}});
+  report.findings.push_back({Finding::Kind::kNan,
+                             "NaN in 1 tensor: " + in_quotes(report.tensors[nan].name) +
+                                 " (12 of 58,720,256 values, the first at [5,3])",
+                             {nan}});
   report.tensors[nan].thumbnail->pixels[700] = picture_color(std::nanf(""), 1);
   Finding zero{Finding::Kind::kAllZero, "nothing but zeros in 3 tensors: ", {}};
   for (const char* const role : {"down_proj", "gate_proj", "up_proj"}) {
@@ -163,10 +167,11 @@ Report model_report(std::uint32_t layers) {
        {first, second},
        Finding::Severity::kOdd});
   const std::uint32_t far = position(report, "model.layers.21.self_attn.k_proj.weight");
-  report.findings.push_back({Finding::Kind::kOutlier,
-                             "RMS 4.2 times that of its kind in " + in_quotes(report.tensors[far].name),
-                             {far},
-                             Finding::Severity::kOdd});
+  report.findings.push_back(
+      {Finding::Kind::kOutlier,
+       "RMS 4.2 times that of its kind in " + in_quotes(report.tensors[far].name),
+       {far},
+       Finding::Severity::kOdd});
   report.findings.push_back({Finding::Kind::kConstant,
                              "ones in 1 tensor: " + in_quotes("model.norm.weight"),
                              {position(report, "model.norm.weight")},

@@ -1,5 +1,5 @@
-// Runs a suite over a network: with STFS_TESTS_OVER in the environment, the tests' local sources are
-// named by URLs. tests/remote/over_test.py sets it.
+// Runs a suite over a network: with STFS_TESTS_OVER in the environment, the tests' local sources
+// are named by URLs. tests/remote/over_test.py sets it.
 #pragma once
 
 #include <string>

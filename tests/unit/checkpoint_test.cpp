@@ -96,7 +96,8 @@ TEST_F(CheckpointTest, OfAFileHasItsTensors) {
   EXPECT_TRUE(checkpoint.warnings().empty());
 }
 
-// What aria2 and browsers leave beside a file that is not whole yet, though it may have its whole size.
+// What aria2 and browsers leave beside a file that is not whole yet, though it may have its whole
+// size.
 TEST_F(CheckpointTest, ASidecarOfAnUnfinishedDownloadIsAWarning) {
   write("m.safetensors", {"a"});
   write("1.safetensors", {"b"});
@@ -113,11 +114,14 @@ TEST_F(CheckpointTest, ASidecarOfAnUnfinishedDownloadIsAWarning) {
   };
   for (const char* end : {".aria2", ".part", ".incomplete", ".crdownload"}) {
     for (const char* file : {"m.safetensors", "1.safetensors"}) write_file(at(file) + end, "x");
-    EXPECT_NE(warned("m.safetensors").find("m.safetensors: \"m.safetensors" + std::string(end) +
-                                           "\" beside it is of an unfinished download"),
+    EXPECT_NE(warned("m.safetensors")
+                  .find("m.safetensors: \"m.safetensors" + std::string(end) +
+                        "\" beside it is of an unfinished download"),
               std::string::npos);
     for (const char* source : {"m.safetensors.index.json", "links/1.safetensors"}) {
-      EXPECT_NE(warned(source).find("\"1.safetensors" + std::string(end) + "\" beside it"), std::string::npos) << source;
+      EXPECT_NE(warned(source).find("\"1.safetensors" + std::string(end) + "\" beside it"),
+                std::string::npos)
+          << source;
     }
     for (const char* file : {"m.safetensors", "1.safetensors"}) fs::remove(at(file) + end);
     EXPECT_EQ(warned("m.safetensors") + warned("m.safetensors.index.json"), "");
@@ -125,7 +129,8 @@ TEST_F(CheckpointTest, ASidecarOfAnUnfinishedDownloadIsAWarning) {
 }
 
 TEST_F(CheckpointTest, TheIndexOfAVariantIsAnIndex) {
-  const auto variant = [&](const std::string& directory, const std::string& index, const std::string& shard) {
+  const auto variant = [&](const std::string& directory, const std::string& index,
+                           const std::string& shard) {
     fs::create_directory(dir_ / directory);
     write(directory + "/" + shard, {"a", "b"});
     write_index(dir_ / directory / index, {{"a", shard}}, 1);
@@ -133,24 +138,31 @@ TEST_F(CheckpointTest, TheIndexOfAVariantIsAnIndex) {
       EXPECT_EQ(names_of(Checkpoint(Strings{at(source)})), Strings{"a"}) << source;
     }
   };
-  variant("transformers", "model.safetensors.index.fp16.json", "model.fp16-00001-of-00001.safetensors");
-  variant("diffusers", "diffusion_pytorch_model.safetensors.fp16.index.json", "diffusion_pytorch_model-00001-of-00001.fp16.safetensors");
+  variant("transformers", "model.safetensors.index.fp16.json",
+          "model.fp16-00001-of-00001.safetensors");
+  variant("diffusers", "diffusion_pytorch_model.safetensors.fp16.index.json",
+          "diffusion_pytorch_model-00001-of-00001.fp16.safetensors");
   // A whole file, and an index without a variant, are preferred.
   write("transformers/model.safetensors", {"whole"});
   EXPECT_EQ(names_of(Checkpoint(Strings{at("transformers")})), Strings{"whole"});
   write("diffusers/1.safetensors", {"plain"});
-  write_index(dir_ / "diffusers/diffusion_pytorch_model.safetensors.index.json", {{"plain", "1.safetensors"}}, 1);
+  write_index(dir_ / "diffusers/diffusion_pytorch_model.safetensors.index.json",
+              {{"plain", "1.safetensors"}}, 1);
   EXPECT_EQ(names_of(Checkpoint(Strings{at("diffusers")})), Strings{"plain"});
-  EXPECT_TRUE(is_index_name("diffusion_pytorch_model.bin.index.json") && is_index_name("pytorch_model.bin.index.fp16.json"));
-  EXPECT_FALSE(is_index_name("model.safetensors.json") || is_index_name("model.index.json") || is_index_name("x.bin.json"));
+  EXPECT_TRUE(is_index_name("diffusion_pytorch_model.bin.index.json") &&
+              is_index_name("pytorch_model.bin.index.fp16.json"));
+  EXPECT_FALSE(is_index_name("model.safetensors.json") || is_index_name("model.index.json") ||
+               is_index_name("x.bin.json"));
 }
 
 TEST_F(CheckpointTest, AnOldIndexIsToldOfTheShardsThatItDoesNotName) {
   write("model-00001-of-00002.safetensors", {"a"});
   write("model-00002-of-00002.safetensors", {"b"});
-  write_index(dir_ / "model.safetensors.index.json", {{"a", "model-00001-of-00030.safetensors"}}, 1);
+  write_index(dir_ / "model.safetensors.index.json", {{"a", "model-00001-of-00030.safetensors"}},
+              1);
   expect_refused(Strings{at("model.safetensors.index.json")}, ErrorCode::kMissingShard, 3,
-                 "(the directory has \"model-00001-of-00002.safetensors\", and 1 more shard, which the index does not name:"
+                 "(the directory has \"model-00001-of-00002.safetensors\", and 1 more shard, which "
+                 "the index does not name:"
                  " is it the index of another download?)");
 }
 

@@ -109,14 +109,9 @@ TEST_F(ContentTest, EqualsItsPartsAtAnyOffsetAndLength) {
       const std::uint64_t offset = random.next() % (bytes_.size() - length);
       const std::string part = bytes_.substr(offset, length);
       switch (random.next() % 3) {
-        case 0:
-          content.literal(part);
-          break;
-        case 1:
-          content.extent(*source_, offset, length);
-          break;
-        default:
-          content.production(std::make_unique<TextProducer>(part));
+        case 0: content.literal(part); break;
+        case 1: content.extent(*source_, offset, length); break;
+        default: content.production(std::make_unique<TextProducer>(part));
       }
       model += part;
     }

@@ -65,31 +65,21 @@ constexpr Format kBinary16{5, 10, 15};
 
 Bits reference(DType dtype, std::uint32_t code) {
   switch (dtype) {
-    case DType::kF4:
-      return finite(code, {2, 1, 1});
-    case DType::kF6E2M3:
-      return finite(code, {2, 3, 1});
-    case DType::kF6E3M2:
-      return finite(code, {3, 2, 3});
-    case DType::kF8E5M2:
-      return ieee(code, {5, 2, 15});
+    case DType::kF4: return finite(code, {2, 1, 1});
+    case DType::kF6E2M3: return finite(code, {2, 3, 1});
+    case DType::kF6E3M2: return finite(code, {3, 2, 3});
+    case DType::kF8E5M2: return ieee(code, {5, 2, 15});
     case DType::kF8E4M3:
       if ((code & 0x7F) == 0x7F) return kQuietNan | (code & 0x80) << 24;
       return finite(code, {4, 3, 7});
-    case DType::kF8E4M3Fnuz:
-      return code == 0x80 ? kQuietNan : finite(code, {4, 3, 8});
-    case DType::kF8E5M2Fnuz:
-      return code == 0x80 ? kQuietNan : finite(code, {5, 2, 16});
+    case DType::kF8E4M3Fnuz: return code == 0x80 ? kQuietNan : finite(code, {4, 3, 8});
+    case DType::kF8E5M2Fnuz: return code == 0x80 ? kQuietNan : finite(code, {5, 2, 16});
     case DType::kF8E8M0:
       if (code == 255) return kQuietNan;
       return std::bit_cast<Bits>(static_cast<float>(std::ldexp(1.0, static_cast<int>(code) - 127)));
-    case DType::kF16:
-      return ieee(code, kBinary16);
-    case DType::kBF16:
-      return code << 16;
-    default:
-      ADD_FAILURE() << "no reference";
-      return 0;
+    case DType::kF16: return ieee(code, kBinary16);
+    case DType::kBF16: return code << 16;
+    default: ADD_FAILURE() << "no reference"; return 0;
   }
 }
 

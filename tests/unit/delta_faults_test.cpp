@@ -57,13 +57,14 @@ class DeltaFaults : public ::testing::Test {
  protected:
   DeltaFaults() {
     for (const char* name : {"a", "b"}) {
-      std::string bytes = random_tensor(name, "U8", {90}, static_cast<std::uint64_t>(name[0])).bytes;
+      std::string bytes =
+          random_tensor(name, "U8", {90}, static_cast<std::uint64_t>(name[0])).bytes;
       before_.push_back(bytes);
       for (const std::size_t at : {std::size_t{3}, std::size_t{4}, std::size_t{77}}) bytes[at] ^= 5;
       after_.push_back(bytes);
     }
     test::write_safetensors(dir_ / "base.safetensors",
-                      {{"a", "U8", {90}, before_[0]}, {"b", "U8", {90}, before_[1]}});
+                            {{"a", "U8", {90}, before_[0]}, {"b", "U8", {90}, before_[1]}});
     publish(frame_of(DeltaEncoding::kXor, before_[0], after_[0]));
   }
 
@@ -76,9 +77,9 @@ class DeltaFaults : public ::testing::Test {
   void publish(const std::string& frame, DeltaEncoding encoding = DeltaEncoding::kXor) const {
     std::filesystem::create_directories(run());
     const std::string other = frame_of(encoding, before_[1], after_[1]);
-    test::write_safetensors(shard(),
-                      {{"a", "U8", {frame.size()}, frame}, {"b", "U8", {other.size()}, other}},
-                      test::Metadata{{"a", xxh_of(after_[0])}, {"b", xxh_of(after_[1])}});
+    test::write_safetensors(
+        shard(), {{"a", "U8", {frame.size()}, frame}, {"b", "U8", {other.size()}, other}},
+        test::Metadata{{"a", xxh_of(after_[0])}, {"b", xxh_of(after_[1])}});
     write_file(index(), index_text(1, 0, word_of(encoding)));
   }
 
@@ -106,9 +107,11 @@ class DeltaFaults : public ::testing::Test {
     Sources sources({.memory = memory});
     const std::string base = (dir_ / "base.safetensors").string();
     try {
-      const Checkpoint checkpoint(std::span(&base, 1), {.layers = {{"delta", run(number).string()}}, .sources = &sources});
+      const Checkpoint checkpoint(
+          std::span(&base, 1), {.layers = {{"delta", run(number).string()}}, .sources = &sources});
       std::string bytes(checkpoint.tensor(0).length, '\0');
-      const int error = checkpoint.tensor(0).content().copy(0, std::as_writable_bytes(std::span(bytes)));
+      const int error =
+          checkpoint.tensor(0).content().copy(0, std::as_writable_bytes(std::span(bytes)));
       if (error != 0) return checkpoint.parts().front().source->failure_text();
     } catch (const Error& error) {
       return error.what();
@@ -179,7 +182,8 @@ TEST_F(DeltaFaults, AFrameThatClaimsAnotherSizeShowsNothing) {
 
 TEST_F(DeltaFaults, PositionsOutOfOrderOrPastTheEndShowNothing) {
   // Content of the frame: a count, positions, bytes. It is made as differences from zeros.
-  const auto overwritten = [&](std::uint32_t count, std::vector<std::uint32_t> at, std::size_t bytes) {
+  const auto overwritten = [&](std::uint32_t count, std::vector<std::uint32_t> at,
+                               std::size_t bytes) {
     std::string content(reinterpret_cast<const char*>(&count), sizeof count);
     content.append(reinterpret_cast<const char*>(at.data()), at.size() * sizeof(std::uint32_t));
     content.append(bytes, 'x');
@@ -246,9 +250,10 @@ TEST_F(DeltaFaults, AFrameThatLooksBackFartherThanTheMemoryAllowsIsRefused) {
   };
   EXPECT_EQ(refused(27, 256 << 20), "");
   EXPECT_EQ(refused(21, 1), "");  // as zstd -3 writes it
-  const std::string words = "\"a\" in the chain of the delta " + shard() +
-                            " looks back farther than the 16.0 MiB that each of its 1 decoders has of 16.0 MiB: "
-                            "give more with -o memory=";
+  const std::string words =
+      "\"a\" in the chain of the delta " + shard() +
+      " looks back farther than the 16.0 MiB that each of its 1 decoders has of 16.0 MiB: "
+      "give more with -o memory=";
   EXPECT_NE(refused(27, 16 << 20).find(words), std::string::npos) << refused(27, 16 << 20);
 }
 

@@ -1,10 +1,9 @@
 // Edits: the splitter of lines, substitutions, casts, and each command beside what it should show.
-#include "core/layer/edit/edit_layer.h"
-
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/format/narrow.h"
 #include "core/layer/edit/cast.h"
+#include "core/layer/edit/edit_layer.h"
 #include "core/layer/edit/edit_lines.h"
 #include "core/layer/edit/substitution.h"
 #include "tests/support/checkpoint_writer.h"
@@ -45,8 +44,7 @@ TEST(EditLines, BlanksSeparateQuotesGroupAndABackslashMeansNothing) {
       "metadata k ''\n"
       "drop x'y'z");
   ASSERT_EQ(lines.size(), 3U);
-  EXPECT_EQ(lines[0].words,
-            (std::vector<std::string>{"keep", "a b", "c # d", "e#f", "g\\", "h"}));
+  EXPECT_EQ(lines[0].words, (std::vector<std::string>{"keep", "a b", "c # d", "e#f", "g\\", "h"}));
   EXPECT_EQ(lines[0].number, 3U);
   EXPECT_EQ(lines[0].directory, "/d");
   EXPECT_EQ(lines[1].words, (std::vector<std::string>{"metadata", "k", ""}));
@@ -55,7 +53,8 @@ TEST(EditLines, BlanksSeparateQuotesGroupAndABackslashMeansNothing) {
 }
 
 TEST(EditLines, ArePublicWithoutTheSecretsOfUrls) {
-  EXPECT_EQ(public_edits("/f\nadd https://me:pw@h/x.npy?sig=1\nadd 'https://h/k?x=1::n' as m\nadd s3://b/k?x::n\nkeep ?*\n"),
+  EXPECT_EQ(public_edits("/f\nadd https://me:pw@h/x.npy?sig=1\nadd 'https://h/k?x=1::n' as m\nadd "
+                         "s3://b/k?x::n\nkeep ?*\n"),
             "/f\nadd https://h/x.npy\nadd 'https://h/k::n' as m\nadd s3://b/k?x::n\nkeep ?*\n");
 }
 
@@ -77,9 +76,8 @@ TEST(Substitutions, FollowSed) {
   EXPECT_EQ(applied("s/x*/-/g", "abc"), "-a-b-c-");
   EXPECT_EQ(applied("s/b*/-/g", "abc"), "-a-c-");
   EXPECT_EQ(applied("s/(x)?a/<\\1>/", "a"), "<>");
-  for (const char* const text :
-       {"", "s", "s/a", "s/a/b", "s/a/b/x", "s/(/b/", "s/a/\\1/", "s/a/\\x/", "sabac", "y/a/b/",
-        "s//b/", "s/(?=a)/b/", "s/a/b\\"}) {
+  for (const char* const text : {"", "s", "s/a", "s/a/b", "s/a/b/x", "s/(/b/", "s/a/\\1/",
+                                 "s/a/\\x/", "sabac", "y/a/b/", "s//b/", "s/(?=a)/b/", "s/a/b\\"}) {
     EXPECT_THROW(Substitution{text}, std::invalid_argument) << text;
   }
 }
@@ -119,7 +117,8 @@ class Casts : public ::testing::Test {
 
   template <class T>
   std::string cast_all(const std::vector<T>& values, DType from, DType to) const {
-    write_file(dir_ / "raw", {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)});
+    write_file(dir_ / "raw",
+               {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)});
     Sources sources;
     const auto source = sources.open((dir_ / "raw").string());
     Content raw;
@@ -155,8 +154,8 @@ TEST_F(Casts, ToEightBitsAreTheNearestEvenOfAllCodes) {
       const auto above = by_value.lower_bound(values[i]);
       const auto below = above->first == values[i] ? above : std::prev(above);
       const float up = above->first - values[i], down = values[i] - below->first;
-      const unsigned nearest = up < down    ? above->second
-                               : down < up  ? below->second
+      const unsigned nearest = up < down                  ? above->second
+                               : down < up                ? below->second
                                : (above->second & 1) == 0 ? above->second
                                                           : below->second;
       const auto code = static_cast<unsigned char>(out[i]);
@@ -286,9 +285,10 @@ TEST_F(EditTest, EachCommandShowsWhatItSays) {
 }
 
 TEST_F(EditTest, LinesApplyFromTopToBottomAndNamesOfALineAtOnce) {
-  EXPECT_EQ(shown("keep model.*\nrename s/model.([ab])/model.x\\1/\nrename s/xa/b/\nrename s/xb/a/"),
-            (Lines{"model.a.weight F32 [4] eeeeffffgggghhhh",
-                   "model.b.weight F32 [2,2] aaaabbbbccccdddd"}));
+  EXPECT_EQ(
+      shown("keep model.*\nrename s/model.([ab])/model.x\\1/\nrename s/xa/b/\nrename s/xb/a/"),
+      (Lines{"model.a.weight F32 [4] eeeeffffgggghhhh",
+             "model.b.weight F32 [2,2] aaaabbbbccccdddd"}));
   EXPECT_EQ(shown("keep model.*\nrename s/a.weight/c.weight/\nadd other.safetensors::y as "
                   "model.a.weight\ndrop *.c.*\ncast *.a.* f64\nslice model.a.weight 0,0\n"
                   "drop *.b.*")
@@ -410,10 +410,12 @@ TEST_F(EditTest, LinesOfTheCommandLineAreCountedTogether) {
 }
 
 TEST_F(EditTest, InputsOfAComputedTensorHaveTheNamesOfTheirFiles) {
-  const auto checkpoint = load("copy s/^model.b/c/\ncast c.weight bf16\nadd other.safetensors::y as z\n"
-                               "rename s/model.a/n/\ncast n.weight f16\ncast z f16");
-  for (const auto& [name, stored] : {std::pair("c.weight", "model.b.weight"),
-                                     std::pair("n.weight", "model.a.weight"), std::pair("z", "y")}) {
+  const auto checkpoint = load(
+      "copy s/^model.b/c/\ncast c.weight bf16\nadd other.safetensors::y as z\n"
+      "rename s/model.a/n/\ncast n.weight f16\ncast z f16");
+  for (const auto& [name, stored] :
+       {std::pair("c.weight", "model.b.weight"), std::pair("n.weight", "model.a.weight"),
+        std::pair("z", "y")}) {
     const stfs::Tensor tensor = checkpoint->tensor(checkpoint->find(name).value());
     ASSERT_NE(tensor.computed, nullptr) << name;
     EXPECT_EQ(tensor.computed->inputs().front().name, stored);
@@ -421,7 +423,8 @@ TEST_F(EditTest, InputsOfAComputedTensorHaveTheNamesOfTheirFiles) {
 }
 
 TEST_F(EditTest, NamesMayHaveAnyCharacter) {
-  write_safetensors(dir_ / "base.safetensors", {{"a\0b"s, "U8", {1}, "1"}, {"c \"d\"'", "U8", {1}, "2"}});
+  write_safetensors(dir_ / "base.safetensors",
+                    {{"a\0b"s, "U8", {1}, "1"}, {"c \"d\"'", "U8", {1}, "2"}});
   EXPECT_EQ(shown("rename s/\\x00/_/\ndrop 'c \"d\"'\"'\""), Lines{"a_b U8 [1] 1"});
 }
 

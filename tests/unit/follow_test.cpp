@@ -1,6 +1,7 @@
 // Versions of a run are named once they are complete.
-#include "core/base/error.h"
 #include "core/checkpoint/follow.h"
+
+#include "core/base/error.h"
 #include "core/remote/sources.h"
 
 #include <gtest/gtest.h>
@@ -77,20 +78,24 @@ TEST_F(FollowerTest, AVersionThatIsReplacedUnderItsNameIsNamedAgain) {
     const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
     return static_cast<char>(header.size()) + std::string(7, '\0') + header + value;
   };
-  for (const char* name : {"step_1/model.safetensors", "step_2/model.safetensors", "other/model.safetensors", "x.safetensors"}) {
+  for (const char* name : {"step_1/model.safetensors", "step_2/model.safetensors",
+                           "other/model.safetensors", "x.safetensors"}) {
     write(name, tensor('x'));
   }
   Follower follower(run_, sources_, {});
   follower.look();
-  EXPECT_EQ(follower.look(), (FoundPaths{run_ + "/step_1", run_ + "/step_2", run_ + "/x.safetensors"}));
+  EXPECT_EQ(follower.look(),
+            (FoundPaths{run_ + "/step_1", run_ + "/step_2", run_ + "/x.safetensors"}));
   const std::string version = run_ + "/step_1";
   const auto expect_again = [&](const std::string& named) {
     EXPECT_EQ(follower.look(), FoundPaths());
     EXPECT_EQ(follower.look(), FoundPaths{named});
     for (int looks = 0; looks < 3; ++looks) EXPECT_EQ(follower.look(), FoundPaths());
   };
-  const auto set_time = [&](const std::string& file, int seconds) {  // else both may be of one instant
-    std::filesystem::last_write_time(file, std::filesystem::file_time_type(std::chrono::seconds(seconds)));
+  const auto set_time = [&](const std::string& file,
+                            int seconds) {  // else both may be of one instant
+    std::filesystem::last_write_time(
+        file, std::filesystem::file_time_type(std::chrono::seconds(seconds)));
   };
   write("step_1/model.safetensors", tensor('y'));  // in place
   set_time(version + "/model.safetensors", 1);
@@ -120,8 +125,9 @@ TEST_F(FollowerTest, WaitsForWhatTheIndexNames) {
 }
 
 TEST_F(FollowerTest, PassesOverTemporaryNamesAndWaitsForAMarker) {
-  for (const char* name : {"tmp-checkpoint-1", ".step_1", "other_1", "step_1", "step_2", "checkpoint-5.tmp",
-                           "step_3.incomplete", "checkpoint-6-tmp", "step_7.orbax-checkpoint-tmp-1"}) {
+  for (const char* name :
+       {"tmp-checkpoint-1", ".step_1", "other_1", "step_1", "step_2", "checkpoint-5.tmp",
+        "step_3.incomplete", "checkpoint-6-tmp", "step_7.orbax-checkpoint-tmp-1"}) {
     write_version(name);
     if (std::string_view(name) != "step_1") write(name + std::string("/STABLE"), "");
   }
@@ -131,7 +137,8 @@ TEST_F(FollowerTest, PassesOverTemporaryNamesAndWaitsForAMarker) {
 }
 
 TEST_F(FollowerTest, ShardsAndLaterPartsAreNoVersions) {
-  write("model.safetensors.index.json", R"({"weight_map":{"a":"model-00001-of-00001.safetensors"}})");
+  write("model.safetensors.index.json",
+        R"({"weight_map":{"a":"model-00001-of-00001.safetensors"}})");
   const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
   write("model-00001-of-00001.safetensors",
         static_cast<char>(header.size()) + std::string(7, '\0') + header + "x");
@@ -192,8 +199,8 @@ TEST_F(FollowerTest, AVersionWhoseTimeGoesBackIsLookedAtAgainAndNamedOnce) {
   const std::string index = run_ + "/step_1/model.safetensors.index.json";
   Follower follower(run_, sources_, {});
   follower.look();
-  std::filesystem::last_write_time(index, std::filesystem::file_time_type::clock::now() -
-                                              std::chrono::hours(100'000));
+  std::filesystem::last_write_time(
+      index, std::filesystem::file_time_type::clock::now() - std::chrono::hours(100'000));
   EXPECT_EQ(follower.look(), FoundPaths());
   EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_1"});
   std::filesystem::last_write_time(index, std::filesystem::file_time_type::clock::now());

@@ -155,8 +155,10 @@ TEST(Gathering, OfBytesThatNeedManyMoreAsksForAMebibyteAtATime) {
   column.source->forget();
   std::jthread delivers([&](const std::stop_token& stop) {
     while (!stop.stop_requested()) {
-      if (column.source->wanted().empty()) std::this_thread::yield();
-      else column.source->deliver(0);
+      if (column.source->wanted().empty())
+        std::this_thread::yield();
+      else
+        column.source->deliver(0);
     }
   });
   EXPECT_EQ(fetch_and_copy(make(), 10, out), 0);

@@ -91,8 +91,9 @@ std::string as_it_is(const std::string& text) { return text; }
 
 void expect(const std::vector<Case>& cases) {
   for (const auto& [text, data_length, expected, message] : cases) {
-    const Verdict verdict =
-        verdict_of([&text = text, length = data_length] { return parse_safetensors(text, length, "m.safetensors"); });
+    const Verdict verdict = verdict_of([&text = text, length = data_length] {
+      return parse_safetensors(text, length, "m.safetensors");
+    });
     SCOPED_TRACE(text.substr(0, 400));
     EXPECT_EQ(verdict.word, expected) << verdict.message;
     EXPECT_NE(verdict.message.find(message), std::string::npos) << verdict.message;

@@ -1,12 +1,11 @@
 // Adapters: their values beside a naive loop on every set of instructions, names, and what is
 // refused.
-#include "core/layer/lora/lora_layer.h"
-
 #include "core/base/error.h"
 #include "core/base/vectors.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/format/narrow.h"
 #include "core/layer/lora/adapter.h"
+#include "core/layer/lora/lora_layer.h"
 #include "core/layer/lora/targets.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
@@ -120,9 +119,8 @@ TEST_F(LoraTest, ValuesAreThoseOfANaiveLoopWithAllInstructions) {
   constexpr std::uint64_t kOut = 19, kIn = 70;
   const std::vector<float> w = some(kOut * kIn), a = some(3 * kIn), b = some(kOut * 3);
   const std::vector<float> a2 = some(5 * kIn), b2 = some(kOut * 5);
-  write_safetensors(dir_ / "base.safetensors",
-                    {{"m.q.weight", "BF16", {kOut, kIn}, bf16_bytes(w)},
-                     {"m.k.weight", "BF16", {1}, "xy"}});
+  write_safetensors(dir_ / "base.safetensors", {{"m.q.weight", "BF16", {kOut, kIn}, bf16_bytes(w)},
+                                                {"m.k.weight", "BF16", {1}, "xy"}});
   write_adapter("one", kConfig,
                 {{"base_model.model.m.q.lora_A.weight", "BF16", {3, kIn}, bf16_bytes(a)},
                  {"base_model.model.m.q.lora_B.weight", "F32", {kOut, 3}, f32_bytes(b)}});
@@ -203,11 +201,12 @@ TEST_F(LoraTest, WholeTensorsOfTheAdapterTakeThePlaceOfTheBases) {
   write_safetensors(dir_ / "base.safetensors",
                     {{"model.embed.weight", "BF16", {4, 2}, std::string(16, 'x')},
                      {"score.weight", "F32", {2, 2}, std::string(16, 'x')}});
-  write_adapter("one", kConfig,
-                {{"base_model.model.model.embed.base_layer.weight", "F32", {5, 2}, f32_bytes(embed)},
-                 {"base_model.model.model.embed.lora_embedding_A", "F32", {3, 5}, f32_bytes(a)},
-                 {"base_model.model.model.embed.lora_embedding_B", "F32", {2, 3}, f32_bytes(b)},
-                 {"base_model.model.score.weight", "F32", {3, 2}, std::string(24, 'y')}});
+  write_adapter(
+      "one", kConfig,
+      {{"base_model.model.model.embed.base_layer.weight", "F32", {5, 2}, f32_bytes(embed)},
+       {"base_model.model.model.embed.lora_embedding_A", "F32", {3, 5}, f32_bytes(a)},
+       {"base_model.model.model.embed.lora_embedding_B", "F32", {2, 3}, f32_bytes(b)},
+       {"base_model.model.score.weight", "F32", {3, 2}, std::string(24, 'y')}});
   const auto checkpoint = load({adapter("one")});
   std::vector<float> expected = transposed(embed, 2);
   add_naively(expected, a, b, 3, 2);
@@ -225,11 +224,12 @@ TEST_F(LoraTest, MultiheadAttentionHasTheUpdatesThatPeftTrained) {
   write_safetensors(dir_ / "base.safetensors",
                     {{"m.in_proj_weight", "F32", {6, 2}, f32_bytes(in)},
                      {"m.out_proj.weight", "F32", {2, 2}, f32_bytes(out)}});
-  write_adapter("one", kConfig,
-                {{"base_model.model.m.lora_A.weight", "F32", {3, 2}, f32_bytes(a)},
-                 {"base_model.model.m.lora_B.weight", "F32", {6, 3}, f32_bytes(b)},
-                 {"base_model.model.m.base_layer.out_proj.lora_A.weight", "F32", {3, 2}, f32_bytes(a2)},
-                 {"base_model.model.m.base_layer.out_proj.lora_B.weight", "F32", {2, 3}, f32_bytes(b2)}});
+  write_adapter(
+      "one", kConfig,
+      {{"base_model.model.m.lora_A.weight", "F32", {3, 2}, f32_bytes(a)},
+       {"base_model.model.m.lora_B.weight", "F32", {6, 3}, f32_bytes(b)},
+       {"base_model.model.m.base_layer.out_proj.lora_A.weight", "F32", {3, 2}, f32_bytes(a2)},
+       {"base_model.model.m.base_layer.out_proj.lora_B.weight", "F32", {2, 3}, f32_bytes(b2)}});
   const auto checkpoint = load({adapter("one")});
   std::vector<float> expected = in;
   add_naively(expected, a, b, 3, 2);
@@ -296,12 +296,13 @@ TEST_F(LoraTest, WhatIsNotMergedIsRefusedByName) {
                                                  {"velora_config", R"({"num_groups": 2})"}};
   for (const auto& [key, value] : kinds) {
     const std::string rule = refused(",\"" + key + "\":" + value);
-    EXPECT_NE(rule.find("\"" + key + "\" is set: such an adapter is not supported, merge it with PEFT"),
-              std::string::npos)
+    EXPECT_NE(
+        rule.find("\"" + key + "\" is set: such an adapter is not supported, merge it with PEFT"),
+        std::string::npos)
         << rule;
   }
-  for (const char* const value : {"pissa", "pissa_niter_16", "olora", "PiSSA", "loftq", "corda",
-                                  "lora_ga"}) {
+  for (const char* const value :
+       {"pissa", "pissa_niter_16", "olora", "PiSSA", "loftq", "corda", "lora_ga"}) {
     const std::string rule = refused(R"(,"init_lora_weights":")" + std::string(value) + "\"");
     EXPECT_NE(rule.find("\"" + std::string(value) + "\": it changed the weights of the base"),
               std::string::npos)
@@ -314,13 +315,14 @@ TEST_F(LoraTest, WhatIsNotMergedIsRefusedByName) {
                   .find("bias is \"" + std::string(value) + "\": \"none\" alone is merged"),
               std::string::npos);
   }
-  for (const char* const kept : {"true", "false", R"("gaussian")", R"("eva")", R"("orthogonal")",
-                                 R"("mica")"}) {
+  for (const char* const kept :
+       {"true", "false", R"("gaussian")", R"("eva")", R"("orthogonal")", R"("mica")"}) {
     EXPECT_EQ(refused(R"(,"init_lora_weights":)" + std::string(kept)), "");
   }
   for (const char* const members :
        {R"(,"r":0)", R"(,"r":-1)", R"(,"r":1.5)", R"(,"lora_alpha":"8")", R"(,"use_rslora":1)",
-        R"(,"rank_pattern":[])", R"(,"modules_to_save":"score")", R"(,"target_parameters":[1])", R"(,"rank_pattern":{"(?i)x":3})", R"(,"rank_pattern":{"x":"3"})"}) {
+        R"(,"rank_pattern":[])", R"(,"modules_to_save":"score")", R"(,"target_parameters":[1])",
+        R"(,"rank_pattern":{"(?i)x":3})", R"(,"rank_pattern":{"x":"3"})"}) {
     EXPECT_NE(refused(members), "") << members;
   }
   std::string keys;
@@ -339,13 +341,14 @@ TEST_F(LoraTest, WhatIsNotMergedIsRefusedByName) {
     "megatron_core": "megatron.core", "modules_to_save": ["score"], "peft_type": "LORA",
     "peft_version": "0.20.0", "qalora_group_size": 16, "r": 3, "rank_pattern": {"q": 2}, "revision": "main",
     "runtime_config": {"ephemeral_gpu_offload": true}, "target_modules": "all-linear", "target_parameters": ["experts.down_proj"],
-    "task_type": "CAUSAL_LM", "use_rslora": true})").warnings(), std::vector<std::string>());
+    "task_type": "CAUSAL_LM", "use_rslora": true})")
+                .warnings(),
+            std::vector<std::string>());
 }
 
 TEST_F(LoraTest, AnAdapterThatDoesNotFitIsRefusedWithItsTensor) {
-  write_safetensors(dir_ / "base.safetensors",
-                    {{"q.weight", "F32", {2, 4}, std::string(32, 'x')},
-                     {"i.weight", "I8", {2, 4}, std::string(8, 'x')}});
+  write_safetensors(dir_ / "base.safetensors", {{"q.weight", "F32", {2, 4}, std::string(32, 'x')},
+                                                {"i.weight", "I8", {2, 4}, std::string(8, 'x')}});
   const stfs::test::Tensor a{"q.lora_A.weight", "F32", {3, 4}, std::string(48, 'a')};
   const stfs::test::Tensor b{"q.lora_B.weight", "F32", {2, 3}, std::string(24, 'b')};
   const auto rule = [&](std::vector<stfs::test::Tensor> tensors) {
@@ -360,10 +363,13 @@ TEST_F(LoraTest, AnAdapterThatDoesNotFitIsRefusedWithItsTensor) {
   EXPECT_EQ(rule({a, b}), "");
   EXPECT_TRUE(has(rule({a}), "the other factor is missing"));
   EXPECT_TRUE(has(rule({b}), "the other factor is missing"));
-  EXPECT_TRUE(has(rule({a, {"q.lora_B.weight", "F32", {2, 4}, std::string(32, 'b')}}), "the rank is 3"));
-  EXPECT_TRUE(has(rule({a, {"q.lora_B.weight", "F32", {5, 3}, std::string(60, 'b')}}), "does not fit"));
+  EXPECT_TRUE(
+      has(rule({a, {"q.lora_B.weight", "F32", {2, 4}, std::string(32, 'b')}}), "the rank is 3"));
+  EXPECT_TRUE(
+      has(rule({a, {"q.lora_B.weight", "F32", {5, 3}, std::string(60, 'b')}}), "does not fit"));
   EXPECT_TRUE(has(rule({a, {"q.lora_B.weight", "I32", {2, 3}, std::string(24, 'b')}}), "is I32"));
-  EXPECT_TRUE(has(rule({a, b, {"q.lora_A.default.weight", "F32", {3, 4}, std::string(48, 'a')}}), "twice"));
+  EXPECT_TRUE(
+      has(rule({a, b, {"q.lora_A.default.weight", "F32", {3, 4}, std::string(48, 'a')}}), "twice"));
   EXPECT_TRUE(has(rule({a, b, {"q.lora_magnitude_vector", "F32", {2}, std::string(8, 'm')}}),
                   "lora_magnitude_vector"));
   EXPECT_TRUE(has(rule({{"k.lora_A.weight", "F32", {3, 4}, std::string(48, 'a')},
@@ -373,7 +379,9 @@ TEST_F(LoraTest, AnAdapterThatDoesNotFitIsRefusedWithItsTensor) {
                         {"i.lora_B.weight", "F32", {2, 3}, std::string(24, 'b')}}),
                   "dequantize=bf16"));
   EXPECT_TRUE(has(rule({{"m.q.lora_A.weight", "F32", {3, 4}, std::string(48, 'a')},
-                        {"m.q.lora_B.weight", "F32", {2, 3}, std::string(24, 'b')}, a, b}),
+                        {"m.q.lora_B.weight", "F32", {2, 3}, std::string(24, 'b')},
+                        a,
+                        b}),
                   "twice"));
 }
 

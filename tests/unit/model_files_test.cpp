@@ -85,10 +85,12 @@ TEST(ModelFiles, AConfigLosesItsQuantisationAndNothingElse) {
 
 TEST(ModelFiles, AConfigTakesWhatChangedAndNothingElse) {
   const ConfigChange change{.type = DType::kF64, .vocabulary = 9, .ties_embeddings = false};
-  EXPECT_EQ(changed_config(R"({"vocab_size":8, "a":{"vocab_size":8},"quantization_config":1})", change),
-            R"({"vocab_size":9, "a":{"vocab_size":8},"quantization_config":1,"tie_word_embeddings": false,"torch_dtype": "float64"})");
-  EXPECT_EQ(changed_config(R"({"text_config":{"tie_word_embeddings":true}, "dtype":"auto"})", change),
-            R"({"text_config":{"tie_word_embeddings":false,"vocab_size": 9}, "dtype":"float64","tie_word_embeddings": false})");
+  EXPECT_EQ(
+      changed_config(R"({"vocab_size":8, "a":{"vocab_size":8},"quantization_config":1})", change),
+      R"({"vocab_size":9, "a":{"vocab_size":8},"quantization_config":1,"tie_word_embeddings": false,"torch_dtype": "float64"})");
+  EXPECT_EQ(
+      changed_config(R"({"text_config":{"tie_word_embeddings":true}, "dtype":"auto"})", change),
+      R"({"text_config":{"tie_word_embeddings":false,"vocab_size": 9}, "dtype":"float64","tie_word_embeddings": false})");
   EXPECT_EQ(changed_config(R"({"text_config":{},"vocab_size":1})", {.vocabulary = 9}),
             R"({"text_config":{},"vocab_size":9})");
   EXPECT_EQ(changed_config("{ }", {.ties_embeddings = true}), R"({"tie_word_embeddings": true })");

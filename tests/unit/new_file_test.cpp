@@ -132,8 +132,10 @@ TEST_P(NewFileTest, HasTheModeThatTheUmaskLeaves) {
 
 TEST_P(NewFileTest, OfADirectoryThatIsMissingNamesTheDirectory) {
   const std::string missing = "directory \"" + path("missing/") + "\": No such file or directory";
-  EXPECT_EQ(refusal([&] { NewFile(path("missing/new"), kReplace, kRemove, GetParam()); }), path("missing/new") + ": " + missing);
-  EXPECT_EQ(refusal([&] { NewDirectory(path("missing/new"), kRemove); }), path("missing/new") + ": " + missing);
+  EXPECT_EQ(refusal([&] { NewFile(path("missing/new"), kReplace, kRemove, GetParam()); }),
+            path("missing/new") + ": " + missing);
+  EXPECT_EQ(refusal([&] { NewDirectory(path("missing/new"), kRemove); }),
+            path("missing/new") + ": " + missing);
 }
 
 TEST_P(NewFileTest, MayBeMadeInADirectoryThatCannotBeRead) {
@@ -168,7 +170,8 @@ TEST_P(NewFileTest, ReplacesNothingButARegularFile) {
   }
   EXPECT_EQ(refusal([&] { NewFile("/dev/null", kReplace, kRemove, GetParam()); }),
             "/dev/null: not a regular file: name another");
-  EXPECT_EQ(refusal([&] { NewFile("", kReplace, kRemove, GetParam()); }), "the name is empty: name a file");
+  EXPECT_EQ(refusal([&] { NewFile("", kReplace, kRemove, GetParam()); }),
+            "the name is empty: name a file");
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
   EXPECT_EQ(left(), NameList{"directory"});
 }
@@ -337,18 +340,22 @@ TEST(NewDirectories, AreOnTheDiskInOrderBeforeTheirNameIs) {
   const Checkpoint checkpoint(source, {.with_model_files = true, .sources = &sources});
   NameList synced;
   on_sync = [&](int fd) {
-    const auto name = std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd)).filename().string();
-    synced.push_back((name.starts_with(".stfs-") ? ".stfs-" : name == dir.path().filename() ? "parent" : name) +
+    const auto name =
+        std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd)).filename().string();
+    synced.push_back((name.starts_with(".stfs-")      ? ".stfs-"
+                      : name == dir.path().filename() ? "parent"
+                                                      : name) +
                      (std::filesystem::exists(dir / "out") ? ", named" : ""));
   };
-  save(checkpoint, sources,
-       {.source = source.front(), .output = dir / "out", .shard_size = 2000}, false);
+  save(checkpoint, sources, {.source = source.front(), .output = dir / "out", .shard_size = 2000},
+       false);
   on_sync = nullptr;
-  EXPECT_EQ(synced, (NameList{"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "config.json",
-                              "model.safetensors.index.json", ".stfs-", "parent, named"}));
+  EXPECT_EQ(synced,
+            (NameList{"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+                      "config.json", "model.safetensors.index.json", ".stfs-", "parent, named"}));
   EXPECT_EQ(names_in(dir / "out"),
-            (NameList{"config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
-                      "model.safetensors.index.json"}));
+            (NameList{"config.json", "model-00001-of-00002.safetensors",
+                      "model-00002-of-00002.safetensors", "model.safetensors.index.json"}));
 }
 
 // The signal would end a host program of the library, whose disposition of it stays what it is.
@@ -369,7 +376,8 @@ TEST(NewFiles, BeyondTheLimitOnFilesAreAnErrorAndNoSignal) {
         ADD_FAILURE() << "no error";
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::kUnreadable);
-        EXPECT_NE(std::string(error.what()).find("File too large: raise the limit"), std::string::npos)
+        EXPECT_NE(std::string(error.what()).find("File too large: raise the limit"),
+                  std::string::npos)
             << error.what();
       }
       struct sigaction now {};

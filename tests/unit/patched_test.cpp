@@ -82,8 +82,7 @@ class PatchedTest : public ::testing::Test {
   // Whether a range is what it should be.
   bool reads(std::size_t tensor, std::uint64_t offset, std::uint64_t length) const {
     std::string out(static_cast<std::size_t>(length), '\0');
-    const int error =
-        producers_[tensor]->produce(offset, std::as_writable_bytes(std::span(out)));
+    const int error = producers_[tensor]->produce(offset, std::as_writable_bytes(std::span(out)));
     return error == 0 && expected_[tensor].compare(offset, length, out) == 0;
   }
 

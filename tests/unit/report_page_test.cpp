@@ -156,8 +156,10 @@ TEST(ReportPage, OfWhatMattersMoreTensorsAreLinksThanTheSentenceNames) {
   for (const Severity severity : {Severity::kBroken, Severity::kUsual}) {
     Report report = empty_report();
     report.tensors.resize(3);
-    for (const char* const name : {"a", "b", "c"}) report.tensors[static_cast<std::size_t>(name[0] - 'a')].name = name;
-    report.findings.push_back({Finding::Kind::kNan, "NaN in \"a\" and 2 more", {0, 1, 2}, severity});
+    for (const char* const name : {"a", "b", "c"})
+      report.tensors[static_cast<std::size_t>(name[0] - 'a')].name = name;
+    report.findings.push_back(
+        {Finding::Kind::kNan, "NaN in \"a\" and 2 more", {0, 1, 2}, severity});
     const std::string health = between(report_page(report), "<section id=\"health\"", "</section>");
     EXPECT_EQ(occurrences(health, "<a href"), severity == Severity::kUsual ? 1U : 3U) << health;
     EXPECT_EQ(occurrences(health, "and 2 more"), 1U);

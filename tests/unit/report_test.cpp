@@ -150,8 +150,9 @@ TEST_F(Reports, FindOneNanAZeroLayerAndTwoEqualTensors) {
   EXPECT_EQ(report.findings[1].severity, Severity::kBroken);
   EXPECT_EQ(report.findings[2].severity, Severity::kUsual) << "tied embeddings";
   EXPECT_EQ(report.findings[0].kind, Kind::kNan);
-  EXPECT_EQ(report.findings[0].text,
-            "NaN in 1 tensor: \"model.layers.3.mlp.up_proj.weight\" (1 of 4,320 values, at [2,20])");
+  EXPECT_EQ(
+      report.findings[0].text,
+      "NaN in 1 tensor: \"model.layers.3.mlp.up_proj.weight\" (1 of 4,320 values, at [2,20])");
   EXPECT_EQ(report.findings[1].kind, Kind::kAllZero);
   EXPECT_EQ(report.findings[1].text,
             "nothing but zeros in 1 tensor: \"model.layers.20.mlp.down_proj.weight\"");
@@ -416,11 +417,15 @@ TEST_F(Reports, TellWhereNanAndInfinityAreAndHowToSeeThem) {
   a.shape = {2, 3};
   const Report report = collect({a, f32("b", {1, 2, -inf}), f32("c", {nan})});
 
-  EXPECT_PRED_FORMAT2(testing::IsSubstring, "(the first of \"it's\" at [1,0])", report.findings.at(0).text);
+  EXPECT_PRED_FORMAT2(testing::IsSubstring, "(the first of \"it's\" at [1,0])",
+                      report.findings.at(0).text);
   EXPECT_PRED_FORMAT2(testing::IsSubstring, "(1 of 3 values, at [2])", report.findings.at(1).text);
   const std::string page = report_page(report);
   EXPECT_PRED_FORMAT2(testing::IsSubstring, "2 NaN, the first at [1,0]", page);
-  EXPECT_PRED_FORMAT2(testing::IsSubstring, R"("nan":"[1,0] [1,2]","largest":"[1,1]","look":"stfs-info cat --slice 1,0:3 --as f32 )", page);
+  EXPECT_PRED_FORMAT2(
+      testing::IsSubstring,
+      R"("nan":"[1,0] [1,2]","largest":"[1,1]","look":"stfs-info cat --slice 1,0:3 --as f32 )",
+      page);
   EXPECT_PRED_FORMAT2(testing::IsSubstring, R"( 'it'\\''s' | od -A n -v -t f4")", page);
   EXPECT_PRED_FORMAT2(testing::IsSubstring, R"("inf":"[2]","largest":"[1]")", page);
 }
@@ -435,8 +440,8 @@ TEST_F(Reports, TellWhatIsBrokenBeforeWhatIsOddAndThatBeforeWhatIsUsual) {
     found.emplace_back(finding.severity, names_of(report, finding).front());
   }
   const std::vector<std::pair<Severity, std::string>> expected{
-      {Severity::kBroken, "w"},    {Severity::kBroken, "zeros"},      {Severity::kOdd, "same"},
-      {Severity::kOdd, "seven"},   {Severity::kUsual, "norm.weight"}, {Severity::kUsual, "a.bias"}};
+      {Severity::kBroken, "w"},  {Severity::kBroken, "zeros"},      {Severity::kOdd, "same"},
+      {Severity::kOdd, "seven"}, {Severity::kUsual, "norm.weight"}, {Severity::kUsual, "a.bias"}};
   EXPECT_EQ(found, expected);
 }
 
@@ -450,9 +455,9 @@ TEST_F(Reports, CompareATensorWithItsKindAndItsLayer) {
     tensor = bf16(name, tensor.shape, values);
   };
   scale("model.layers.5.self_attn.k_proj.weight", 9);
-  for (const char* role : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-                           "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-                           "input_layernorm"}) {
+  for (const char* role :
+       {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+        "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm"}) {
     scale("model.layers.30." + std::string(role) + ".weight", 20);
   }
   named(tensors, "model.layers.9.mlp.up_proj.weight").bytes.replace(200, 2, "\x80\x3f"s);  // 1
@@ -502,12 +507,12 @@ TEST_F(Reports, SayWhatTheModelIsByItsConfiguration) {
   ASSERT_EQ(report.findings.size(), 1U);
   EXPECT_EQ(report.findings[0].severity, Severity::kOdd);
   EXPECT_NE(report.findings[0].text.find("tie_word_embeddings is false"), std::string::npos);
-  EXPECT_EQ(report_with(R"({"tie_word_embeddings": true})").findings[0].severity,
-            Severity::kUsual);
+  EXPECT_EQ(report_with(R"({"tie_word_embeddings": true})").findings[0].severity, Severity::kUsual);
   tensors[0] = bf16("lm_head.weight", {8, 4}, 2);
   EXPECT_EQ(report_with(R"({"tie_word_embeddings": true})").findings[0].severity, Severity::kOdd);
   EXPECT_TRUE(report_with("not JSON").facts.empty());
-  const std::string deep(100, '['), ends(100, ']');  // its values would take a hundred times its text
+  const std::string deep(100, '['),
+      ends(100, ']');  // its values would take a hundred times its text
   EXPECT_TRUE(report_with("{\"num_hidden_layers\": 32, \"a\": " + deep + ends + "}").facts.empty());
 }
 
@@ -536,7 +541,8 @@ TEST_F(Reports, PictureTheStructureOfALargeTensorAndNotItsNoise) {
   }
   const Thumbnail& norm = *named(report, "norm").thumbnail;
   EXPECT_EQ(norm.shows, Thumbnail::Shows::kValues);
-  EXPECT_FLOAT_EQ(static_cast<float>(norm.middle), 1) << "values of one sign differ from their mean";
+  EXPECT_FLOAT_EQ(static_cast<float>(norm.middle), 1)
+      << "values of one sign differ from their mean";
   EXPECT_LT(norm.pixels[0], 126);
 }
 

@@ -1,5 +1,6 @@
 // A run: versions of a checkpoint beside each other, and their page.
 #include "core/report/run.h"
+
 #include "core/report/run_page.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
@@ -30,7 +31,7 @@ class Runs : public ::testing::Test {
  protected:
   // Each version in a directory of its own, as a trainer writes them.
   stfs::Run collect(const std::vector<std::pair<std::string, std::vector<Tensor>>>& versions,
-              unsigned threads = 2) {
+                    unsigned threads = 2) {
     std::vector<std::string> names;
     std::vector<std::unique_ptr<const Checkpoint>> checkpoints;
     std::vector<const Checkpoint*> read;
@@ -55,10 +56,11 @@ class Runs : public ::testing::Test {
 TEST_F(Runs, SayWhichVersionBrokeFirstAndHowFarEachTensorIsFromTheFirst) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<Tensor> first{floats("a.weight", {3, 4}), floats("b.weight", {1, -2})};
-  const stfs::Run run = collect({{"step-1", first},
-                           {"step-2", {floats("a.weight", {3, 3}), floats("b.weight", {1, -2})}},
-                           {"step-10", {floats("a.weight", {3, nan}), floats("b.weight", {1, -2})}},
-                           {"step-11", {floats("a.weight", {3, nan}), floats("b.weight", {0, 0})}}});
+  const stfs::Run run =
+      collect({{"step-1", first},
+               {"step-2", {floats("a.weight", {3, 3}), floats("b.weight", {1, -2})}},
+               {"step-10", {floats("a.weight", {3, nan}), floats("b.weight", {1, -2})}},
+               {"step-11", {floats("a.weight", {3, nan}), floats("b.weight", {0, 0})}}});
   EXPECT_TRUE(are_versions_);
   EXPECT_EQ(run.versions, (std::vector<std::string>{"step-1", "step-2", "step-10", "step-11"}));
   const RunTensor& a = run.tensors[0];
@@ -76,8 +78,8 @@ TEST_F(Runs, SayWhichVersionBrokeFirstAndHowFarEachTensorIsFromTheFirst) {
 
 TEST_F(Runs, AreWholeUntilATensorIsGoneAndTellTheLargestJump) {
   const stfs::Run run = collect({{"1", {floats("w", {1}), floats("old", {1})}},
-                           {"2", {floats("w", {8}), floats("old", {1}), floats("new", {1})}},
-                           {"3", {floats("w", {8}), floats("new", {2})}}});
+                                 {"2", {floats("w", {8}), floats("old", {1}), floats("new", {1})}},
+                                 {"3", {floats("w", {8}), floats("new", {2})}}});
   EXPECT_EQ(run.verdict(), "3 is the first that is broken: gone are \"old\"");
   ASSERT_TRUE(run.largest_jump());
   EXPECT_EQ(run.largest_jump()->version, 1U);

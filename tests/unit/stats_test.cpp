@@ -512,8 +512,8 @@ TEST(StatsJson, TellsTheIndicesOfPlaces) {
   stats.inf_at = {11};
   stats.largest_at = 4;
   const std::string text = stfs::stats_json(stats, std::vector<std::uint64_t>{2, 3, 2});
-  EXPECT_TRUE(text.ends_with(
-      R"(,"nan_at":[[0,0,0],[1,0,1]],"inf_at":[[1,2,1]],"largest_at":[0,2,0]})"))
+  EXPECT_TRUE(
+      text.ends_with(R"(,"nan_at":[[0,0,0],[1,0,1]],"inf_at":[[1,2,1]],"largest_at":[0,2,0]})"))
       << text;
   stats.nan_at = {0};
   const std::string scalar = stfs::stats_json(stats, {});

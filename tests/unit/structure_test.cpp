@@ -104,8 +104,9 @@ const std::map<std::string, std::set<std::string>> kArrows = [] {
   const std::set<std::string> core =
       chain({}, {"core/base", "core/source", "core/remote/http", "core/remote/stores",
                  "core/remote/cache", "core/remote", "core/format", "core/recipe", "core/stored",
-                 "core/layer/quantised", "core/layer/delta", "core/layer/lora", "core/layer/edit", "core/layer",
-                 "core/checkpoint", "core/values", "core/values/picture", "core/report", "core/command"});
+                 "core/layer/quantised", "core/layer/delta", "core/layer/lora", "core/layer/edit",
+                 "core/layer", "core/checkpoint", "core/values", "core/values/picture",
+                 "core/report", "core/command"});
   chain(core, {"fs/view", "fs/mount", "fs/fuse"});
   chain(core, {"tools/info"});
   chain(core, {"tools/library"});
@@ -317,7 +318,8 @@ TEST(Structure, EveryHeaderBeginsWithWhatItIs) {
 }
 
 TEST(Structure, EveryTestFileHasItsPlaceInTheBuild) {
-  for (const char* directory : {"tests/unit", "tests/mount", "tests/gpu", "tests/library", "tests/faults"}) {
+  for (const char* directory :
+       {"tests/unit", "tests/mount", "tests/gpu", "tests/library", "tests/faults"}) {
     const std::string build = read_file(kTree / directory / "CMakeLists.txt");
     for (const std::string& name : names_in(kTree / directory)) {
       if (!name.ends_with("_test.cpp")) continue;

@@ -182,12 +182,9 @@ TEST(Texts, KeepsNoErrorAndTurnsRunningOutOfMemoryIntoOne) {
   std::atomic<int> times = 0;
   Texts texts(1, [&](Texts::Key key, const std::atomic<bool>&, std::string& text) {
     switch (++times) {
-      case 1:
-        return ESTALE;
-      case 2:
-        throw std::bad_alloc();
-      default:
-        return echo(key, text);
+      case 1: return ESTALE;
+      case 2: throw std::bad_alloc();
+      default: return echo(key, text);
     }
   });
 

@@ -235,10 +235,8 @@ std::string text_of(const Verified& verified, const Listed& listed) {
   switch (verified.digest) {
     case Verified::Digest::kDifferent:
       return "error\tnot the published SHA-256: all blocks are dropped";
-    case Verified::Digest::kEqual:
-      return "ok\t" + all + ", the published SHA-256";
-    case Verified::Digest::kUnknown:
-      break;
+    case Verified::Digest::kEqual: return "ok\t" + all + ", the published SHA-256";
+    case Verified::Digest::kUnknown: break;
   }
   return "ok\t" + std::to_string(verified.good) + " of " + all;
 }

@@ -67,8 +67,8 @@ void print_tensors(const std::vector<Tensor>& tensors, bool with_heading) {
     stored += any_computed ? stored_bytes(tensor) : 0;
   }
   if (!terminal.is_terminal) {
-    if (with_heading) print(any_computed ? "name\tdtype\tshape\tbytes\tstored\n"
-                                         : "name\tdtype\tshape\tbytes\n");
+    if (with_heading)
+      print(any_computed ? "name\tdtype\tshape\tbytes\tstored\n" : "name\tdtype\tshape\tbytes\n");
     for (const auto& row : rows) {
       std::string line = row.front();  // may be ""
       for (const std::string& field : std::span(row).subspan(1)) line += "\t" + field;
@@ -117,7 +117,8 @@ class Verdicts {
   void check(const std::string& path, const LoadOptions& options) {
     try {
       const std::uint32_t count = Checkpoint(std::span(&path, 1), options).tensor_count();
-      add(path, "ok\t" + std::to_string(count) + (count == 1 ? " tensor" : " tensors"), {{"ok", true}, {"tensors", count}});
+      add(path, "ok\t" + std::to_string(count) + (count == 1 ? " tensor" : " tensors"),
+          {{"ok", true}, {"tensors", count}});
     } catch (const Error& error) {
       if (error.place() == kStandardOutput && error.code() == ErrorCode::kUsage) throw;
       add_error(path, error);

@@ -35,9 +35,9 @@ constexpr std::size_t kTile = 1 << 20;  // bytes that are read of each checkpoin
 
 // A tensor that changed. Its frame lies in the file of frames.
 struct EncodedTensor {
-  std::string_view name;  // may be ""
+  std::string_view name;                 // may be ""
   std::uint64_t offset = 0, length = 0;  // of the frame
-  std::string digest;  // "": the tensor did not change
+  std::string digest;                    // "": the tensor did not change
 };
 
 std::string six_digits(std::uint64_t number) {
@@ -168,8 +168,8 @@ class DeltaWriter {
   void write_shards() {
     std::uint64_t bytes = 0;
     for (const EncodedTensor& tensor : encoded_) {
-      const bool is_full = arguments_.shard_size != 0 && bytes != 0 &&
-                           bytes + tensor.length > arguments_.shard_size;
+      const bool is_full =
+          arguments_.shard_size != 0 && bytes != 0 && bytes + tensor.length > arguments_.shard_size;
       if (shards_.empty() || is_full) {
         shards_.emplace_back();
         bytes = 0;
@@ -214,7 +214,8 @@ class DeltaWriter {
     std::vector<std::byte> buffer;
     for (const EncodedTensor* const tensor : shards_[i]) {
       for (std::uint64_t done = 0; done < tensor->length; done += buffer.size()) {
-        buffer.resize(static_cast<std::size_t>(std::min<std::uint64_t>(kTile, tensor->length - done)));
+        buffer.resize(
+            static_cast<std::size_t>(std::min<std::uint64_t>(kTile, tensor->length - done)));
         if (const int error = pread_exact(frames.get(), buffer, tensor->offset + done)) {
           throw_errno(ErrorCode::kUnreadable, arguments_.output, "", error);
         }

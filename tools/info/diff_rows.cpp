@@ -179,8 +179,8 @@ void DiffRows::add(const Pair& pair, const PairDifference& difference) {
   totals_.unlike += values.unlike > 0 ? 1 : 0;
   if (values.largest <= totals_.largest) return;
   totals_.largest = values.largest;
-  totals_.at = printable(name_of(pair)) + " " +
-               shape_json(indices_of(values.first_largest, pair.a->shape));
+  totals_.at =
+      printable(name_of(pair)) + " " + shape_json(indices_of(values.first_largest, pair.a->shape));
 }
 
 std::vector<std::string> DiffRows::sorted_lines() {
@@ -248,7 +248,8 @@ std::string DiffRows::json_of(const Pair& pair, const PairDifference& difference
 std::vector<std::string> DiffRows::cells(const Pair& pair, const PairDifference& difference) const {
   if (!arguments_.values) return {printable(name_of(pair)), words(pair, difference)};
   const auto& values = difference.values;
-  std::vector<std::string> cells{printable(name_of(pair)), change(pair, difference), "", "", "", ""};
+  std::vector<std::string> cells{
+      printable(name_of(pair)), change(pair, difference), "", "", "", ""};
   if (!values) return cells;
   const std::optional<double> distance = values->distance();
   cells[2] = largest_text(*values);
@@ -310,7 +311,8 @@ void DiffRows::summarize() const {
             " of all elements equal";
     const double distance = std::sqrt(totals_.squares) / std::sqrt(totals_.norm);
     // The squares of large F64 values overflow.
-    if (std::isfinite(distance) && distance > 0) text += ", distance " + three_digits(distance) + " of what changed";
+    if (std::isfinite(distance) && distance > 0)
+      text += ", distance " + three_digits(distance) + " of what changed";
     if (totals_.largest > 0) {
       text += "\nlargest difference " + three_digits(totals_.largest) + " at " + totals_.at;
     }
@@ -319,7 +321,8 @@ void DiffRows::summarize() const {
               (totals_.unlike == 1 ? " tensor" : " tensors") + " with NaN or infinity in one alone";
     }
   }
-  if (table_ && sum > 0 && !table_->left_out().empty()) text += "\ncolumns left out:" + table_->left_out();
+  if (table_ && sum > 0 && !table_->left_out().empty())
+    text += "\ncolumns left out:" + table_->left_out();
   std::fflush(stdout);
   std::fprintf(stderr, "%s\n", text.c_str());
   if (sum > 0 && totals_.removed + totals_.added == pairs_ && totals_.removed > 0 &&

@@ -29,9 +29,9 @@ struct Pair {
 };
 
 struct PairDifference {
-  std::string_view kind;  // removed, added, renamed, dtype, shape, bytes
-  std::string in_a = {}, in_b = {};  // of a dtype, a shape or a name
-  std::uint64_t first_byte = 0;      // of bytes
+  std::string_view kind;                       // removed, added, renamed, dtype, shape, bytes
+  std::string in_a = {}, in_b = {};            // of a dtype, a shape or a name
+  std::uint64_t first_byte = 0;                // of bytes
   std::optional<ValueDifference> values = {};  // of a dtype or of bytes, where they are compared
 };
 

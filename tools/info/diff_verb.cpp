@@ -136,8 +136,7 @@ class Renames {
                    const auto progress = [&bar](std::uint64_t n) { bar.add(n); };
                    const int error = sha256(read.content(), stop, digest, progress);
                    if (error != 0 && !stop) fail(read, error);
-                   keys[i] =
-                       std::string(dtype_name(read.dtype)) + shape_json(read.shape) + digest;
+                   keys[i] = std::string(dtype_name(read.dtype)) + shape_json(read.shape) + digest;
                    return "";
                  });
     std::map<std::string, std::vector<std::size_t>> in_b;

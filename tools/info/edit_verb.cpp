@@ -25,7 +25,7 @@ namespace stfs {
 namespace {
 
 struct Change {
-  std::string what;  // "renamed"
+  std::string what;                 // "renamed"
   std::optional<std::string> from;  // the name before; nullopt for a new tensor
   std::optional<std::string> name;  // the name after; nullopt for one that is gone
   std::string type, shape;
@@ -46,8 +46,8 @@ Places places_of(const Tensor& tensor) {
 }
 
 bool is_untouched(const Tensor& a, const Tensor& b) {
-  return a.dtype == b.dtype && std::ranges::equal(a.shape, b.shape) && places_of(a) == places_of(b) &&
-         (a.computed == nullptr) == (b.computed == nullptr);
+  return a.dtype == b.dtype && std::ranges::equal(a.shape, b.shape) &&
+         places_of(a) == places_of(b) && (a.computed == nullptr) == (b.computed == nullptr);
 }
 
 std::string word_for(const Tensor& before, const Tensor& after) {
@@ -105,13 +105,15 @@ std::vector<Change> changes(const Checkpoint& before, const Checkpoint& after) {
 }
 
 // Keys and their values before and after.
-using Values = std::map<std::string_view, std::pair<std::optional<std::string_view>,
-                                                    std::optional<std::string_view>>>;
+using Values =
+    std::map<std::string_view,
+             std::pair<std::optional<std::string_view>, std::optional<std::string_view>>>;
 Values changed_values(const Checkpoint& before, const Checkpoint& after) {
   Values values;
   for (const auto& [key, value] : before.metadata()) values[key].first = value;
   for (const auto& [key, value] : after.metadata()) values[key].second = value;
-  std::erase_if(values, [](const auto& entry) { return entry.second.first == entry.second.second; });
+  std::erase_if(values,
+                [](const auto& entry) { return entry.second.first == entry.second.second; });
   return values;
 }
 
@@ -126,17 +128,16 @@ void print_changes(const std::vector<Change>& changes, const Values& values) {
     std::vector<std::vector<std::string>> rows;
     for (const Change& change : changes) {
       const bool is_elsewhere = change.name && change.from && change.from != change.name;
-      rows.push_back({change.what, printable(change.name ? *change.name : *change.from), change.type,
-                      change.shape, is_elsewhere ? printable(*change.from) : ""});
+      rows.push_back({change.what, printable(change.name ? *change.name : *change.from),
+                      change.type, change.shape, is_elsewhere ? printable(*change.from) : ""});
       table.measure(rows.back());
     }
     print(table.heading());
     for (const auto& row : rows) print(table.line(row));
   }
   for (const auto& [key, value] : values) {
-    print("metadata " + in_quotes(key) + ": " +
-          (value.first ? in_quotes(*value.first) : "(none)") + " -> " +
-          (value.second ? in_quotes(*value.second) : "(none)") + "\n");
+    print("metadata " + in_quotes(key) + ": " + (value.first ? in_quotes(*value.first) : "(none)") +
+          " -> " + (value.second ? in_quotes(*value.second) : "(none)") + "\n");
   }
 }
 

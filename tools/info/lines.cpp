@@ -87,9 +87,8 @@ void fail(const Tensor& tensor, int error) {
   const std::vector<Tensor> inputs =
       tensor.computed != nullptr ? tensor.computed->inputs() : std::vector{tensor};
   // The one that can say why.
-  const auto telling = std::ranges::find_if(inputs, [](const Tensor& input) {
-    return !input.locator->source->failure_text().empty();
-  });
+  const auto telling = std::ranges::find_if(
+      inputs, [](const Tensor& input) { return !input.locator->source->failure_text().empty(); });
   const Source* const source = telling != inputs.end() ? telling->locator->source
                                : inputs.empty()        ? nullptr
                                                        : inputs.front().locator->source;

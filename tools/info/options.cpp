@@ -178,10 +178,8 @@ constexpr std::array kOwnOptions = {
               .verbs = "edit",
               .argument = "FILE...",
               .value = Value::kPath,
-              .set =
-                  [](void* to, const std::string& value) {
-                    choose(layers_of(to), kEditOption, value);
-                  },
+              .set = [](void* to,
+                        const std::string& value) { choose(layers_of(to), kEditOption, value); },
               .help = "apply the edits in FILE, as --edit",
               .man = "Apply the edits in <file>, as `--edit` does."},
     OptionRow{.flags = "-e",
@@ -363,8 +361,8 @@ constexpr std::array kLayerOptions =
 constexpr std::array kOptions = joined(
     joined(kOwnOptions, kLayerOptions),
     source_rows<&Arguments::sources>(
-                     "info list show check cat stats hash diff report extract edit delta follow",
-                     "info list show check cat stats hash diff report extract edit delta follow cache", false));
+        "info list show check cat stats hash diff report extract edit delta follow",
+        "info list show check cat stats hash diff report extract edit delta follow cache", false));
 
 constexpr CommandRow kCommand = {
     .name = "stfs-info",

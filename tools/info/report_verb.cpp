@@ -124,8 +124,8 @@ int report_run(const Arguments& arguments, const std::vector<std::string>& paths
   write_page(output.fd(), page, output.name());
   output.commit();
   if (output.is_new_file() && Terminal().is_terminal) {
-    print(printable(arguments.output) + ": " + std::to_string(run.versions.size()) +
-          " versions, " + human_bytes(page.size()) + "\n" + run.verdict() + "\n");
+    print(printable(arguments.output) + ": " + std::to_string(run.versions.size()) + " versions, " +
+          human_bytes(page.size()) + "\n" + run.verdict() + "\n");
   }
   const auto is_unreadable = [](const RunTensor& tensor) {
     return std::ranges::any_of(tensor.cells, [](const RunCell& cell) {
@@ -180,7 +180,8 @@ int report(const Arguments& arguments) {
   if (unreadable == 0) return 0;
   throw Error(ErrorCode::kUnreadable, public_name(arguments.paths.front()),
               std::to_string(unreadable) + " of " + std::to_string(report.tensors.size()) +
-                  (report.tensors.size() == 1 ? " tensor" : " tensors") + std::string(" cannot be read: the report says why"));
+                  (report.tensors.size() == 1 ? " tensor" : " tensors") +
+                  std::string(" cannot be read: the report says why"));
 }
 
 }  // namespace stfs

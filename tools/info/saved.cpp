@@ -17,8 +17,8 @@ namespace {
 
 // "3 tensors, 14.2 GiB, 14.1 GiB of it shared with the source"
 std::string summary(std::size_t tensors, std::uint64_t bytes, std::uint64_t shared) {
-  std::string text = std::to_string(tensors) + (tensors == 1 ? " tensor, " : " tensors, ") +
-                     human_bytes(bytes);
+  std::string text =
+      std::to_string(tensors) + (tensors == 1 ? " tensor, " : " tensors, ") + human_bytes(bytes);
   if (shared != 0) text += ", " + human_bytes(shared) + " of it shared with the source";
   return text;
 }

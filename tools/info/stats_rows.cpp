@@ -18,7 +18,8 @@
 namespace stfs {
 namespace {
 
-constexpr const char* kHeading = "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\tnan_at\tinf_at\tlargest_at\n";
+constexpr const char* kHeading =
+    "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\tnan_at\tinf_at\tlargest_at\n";
 
 // The fields behind the name.
 constexpr std::array kFields = {"COUNT", "MIN", "MAX", "MEAN", "STD", "ZEROS", "NAN", "INF"};
@@ -177,7 +178,8 @@ std::string StatsRows::text_of(const Row& row) const {
   const auto& [tensor, values] = row;
   const bool is_nonfinite = values.nan + values.inf > 0;
   if (arguments_.json) {
-    return "{\"name\":" + json_string(tensor.name) + "," + stats_json(values, tensor.shape).substr(1);
+    return "{\"name\":" + json_string(tensor.name) + "," +
+           stats_json(values, tensor.shape).substr(1);
   }
   const std::string name = printable(tensor.name);
   if (!table_) {

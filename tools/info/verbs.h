@@ -57,7 +57,7 @@ struct Arguments {
   Sort sort = Sort::kName;
   unsigned jobs = 0;  // threads; 0: one a processor
   SourceOptions sources = {};
-  std::string action;          // of cache: list, prune, verify
+  std::string action;                          // of cache: list, prune, verify
   std::optional<std::uint64_t> prune_to = {};  // bytes
   bool prune_all = false;
 

@@ -12,11 +12,10 @@ namespace stfs {
 namespace {
 
 constexpr std::array kFollowRows = {
-    OptionRow{.flags = "latest",
-              .set =
-                  [](void* to, const std::string&) {
-                    static_cast<FollowOptions*>(to)->follow.latest = true;
-                  }},
+    OptionRow{
+        .flags = "latest",
+        .set = [](void* to,
+                  const std::string&) { static_cast<FollowOptions*>(to)->follow.latest = true; }},
     OptionRow{.flags = "marker",
               .argument = "NAME",
               .set =
@@ -24,7 +23,8 @@ constexpr std::array kFollowRows = {
                     static_cast<FollowOptions*>(to)->follow.marker = value;
                   }},
 };
-constexpr auto kAllFollowRows = joined(kFollowRows, source_rows<&FollowOptions::sources>("", "", true));
+constexpr auto kAllFollowRows =
+    joined(kFollowRows, source_rows<&FollowOptions::sources>("", "", true));
 
 }  // namespace
 
@@ -35,8 +35,7 @@ FollowOptions::FollowOptions(std::span<const std::string> options) {
 }
 
 Followed::Followed(std::string directory, const FollowOptions& options)
-    : sources_(options.sources),
-      follower_(std::move(directory), sources_, options.follow) {}
+    : sources_(options.sources), follower_(std::move(directory), sources_, options.follow) {}
 
 bool Followed::is_inherited() const { return process_ != this_process(); }
 

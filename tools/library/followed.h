@@ -1,5 +1,5 @@
-// A directory that a program follows through libstfs: the C++ behind stfs_follow, which says what the
-// functions promise.
+// A directory that a program follows through libstfs: the C++ behind stfs_follow, which says what
+// the functions promise.
 //
 // Thread safety: one thread at a time calls next(); any thread may call cancel().
 #pragma once
@@ -27,8 +27,8 @@ class Followed {
   // Throws Error, as Follower does.
   Followed(std::string directory, const FollowOptions& options);
 
-  // nullptr: there are no more. The text is valid until the next call. Throws Error, also in a process
-  // that forked from the one that made it: its threads are not there.
+  // nullptr: there are no more. The text is valid until the next call. Throws Error, also in a
+  // process that forked from the one that made it: its threads are not there.
   const char* next();
   void cancel() { follower_.cancel(); }
   bool is_inherited() const;  // this process has none of its threads, so it must not be destroyed

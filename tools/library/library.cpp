@@ -221,10 +221,8 @@ std::string text_of(stfs_checkpoint& handle, int which, std::size_t number) {
       stfs::write_info_json(checkpoint, writer);
       return text;
     }
-    case STFS_TEXT_TENSOR:
-      return stfs::tensor_json(checkpoint.tensor(tensor_of(handle, number)));
-    case STFS_TEXT_FROM:
-      return names_of_inputs(checkpoint.tensor(tensor_of(handle, number)));
+    case STFS_TEXT_TENSOR: return stfs::tensor_json(checkpoint.tensor(tensor_of(handle, number)));
+    case STFS_TEXT_FROM: return names_of_inputs(checkpoint.tensor(tensor_of(handle, number)));
     case STFS_TEXT_KEY:
     case STFS_TEXT_METADATA: {
       const std::uint32_t entry =
@@ -232,8 +230,7 @@ std::string text_of(stfs_checkpoint& handle, int which, std::size_t number) {
       return which == STFS_TEXT_KEY ? std::string(checkpoint.metadata_item(entry).key)
                                     : handle.opened.metadata_text(entry);
     }
-    default:
-      refuse("text " + std::to_string(which) + ": not known to this version of the library");
+    default: refuse("text " + std::to_string(which) + ": not known to this version of the library");
   }
 }
 

@@ -26,8 +26,8 @@ Memory::Memory(std::size_t length)
 Memory Memory::mapped(int descriptor, std::size_t length) {
   Memory memory;
   if (descriptor < 0) return memory;
-  void* const base = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
-                            descriptor, 0);
+  void* const base =
+      ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, descriptor, 0);
   if (base == MAP_FAILED) return memory;  // the process has too many mappings
   memory.base_ = base;
   memory.mapped_ = length;
@@ -56,11 +56,11 @@ std::byte* PrivateFile::lend(std::size_t begin, std::size_t length, int descript
     // What earlier owners wrote goes: whole pages here, and of those that others use a part of the
     // bytes.
     const auto read = [&](std::size_t from, std::size_t to) {
-      return from >= to ||
-             pread_exact(descriptor, {base_ + from, to - from}, from) == 0;
+      return from >= to || pread_exact(descriptor, {base_ + from, to - from}, from) == 0;
     };
     const std::size_t first = std::min(begin + (page_bytes - begin % page_bytes) % page_bytes, end);
-    if (!drop(begin, end) || !read(begin, first) || !read(std::max(first, end - end % page_bytes), end)) {
+    if (!drop(begin, end) || !read(begin, first) ||
+        !read(std::max(first, end - end % page_bytes), end)) {
       return nullptr;
     }
   }

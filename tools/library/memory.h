@@ -18,7 +18,8 @@ namespace stfs {
 // tensors that a program keeps need one mapping, since a process has few (vm.max_map_count).
 class PrivateFile {
  public:
-  PrivateFile(void* base, std::size_t length) : base_(static_cast<std::byte*>(base)), length_(length) {}
+  PrivateFile(void* base, std::size_t length)
+      : base_(static_cast<std::byte*>(base)), length_(length) {}
   PrivateFile(const PrivateFile&) = delete;
   PrivateFile& operator=(const PrivateFile&) = delete;
   ~PrivateFile();
@@ -35,9 +36,9 @@ class PrivateFile {
   std::byte* const base_;
   const std::size_t length_;
   const std::uint64_t process_ = this_process();
-  std::mutex mutex_;                          // of the rest
+  std::mutex mutex_;                         // of the rest
   std::map<std::size_t, std::size_t> lent_;  // begin -> end, bytes
-  bool was_used_ = false;                     // something was given back, and may have been written to
+  bool was_used_ = false;  // something was given back, and may have been written to
 };
 
 // Private memory: a mapping of a file, a part of one, or bytes that were read.
@@ -47,7 +48,8 @@ class Memory {
   explicit Memory(std::size_t length);  // bytes; uninitialised
   // A copy-on-write mapping of a file; empty where there can be none.
   static Memory mapped(int descriptor, std::size_t length);
-  Memory(std::shared_ptr<PrivateFile> file, std::byte* data) : base_(data), file_(std::move(file)) {}
+  Memory(std::shared_ptr<PrivateFile> file, std::byte* data)
+      : base_(data), file_(std::move(file)) {}
   Memory(Memory&& other) noexcept { *this = std::move(other); }
   Memory& operator=(Memory&& other) noexcept {
     std::swap(base_, other.base_);
@@ -64,7 +66,7 @@ class Memory {
 
  private:
   void* base_ = nullptr;
-  std::size_t mapped_ = 0;  // bytes; 0: from malloc(3), or a part of `file_`
+  std::size_t mapped_ = 0;             // bytes; 0: from malloc(3), or a part of `file_`
   std::shared_ptr<PrivateFile> file_;  // shared: of all parts that live
 };
 

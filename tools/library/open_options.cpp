@@ -59,9 +59,9 @@ OpenOptions::OpenOptions(std::span<const std::string> options) {
     const std::string value = equals != std::string::npos ? option.substr(equals + 1) : "";
     if (const LayerRow* layer = find_layer(key)) {
       if (!layer->accepts(value)) {
-        throw Error(ErrorCode::kUsage, "",
-                    "option " + in_quotes(option) + ": " + std::string(layer->arguments) +
-                        " is expected");
+        throw Error(
+            ErrorCode::kUsage, "",
+            "option " + in_quotes(option) + ": " + std::string(layer->arguments) + " is expected");
       }
       choose(load.layers, layer->option, value);
       continue;

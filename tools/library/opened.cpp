@@ -43,7 +43,8 @@ std::vector<std::string> pinned_of(const Checkpoint& checkpoint,
 // Whether a URL in a text has a user, or a query. In doubt yes: a glob behind it has "?" too.
 bool has_secret(std::string_view text) {
   constexpr std::string_view kMark = "://";
-  for (std::size_t mark = text.find(kMark); mark != std::string_view::npos; mark = text.find(kMark, mark + 1)) {
+  for (std::size_t mark = text.find(kMark); mark != std::string_view::npos;
+       mark = text.find(kMark, mark + 1)) {
     const std::size_t begin = mark + kMark.size();
     const std::string_view line = text.substr(begin, text.find('\n', begin) - begin);
     const std::size_t host = std::min(line.find_first_of("/?#"), line.size());
@@ -259,7 +260,8 @@ std::unique_ptr<Opened::Loaded> Opened::load_here() const {
     auto loaded = std::make_unique<Loaded>();
     loaded->sources = std::make_unique<Sources>(options_.sources);
     loaded->checkpoint = first_->checkpoint;
-    loaded->mapped = std::make_unique<std::atomic<std::byte*>[]>(loaded->checkpoint->parts().size());
+    loaded->mapped =
+        std::make_unique<std::atomic<std::byte*>[]>(loaded->checkpoint->parts().size());
     return loaded;
   }
   std::unique_ptr<Loaded> loaded = load(again_, options_, resolutions_);

@@ -1,13 +1,14 @@
 // A checkpoint that a program has opened through libstfs: the C++ behind include/stfs.h, which says
 // what the functions promise.
 //
-// A forked child has none of its parent's threads, and must not use its connections. What has its own
-// lock, it has anew. Where all tensors stand in local files, the checkpoint works there as before. For
-// sources elsewhere, and for computed tensors, whose caches may be locked by threads that the child
-// lacks, it loads the same versions again: from what the parent knew of them. It never destroys what it
-// inherited.
+// A forked child has none of its parent's threads, and must not use its connections. What has its
+// own lock, it has anew. Where all tensors stand in local files, the checkpoint works there as
+// before. For sources elsewhere, and for computed tensors, whose caches may be locked by threads
+// that the child lacks, it loads the same versions again: from what the parent knew of them. It
+// never destroys what it inherited.
 //
-//   Opened ──┬─ the first Loaded    of the process that opened it; its checkpoint has names and shapes
+//   Opened ──┬─ the first Loaded    of the process that opened it; its checkpoint has names and
+//   shapes
 //            └─ a child's Loaded    made when the child first needs bytes
 //
 // Thread safety: all members. Lifetime: what they return lives as long as the Opened.
@@ -140,14 +141,14 @@ class Opened {
   std::vector<std::string> again_;        // for later, wherever the process is then
   OpenOptions options_;
   const Interrupted interrupted_;
-  Loaded* first_ = nullptr;             // freed by the process that made it
+  Loaded* first_ = nullptr;                     // freed by the process that made it
   mutable std::atomic<Loaded*> own_ = nullptr;  // of the child
   bool is_plain_ = false;                       // all tensors stand in local files
-  std::string resolutions_;             // for children; "": all sources are local
+  std::string resolutions_;                     // for children; "": all sources are local
   bool has_secrets_ = false;
   std::string version_;
   mutable std::mutex saved_mutex_;  // of saved_
-  std::deque<std::string> saved_;  // warnings
+  std::deque<std::string> saved_;   // warnings
   std::vector<std::string> pinned_;
   std::vector<std::string> pinned_options_;
 };

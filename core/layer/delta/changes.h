@@ -1,5 +1,5 @@
-// The changes that the deltas of a chain make to one tensor: positions and new bytes, sorted, three bytes each.
-// Positions are 16 bits within blocks.
+// The changes that the deltas of a chain make to one tensor: positions and new bytes, sorted, three
+// bytes each. Positions are 16 bits within blocks.
 //
 // Thread safety: const members may be called from any thread.
 #pragma once
@@ -15,8 +15,8 @@ class Changes {
  public:
   static constexpr std::uint64_t kBlock = 1 << 16;
 
-  // Adds the bytes `after`, which are those from `at` on, where `difference` is not 0: the xor with what
-  // they were before. `at` is where the last call ended.
+  // Adds the bytes `after`, which are those from `at` on, where `difference` is not 0: the xor with
+  // what they were before. `at` is where the last call ended.
   void add(std::uint64_t at, std::span<const std::byte> difference,
            std::span<const std::byte> after);
   // Applies the changes of the range that begins at `at` to `bytes`.

@@ -35,8 +35,8 @@ void CombinedXor::decode(Slot& slot) {
     slot.bytes.resize(static_cast<std::size_t>(std::min<std::uint64_t>(most_, left_)));
     for (const auto& frame : frames_) {
       if (slot.error != 0) break;
-      slot.error = frame == frames_.front() ? frame->apply_to_zeros(slot.bytes)
-                                            : frame->apply(slot.bytes);
+      slot.error =
+          frame == frames_.front() ? frame->apply_to_zeros(slot.bytes) : frame->apply(slot.bytes);
     }
   } catch (const std::bad_alloc&) {
     slot.error = ENOMEM;

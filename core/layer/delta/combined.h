@@ -1,4 +1,5 @@
-// The xor of the frames of a chain, decoded by a thread of its own, some pieces ahead of who takes them.
+// The xor of the frames of a chain, decoded by a thread of its own, some pieces ahead of who takes
+// them.
 //
 // Thread safety: one thread takes the pieces. Lifetime: the frames outlive it.
 #pragma once
@@ -19,10 +20,11 @@ namespace stfs {
 
 class CombinedXor {
  public:
-  // `frames` are of the encoding xor, stand at the beginning, and have `length` bytes each; a piece has
-  // `most` bytes, and the last one what is left. Where the system refuses a thread, or one piece is all,
-  // next() decodes.
-  CombinedXor(std::span<const std::unique_ptr<Frame>> frames, std::uint64_t length, std::size_t most);
+  // `frames` are of the encoding xor, stand at the beginning, and have `length` bytes each; a piece
+  // has `most` bytes, and the last one what is left. Where the system refuses a thread, or one
+  // piece is all, next() decodes.
+  CombinedXor(std::span<const std::unique_ptr<Frame>> frames, std::uint64_t length,
+              std::size_t most);
   CombinedXor(const CombinedXor&) = delete;
   CombinedXor& operator=(const CombinedXor&) = delete;
   ~CombinedXor();

@@ -49,8 +49,8 @@ class PatchedTensor : public ComputedTensor {
   }
   std::vector<Tensor> inputs() const override {
     const Tensor& base = patched_.base();
-    std::vector<Tensor> inputs = base.computed != nullptr ? base.computed->inputs()
-                                                          : std::vector{base};
+    std::vector<Tensor> inputs =
+        base.computed != nullptr ? base.computed->inputs() : std::vector{base};
     inputs.insert(inputs.end(), frames_.begin(), frames_.end());
     return inputs;
   }
@@ -99,9 +99,9 @@ class Patcher {
       const auto found = found_.find(i);
       if (found == found_.end()) continue;
       rows.back().values = nullptr;
-      rows.back().computed = &made->tensors.emplace_back(made->patches, made->tensors.size(),
-                                                         list.tensor(i), std::move(found->second.patch),
-                                                         std::move(found->second.frames));
+      rows.back().computed = &made->tensors.emplace_back(
+          made->patches, made->tensors.size(), list.tensor(i), std::move(found->second.patch),
+          std::move(found->second.frames));
       refuse_without_room(made->tensors.back());
       by_number.emplace(i, &made->tensors.back());
     }
@@ -139,7 +139,8 @@ class Patcher {
     const Tensor base = list_.tensor(*number);
     if (version.encoding == DeltaEncoding::kOverwrite &&
         base.length > std::numeric_limits<std::uint32_t>::max()) {
-      refuse(version, "tensor " + name + ": has 4 GiB or more, whose positions \"overwrite\" cannot tell");
+      refuse(version,
+             "tensor " + name + ": has 4 GiB or more, whose positions \"overwrite\" cannot tell");
     }
     const Metadata& metadata = delta.part_of(i).header.metadata;
     const auto digest = metadata.find(frame.name);
@@ -166,7 +167,8 @@ class Patcher {
       if (join(extents) <= source->most_kept()) continue;
       throw Error(ErrorCode::kUnreadable, source->path(),
                   "tensor " + in_quotes(tensor.patched().base().name) +
-                      " is checked as a whole, and without a cache " + human_bytes(source->most_kept()) +
+                      " is checked as a whole, and without a cache " +
+                      human_bytes(source->most_kept()) +
                       " of a source are kept: name a directory with cache_dir");
     }
   }
@@ -195,8 +197,7 @@ class Patcher {
     }
     const std::string why = tensor.patched().patch().links.back().frame.source->failure_text();
     if (why.find("looks back") != std::string::npos) refuse(link, why);
-    refuse(link, "tensor " + in_quotes(base.name) +
-                     ": its checksum does not hold: " +
+    refuse(link, "tensor " + in_quotes(base.name) + ": its checksum does not hold: " +
                      printable(base.locator ? base.locator->source->path() : "the source") +
                      " is not the base of this delta, or one of both is damaged");
   }
@@ -204,7 +205,7 @@ class Patcher {
   const TensorList& list_;
   Sources& sources_;
   std::deque<TensorList> deltas_;
-  std::map<std::uint32_t, Found> found_;  // by number of the list below
+  std::map<std::uint32_t, Found> found_;                // by number of the list below
   std::vector<std::optional<std::uint32_t>> smallest_;  // of each link
 };
 
@@ -223,7 +224,8 @@ bool is_same_place(const std::string& a, const std::string& b) {
 
 TensorList apply_delta(TensorList below, const std::string& version, Sources& sources) {
   std::optional<DeltaVersion> newest = read_delta(version, sources);
-  if (std::error_code error; !newest && !is_url(version) && !std::filesystem::exists(version, error)) {
+  if (std::error_code error;
+      !newest && !is_url(version) && !std::filesystem::exists(version, error)) {
     throw Error(ErrorCode::kAbsent, version, "No such file or directory", ENOENT);
   }
   if (!newest) {
@@ -232,13 +234,13 @@ TensorList apply_delta(TensorList below, const std::string& version, Sources& so
                 "delta_encoding; a full checkpoint needs no layer");
   }
   const DeltaChain chain = delta_chain(*std::move(newest), sources);
-  const std::string base =
-      is_checkpoint_name(chain.base) ? parent_name(chain.base) : chain.base;
+  const std::string base = is_checkpoint_name(chain.base) ? parent_name(chain.base) : chain.base;
   const bool stands_on_it = std::ranges::any_of(below.parts(), [&](const Part& part) {
     return is_same_place(part.directory.empty() ? "." : part.directory, base);
   });
   if (!chain.base.empty() && !stands_on_it) {
-    refuse(chain.links.front(), "stands on the full checkpoint " + printable(public_name(chain.base)) +
+    refuse(chain.links.front(), "stands on the full checkpoint " +
+                                    printable(public_name(chain.base)) +
                                     ": name that one as the source");
   }
   std::string text = std::string(kDeltaOption) + "=";
@@ -273,7 +275,8 @@ void refuse_frames(const TensorList& list) {
   for (std::uint32_t i = 0; i < list.size();) {
     const std::uint32_t part = list.row(i).part;
     bool is_of_frames = true;
-    for (; i < list.size() && list.row(i).part == part; ++i) is_of_frames = is_of_frames && is_frame(i);
+    for (; i < list.size() && list.row(i).part == part; ++i)
+      is_of_frames = is_of_frames && is_frame(i);
     if (!is_of_frames) continue;
     throw Error(ErrorCode::kDelta, list.part_of(i - 1).source->path(),
                 "frames of a delta without its index, which is written last: wait for it, and name "

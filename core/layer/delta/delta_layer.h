@@ -22,16 +22,16 @@ inline constexpr std::string_view kDeltaOption = "delta";
 TensorList apply_delta(TensorList below, const std::string& version, Sources& sources);
 
 // A SOURCE that is a delta means the full checkpoint that its chain reaches, with the layer: sets
-// `source` to that checkpoint, and returns the layer's argument. nullopt: the source is none. Throws
-// Error kDelta for a chain that reaches none, and for one shard of a delta.
+// `source` to that checkpoint, and returns the layer's argument. nullopt: the source is none.
+// Throws Error kDelta for a chain that reaches none, and for one shard of a delta.
 std::optional<std::string> delta_as_source(std::string& source, Sources& sources);
 
-// The chain of a SOURCE that is a delta; nullopt: it is none. Throws Error kDelta for one shard of a
-// delta, and as delta_chain() does.
+// The chain of a SOURCE that is a delta; nullopt: it is none. Throws Error kDelta for one shard of
+// a delta, and as delta_chain() does.
 std::optional<DeltaChain> chain_at(const std::string& source, Sources& sources);
 
-// Nothing of a delta is shown as tensors. Throws Error kDelta for a list with a file of frames, which
-// have checksums under their own names.
+// Nothing of a delta is shown as tensors. Throws Error kDelta for a list with a file of frames,
+// which have checksums under their own names.
 void refuse_frames(const TensorList& list);
 
 // What a link of a chain holds.

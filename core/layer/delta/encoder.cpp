@@ -13,7 +13,8 @@
 namespace stfs {
 namespace {
 
-constexpr int kLevel = 1;  // as trainers have it: a higher one takes longer than sending what it saves
+constexpr int kLevel =
+    1;  // as trainers have it: a higher one takes longer than sending what it saves
 
 }  // namespace
 

@@ -38,7 +38,7 @@ class FrameEncoder {
   std::uint64_t length_;
   std::uint64_t at_ = 0;
   bool has_changes_ = false;
-  void* context_ = nullptr;               // ZSTD_CCtx
+  void* context_ = nullptr;  // ZSTD_CCtx
   std::vector<std::byte> frame_;
   std::vector<std::byte> difference_;     // of kXor
   std::vector<std::uint32_t> positions_;  // of kOverwrite

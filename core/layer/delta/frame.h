@@ -21,8 +21,8 @@ void exclusive_or(std::span<const std::byte> change, std::span<std::byte> bytes)
 
 class Frame {
  public:
-  // `length` is the tensor's, in bytes; `window`: bytes that the frame may look back at most. What is
-  // wrong with the frame is told by the functions.
+  // `length` is the tensor's, in bytes; `window`: bytes that the frame may look back at most. What
+  // is wrong with the frame is told by the functions.
   static std::unique_ptr<Frame> open(DeltaEncoding encoding, const Extent& frame,
                                      std::uint64_t length, std::uint64_t window);
   Frame() = default;

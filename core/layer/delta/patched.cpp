@@ -37,22 +37,20 @@ Patches::Patches(std::uint64_t most, std::size_t count, std::vector<const Source
   is_checked_ = {first, count};
 }
 
-Patches::~Patches() {
-  ::munmap(is_checked_.data(), std::max<std::size_t>(is_checked_.size(), 1));
-}
+Patches::~Patches() { ::munmap(is_checked_.data(), std::max<std::size_t>(is_checked_.size(), 1)); }
 
 void Patches::break_all(const Tensor& tensor, int error) const {
   const Source& newest = *tensor.patch().links.back().frame.source;
   const std::string name = in_quotes(tensor.base().name);
-  const std::string why =
-      error == EFBIG
-          ? "a frame of tensor " + name + " in the chain of the delta " + printable(newest.path()) +
-                " looks back farther than the " + human_bytes(tensor.window()) +
-                " that each of its " + std::to_string(tensor.streams()) + " decoders has of " +
-                human_bytes(room_.most()) + ": give more with -o memory="
-          : "the checksum of tensor " + name +
-                " does not hold: the source is not the base of the delta " +
-                printable(newest.path()) + ", or one of both is damaged";
+  const std::string why = error == EFBIG
+                              ? "a frame of tensor " + name + " in the chain of the delta " +
+                                    printable(newest.path()) + " looks back farther than the " +
+                                    human_bytes(tensor.window()) + " that each of its " +
+                                    std::to_string(tensor.streams()) + " decoders has of " +
+                                    human_bytes(room_.most()) + ": give more with -o memory="
+                              : "the checksum of tensor " + name +
+                                    " does not hold: the source is not the base of the delta " +
+                                    printable(newest.path()) + ", or one of both is damaged";
   for (const Source* const source : sources_) source->mark_changed(why);
 }
 
@@ -78,7 +76,8 @@ class PatchedBytes : public Producer {
     for (const Extent& extent : base_.missing(range.first, range.second)) missing.push_back(extent);
     for (const Patch::Link& link : tensor_.patch().links) {
       const Extent& frame = link.frame;
-      if (!has_changes && !frame.source->has({frame.offset, frame.length})) missing.push_back(frame);
+      if (!has_changes && !frame.source->has({frame.offset, frame.length}))
+        missing.push_back(frame);
     }
   }
 
@@ -176,18 +175,21 @@ class Patches::Collected {
   std::shared_ptr<Changes> changes_ = std::make_shared<Changes>();
 };
 
-// A tensor from its beginning, a piece at a time. Where all links are xor, their frames are decoded ahead.
+// A tensor from its beginning, a piece at a time. Where all links are xor, their frames are decoded
+// ahead.
 class Patches::Tensor::Pieces {
  public:
   Pieces(const Tensor& tensor, const Frames& frames) : frames_(frames) {
-    const auto is_xor = [](const Patch::Link& link) { return link.encoding == DeltaEncoding::kXor; };
+    const auto is_xor = [](const Patch::Link& link) {
+      return link.encoding == DeltaEncoding::kXor;
+    };
     if (std::ranges::all_of(tensor.patch_.links, is_xor)) {
       ahead_.emplace(frames, tensor.base_.length, kDecodedAtOnce);
     }
   }
 
-  // Changes the next bytes, which are the base's, and sets `difference` to the xor of both, which is
-  // valid until the next call.
+  // Changes the next bytes, which are the base's, and sets `difference` to the xor of both, which
+  // is valid until the next call.
   int apply(std::span<std::byte> bytes, std::span<const std::byte>& difference) {
     if (ahead_) {
       if (const int error = ahead_->next(difference)) return error;

@@ -3,10 +3,11 @@
 //   unchecked ──read──> checking ──checksum holds──> checked, with its changes or without
 //                          └──────mismatch──────────> broken: all of the checkpoint is ESTALE
 //
-// The first read of a tensor goes through all of it once: it applies the frames to the base's bytes,
-// takes the checksum, and keeps what differs from the base (Changes) where there is room (room.h).
-// Later reads, in any order, apply kept changes alone. A read of a tensor without kept changes
-// decodes from the beginning of the frames, and a reader in sequence goes on where it stands.
+// The first read of a tensor goes through all of it once: it applies the frames to the base's
+// bytes, takes the checksum, and keeps what differs from the base (Changes) where there is room
+// (room.h). Later reads, in any order, apply kept changes alone. A read of a tensor without kept
+// changes decodes from the beginning of the frames, and a reader in sequence goes on where it
+// stands.
 //
 // That a tensor is checked stands in memory that processes share which are forked later: a worker
 // that takes over checks nothing again.
@@ -84,7 +85,7 @@ class Patches::Tensor {
   const Patch& patch() const { return patch_; }
   std::unique_ptr<const Producer> producer() const;
   bool is_checked() const { return all_.is_checked_[number_]; }
-  bool has_changes() const;  // kept in memory
+  bool has_changes() const;       // kept in memory
   std::uint64_t streams() const;  // that are decoded at a time
   std::uint64_t window() const;   // that each of them may have, bytes
 
@@ -92,7 +93,7 @@ class Patches::Tensor {
   friend class PatchedBytes;
   enum class State : std::uint8_t { kUnchecked, kChecking, kChecked, kBroken };
 
-  int check() const;    // 0 or an errno, once it is checked
+  int check() const;  // 0 or an errno, once it is checked
   int check_now() const;
   class Pieces;
   int fill(const Content& base, std::uint64_t offset, std::span<std::byte> out) const;

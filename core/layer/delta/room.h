@@ -40,7 +40,7 @@ struct Cursor {
   Frames frames;
 
   std::uint64_t begin() const { return at - window.size(); }  // of what it can give
-  void add(std::span<const std::byte> bytes);                 // to the window, which may drop others
+  void add(std::span<const std::byte> bytes);  // to the window, which may drop others
 };
 
 class Room {
@@ -52,7 +52,8 @@ class Room {
   // --- changes. `tensor` is a number of the caller's.
 
   std::shared_ptr<const Changes> changes(std::size_t tensor);
-  // Takes room for changes that are collected; false: there is none. Give it to keep() or release().
+  // Takes room for changes that are collected; false: there is none. Give it to keep() or
+  // release().
   bool reserve(std::uint64_t bytes);
   void release(std::uint64_t bytes);
   void keep(std::size_t tensor, std::shared_ptr<const Changes> changes, std::uint64_t reserved);
@@ -83,7 +84,7 @@ class Room {
   std::mutex opening_;        // held while decoders are opened, until there is room for them
   mutable std::mutex mutex_;  // of the rest
   std::condition_variable changed_;
-  std::list<Kept> kept_;  // used last, first
+  std::list<Kept> kept_;                                                // used last, first
   std::unordered_map<std::size_t, std::list<Kept>::iterator> changes_;  // in kept_, by tensor
   Busy busy_;  // tensors and begin() of their cursors
   std::multiset<std::pair<std::size_t, std::uint64_t>> waiting_;  // tensors and offsets

@@ -228,12 +228,13 @@ std::optional<DeltaVersion> read_delta(const std::string& place, Sources& source
   }
   const auto known_checksum = delta_checksum(word("checksum_format"));
   if (!known_checksum) {
-    refuse(out.index, "checksum_format " + in_quotes(word("checksum_format")) +
-                          ": xxh3-128 and adler32 are known" +
-                          (word("checksum_format") != "blake3"
-                               ? ""
-                               : ": publish with --update-weight-delta-checksum xxh3-128; this one is "
-                                 "verified by Python's package blake3, as the trainer has it"));
+    refuse(out.index,
+           "checksum_format " + in_quotes(word("checksum_format")) +
+               ": xxh3-128 and adler32 are known" +
+               (word("checksum_format") != "blake3"
+                    ? ""
+                    : ": publish with --update-weight-delta-checksum xxh3-128; this one is "
+                      "verified by Python's package blake3, as the trainer has it"));
   }
   out.checksum = *known_checksum;
   const auto number = [&](const char* key) {
@@ -245,8 +246,8 @@ std::optional<DeltaVersion> read_delta(const std::string& place, Sources& source
   out.version = number("version");
   out.base = number("base_version");
   if (out.base >= out.version) {
-    refuse(out.index, "base_version " + std::to_string(out.base) + " does not come before version " +
-                          std::to_string(out.version));
+    refuse(out.index, "base_version " + std::to_string(out.base) +
+                          " does not come before version " + std::to_string(out.version));
   }
   const auto map = json.find("weight_map");
   if (map == json.end() || !map->is_object()) refuse(out.index, "it has no weight_map");
@@ -282,8 +283,8 @@ DeltaChain delta_chain(DeltaVersion newest, Sources& sources) {
                                std::to_string(oldest.base));
     }
     if (chain.links.size() == kMostLinks) {
-      refuse(chain.links.front().index, "more than " + std::to_string(kMostLinks) +
-                                            " links: fold some with stfs-info delta");
+      refuse(chain.links.front().index,
+             "more than " + std::to_string(kMostLinks) + " links: fold some with stfs-info delta");
     }
     chain.links.push_back(*std::move(below));
   }

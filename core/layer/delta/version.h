@@ -5,8 +5,9 @@
 //                   "compression_format": "zstd", "checksum_format": "xxh3-128"},
 //      "weight_map": {"NAME": "model-00000-of-00002.safetensors"}}
 //
-// In a shard NAME is U8, one frame of zstd, and the shard's `__metadata__` has under NAME the checksum of
-// the tensor's new bytes. That is the format of slime, miles, SGLang, vime, ModelExpress and stitch.
+// In a shard NAME is U8, one frame of zstd, and the shard's `__metadata__` has under NAME the
+// checksum of the tensor's new bytes. That is the format of slime, miles, SGLang, vime,
+// ModelExpress and stitch.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once

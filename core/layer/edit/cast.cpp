@@ -22,9 +22,9 @@ struct Small {
   DType type;
   unsigned significand;  // bits
   unsigned bias;
-  std::uint8_t largest;   // the code of the largest finite number
-  std::uint8_t overflow;  // of what is larger, without the sign
-  std::uint8_t nan;       // without the sign
+  std::uint8_t largest;           // the code of the largest finite number
+  std::uint8_t overflow;          // of what is larger, without the sign
+  std::uint8_t nan;               // without the sign
   bool has_negative_zero = true;  // else its code is that of NaN
 };
 constexpr std::array<Small, 4> kSmall{{
@@ -80,10 +80,9 @@ class Cast : public Elements {
 
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
     const IeeeArithmetic ieee;
-    return fill(offset, out, [this](const TypeInfo& from, std::span<const std::byte> blocks,
-                                    std::size_t count, std::byte* to) {
-      convert(from, blocks, count, to);
-    });
+    return fill(offset, out,
+                [this](const TypeInfo& from, std::span<const std::byte> blocks, std::size_t count,
+                       std::byte* to) { convert(from, blocks, count, to); });
   }
 
  private:

@@ -95,7 +95,8 @@ void copy(const EditLine& line, Edited& edited) {
 }
 
 // The items that match the globs; refuses a glob that matches none.
-std::vector<bool> matching(const EditLine& line, Edited& edited, std::span<const std::string> globs) {
+std::vector<bool> matching(const EditLine& line, Edited& edited,
+                           std::span<const std::string> globs) {
   std::vector<bool> matches(edited.items.size());
   for (const std::string& glob : globs) {
     bool touches = false;
@@ -192,8 +193,8 @@ void replace(const EditLine& line, Edited& edited) {
   Item& item = named(line, edited, line.words[1]);
   const From by = from(line, edited, line.words[2]);
   if (by.numbers.size() != 1) {
-    line.refuse(in_quotes(public_name(line.words[2])) + " names " + std::to_string(by.numbers.size()) +
-                " tensors, and one is expected");
+    line.refuse(in_quotes(public_name(line.words[2])) + " names " +
+                std::to_string(by.numbers.size()) + " tensors, and one is expected");
   }
   Item replaced = item_of(by, by.numbers.front());
   const bool is_same_shape = std::ranges::equal(replaced.tensor.shape, item.tensor.shape);
@@ -216,8 +217,8 @@ void add(const EditLine& line, Edited& edited) {
   }
   const From added = from(line, edited, line.words[1]);
   if (is_named && added.numbers.size() != 1) {
-    line.refuse(in_quotes(public_name(line.words[1])) + " names " + std::to_string(added.numbers.size()) +
-                " tensors, and \"as\" gives one name");
+    line.refuse(in_quotes(public_name(line.words[1])) + " names " +
+                std::to_string(added.numbers.size()) + " tensors, and \"as\" gives one name");
   }
   edited.require_room(line, added.numbers.size());
   for (const std::uint32_t number : added.numbers) {
@@ -271,7 +272,8 @@ void cast_some(const EditLine& line, Edited& edited) {
                                  }));
     touches = true;
   }
-  if (!touches && others != 0) line.refuse(first + ": floating types alone can be cast; name others");
+  if (!touches && others != 0)
+    line.refuse(first + ": floating types alone can be cast; name others");
   if (!touches) line.refuse("all that match are " + std::string(dtype_name(type)) + " already");
   const auto warn = [&](const std::string& rule) {
     edited.warnings.push_back(printable(line.place) + ": line " + std::to_string(line.number) +
@@ -334,16 +336,18 @@ void slice(const EditLine& line, Edited& edited) {
   }
   if (canonical_expression(ranges, tensor.shape).empty()) line.refuse("it is the whole tensor");
   if (tensor.values != nullptr) {
-    line.refuse(in_quotes(tensor.name) + ": another tensor scales it, which stays as it is: "
+    line.refuse(in_quotes(tensor.name) +
+                ": another tensor scales it, which stays as it is: "
                 "dequantise the checkpoint too");
   }
-  change(item, edited.computed(item, tensor.dtype, edited.keep(std::move(of.shape)), "slice",
-                               [](const Tensor& in, const Tensor&, const std::string& expression) {
-                                 Slice part;
-                                 parse_slice(expression, in.dtype, in.shape, part);
-                                 return slice_content(part, in.content());
-                               },
-                               line.words[2]));
+  change(item, edited.computed(
+                   item, tensor.dtype, edited.keep(std::move(of.shape)), "slice",
+                   [](const Tensor& in, const Tensor&, const std::string& expression) {
+                     Slice part;
+                     parse_slice(expression, in.dtype, in.shape, part);
+                     return slice_content(part, in.content());
+                   },
+                   line.words[2]));
 }
 
 // Whether a text is a value of a type, as GGUF's metadata have it: of texts, numbers and booleans.

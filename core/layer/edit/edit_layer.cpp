@@ -4,8 +4,8 @@
 #include "core/base/json_text.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
-#include "core/layer/edit/edited.h"
 #include "core/layer/edit/edit_lines.h"
+#include "core/layer/edit/edited.h"
 #include "core/remote/http/url.h"
 
 #include <filesystem>

@@ -26,9 +26,9 @@ std::string read_edits(const std::string& argument, Sources& sources);
 // Whether such an argument, or the file that it names, has a URL.
 bool name_url_in_edits(const std::string& argument);
 
-// Applies the lines of the arguments of read_edits(), from the first to the last. Throws Error kEdit
-// for a line that means nothing, touches nothing, or gives a name to two tensors.
-// `load` gives the tensors of another SOURCE.
+// Applies the lines of the arguments of read_edits(), from the first to the last. Throws Error
+// kEdit for a line that means nothing, touches nothing, or gives a name to two tensors. `load`
+// gives the tensors of another SOURCE.
 using LoadSource = std::function<TensorList(const std::string& source)>;
 TensorList edit(TensorList below, std::span<const std::string> arguments, Sources& sources,
                 const LoadSource& load);

@@ -1,7 +1,7 @@
 // The text of edits: one command a line, as words.
 //
-//   Blanks separate words; '…' and "…" group, also a part of a word; a backslash means nothing here.
-//   # begins a comment at the start of a line or after a blank.
+//   Blanks separate words; '…' and "…" group, also a part of a word; a backslash means nothing
+//   here. # begins a comment at the start of a line or after a blank.
 //
 // Thread safety: pure functions.
 #pragma once

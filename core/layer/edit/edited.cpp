@@ -25,7 +25,7 @@ class DerivedTensor : public ComputedTensor {
   using Make = Content (*)(const Tensor& in, const Tensor& out, const std::string& argument);
 
   DerivedTensor(const Tensor& in, const Tensor& out, std::string_view scheme, Make make,
-          std::string argument)
+                std::string argument)
       : in_(in), out_(out), scheme_(scheme), make_(make), argument_(std::move(argument)) {}
 
   Tensor tensor() const override {
@@ -88,8 +88,7 @@ Edited::Edited(const TensorList& list, Sources& sources, const LoadSource& load)
 Edited::~Edited() = default;
 
 Edited::Item* Edited::find(std::string_view name) {
-  const auto at =
-      std::ranges::find(items, name, [](const Item& item) { return item.tensor.name; });
+  const auto at = std::ranges::find(items, name, [](const Item& item) { return item.tensor.name; });
   return at == items.end() ? nullptr : &*at;
 }
 
@@ -160,7 +159,11 @@ const Part& Edited::part(std::uint32_t number) const {
 Tensor Edited::computed(const Item& item, DType dtype, std::span<const std::uint64_t> shape,
                         std::string_view scheme, DerivedTensor::Make make, std::string argument) {
   Tensor of = item.tensor;
-  Tensor out{.name = of.name, .path = {}, .dtype = dtype, .shape = shape, .length = 0,
+  Tensor out{.name = of.name,
+             .path = {},
+             .dtype = dtype,
+             .shape = shape,
+             .length = 0,
              .locator = std::nullopt};
   const Content content = make(of, out, argument);
   out.length = content.size();
@@ -169,7 +172,8 @@ Tensor Edited::computed(const Item& item, DType dtype, std::span<const std::uint
   // As an input it has the name that it is stored under.
   const Header& header = part(item.part).header;
   if (of.computed == nullptr) of.name = header.name(header.tensors[item.record]);
-  if (!out.locator) out.computed = &made_->derived.emplace_back(of, out, scheme, make, std::move(argument));
+  if (!out.locator)
+    out.computed = &made_->derived.emplace_back(of, out, scheme, make, std::move(argument));
   return out;
 }
 
@@ -214,7 +218,8 @@ void Edited::finish(TensorList& list, std::string text) {
   for (TensorList& other : others_) {
     for (const Part& part : other.parts()) hidden_keys.push_back(part.header.metadata.keys());
   }
-  std::ranges::stable_sort(items, {}, [](const Item& item) { return std::pair(item.part, item.record); });
+  std::ranges::stable_sort(items, {},
+                           [](const Item& item) { return std::pair(item.part, item.record); });
   std::vector<TensorList::Row> rows;
   rows.reserve(items.size());
   for (const Item& item : items) {

@@ -33,8 +33,8 @@ class Edited {
 
   // A tensor, and where it stands among the others.
   struct Item {
-    Tensor tensor;        // as it is now
-    std::uint32_t part;   // of the list below, or behind them one of the other sources
+    Tensor tensor;       // as it is now
+    std::uint32_t part;  // of the list below, or behind them one of the other sources
     std::uint32_t record;
     std::optional<std::uint32_t> below;  // its number there; nullopt once a line has touched it
   };
@@ -70,8 +70,8 @@ class Edited {
   std::span<const std::uint64_t> keep(std::vector<std::uint64_t> shape);
   // A tensor with the name of an item's, whose bytes `make` computes of those.
   Tensor computed(const Item& item, DType dtype, std::span<const std::uint64_t> shape,
-                  std::string_view scheme, Content (*make)(const Tensor& in, const Tensor& out,
-                                                           const std::string& argument),
+                  std::string_view scheme,
+                  Content (*make)(const Tensor& in, const Tensor& out, const std::string& argument),
                   std::string argument = {});
 
   // The tensors of another source, and the number of their first part. A .npy file is one tensor.
@@ -96,7 +96,7 @@ class Edited {
   std::map<std::string, std::size_t, std::less<>> other_at_;  // by path
   std::deque<TensorList> others_;
   std::vector<std::uint32_t> first_parts_;
-  std::uint32_t parts_;  // of the list and of others_
+  std::uint32_t parts_;               // of the list and of others_
   std::optional<StoredCodes> codes_;  // of the list, once they were asked for
   std::set<std::pair<std::uint32_t, std::uint32_t>> code_rows_;  // part and record of each
 };

@@ -19,8 +19,8 @@ constexpr int kGroups = 10;  // \0 to \9
 // Whether a byte of UTF-8 goes on with the character of the byte before it.
 bool is_inside_character(char byte) { return (static_cast<unsigned char>(byte) & 0xC0) == 0x80; }
 
-// Takes what stands before the next delimiter off `rest`. A backslash before a delimiter is dropped,
-// any other pair of a backslash and a character stays.
+// Takes what stands before the next delimiter off `rest`. A backslash before a delimiter is
+// dropped, any other pair of a backslash and a character stays.
 std::string take_field(std::string_view& rest, char delimiter) {
   std::string field;
   for (std::size_t i = 0; i < rest.size(); ++i) {

@@ -21,7 +21,6 @@ class Substitution {
  public:
   static constexpr std::size_t kMostName = 1 << 20;
 
-
   // Throws std::invalid_argument with the rule that the text breaks.
   explicit Substitution(std::string_view text);
   Substitution(Substitution&&) noexcept;

@@ -21,32 +21,59 @@ using OrderedJson = nlohmann::ordered_json;  // the first pattern that matches c
 
 constexpr std::string_view kDefault = "default";  // the name that PEFT gives an adapter
 constexpr std::uint64_t kMostRank = 1 << 20;
-constexpr std::ptrdiff_t kMostKeys = 20'000;  // an object in the order of the file is searched from its beginning
+constexpr std::ptrdiff_t kMostKeys =
+    20'000;  // an object in the order of the file is searched from its beginning
 
 // Keys whose values change what an adapter means, and that are not built.
-constexpr std::array<std::string_view, 12> kRefused{
-    "alora_invocation_tokens", "arrow_config",      "kasa_config", "layer_replication",
-    "lora_bias",               "monteclora_config", "trainable_token_indices",
-    "trainable_tokens",        "use_bdlora",        "use_dora",    "use_qalora",
-    "velora_config"};
+constexpr std::array<std::string_view, 12> kRefused{"alora_invocation_tokens",
+                                                    "arrow_config",
+                                                    "kasa_config",
+                                                    "layer_replication",
+                                                    "lora_bias",
+                                                    "monteclora_config",
+                                                    "trainable_token_indices",
+                                                    "trainable_tokens",
+                                                    "use_bdlora",
+                                                    "use_dora",
+                                                    "use_qalora",
+                                                    "velora_config"};
 // Keys that say nothing about the values.
-constexpr std::array<std::string_view, 31> kKnown{
-    "alpha_pattern",   "auto_mapping",       "base_model_name_or_path",
-    "bias",            "corda_config",       "ensure_weight_tying",
-    "eva_config",      "exclude_modules",    "fan_in_fan_out",
-    "inference_mode",  "init_lora_weights",  "layers_pattern",
-    "layers_to_transform", "loftq_config",   "lora_alpha",
-    "lora_dropout",    "lora_ga_config",     "megatron_config",
-    "megatron_core",   "modules_to_save",    "peft_type",
-    "peft_version",    "qalora_group_size",  "r",
-    "rank_pattern",    "revision",           "runtime_config",
-    "target_modules",  "target_parameters",  "task_type",
-    "use_rslora"};
+constexpr std::array<std::string_view, 31> kKnown{"alpha_pattern",
+                                                  "auto_mapping",
+                                                  "base_model_name_or_path",
+                                                  "bias",
+                                                  "corda_config",
+                                                  "ensure_weight_tying",
+                                                  "eva_config",
+                                                  "exclude_modules",
+                                                  "fan_in_fan_out",
+                                                  "inference_mode",
+                                                  "init_lora_weights",
+                                                  "layers_pattern",
+                                                  "layers_to_transform",
+                                                  "loftq_config",
+                                                  "lora_alpha",
+                                                  "lora_dropout",
+                                                  "lora_ga_config",
+                                                  "megatron_config",
+                                                  "megatron_core",
+                                                  "modules_to_save",
+                                                  "peft_type",
+                                                  "peft_version",
+                                                  "qalora_group_size",
+                                                  "r",
+                                                  "rank_pattern",
+                                                  "revision",
+                                                  "runtime_config",
+                                                  "target_modules",
+                                                  "target_parameters",
+                                                  "task_type",
+                                                  "use_rslora"};
 // Values of init_lora_weights, by their beginnings, that change the base's weights.
 constexpr std::array<std::string_view, 5> kChangeBase{"pissa", "corda", "olora", "loftq",
                                                       "lora_ga"};
-constexpr std::array<std::string_view, 6> kKeepBase{"true",       "false", "gaussian",
-                                                    "eva",        "orthogonal", "mica"};
+constexpr std::array<std::string_view, 6> kKeepBase{"true", "false",      "gaussian",
+                                                    "eva",  "orthogonal", "mica"};
 
 bool is_nothing(const OrderedJson& value) {
   return value.is_null() || value == false || (value.is_structured() && value.empty());
@@ -83,7 +110,8 @@ std::optional<ModuleOf> module_before(std::string_view name, std::string_view wo
   if (!rest.ends_with(ending)) return std::nullopt;
   rest.remove_suffix(ending.size());
   const bool is_plain = rest.empty();
-  const bool is_named = rest.starts_with('.') && rest.size() > 1 && rest.find('.', 1) == std::string_view::npos;
+  const bool is_named =
+      rest.starts_with('.') && rest.size() > 1 && rest.find('.', 1) == std::string_view::npos;
   if (!is_plain && !is_named) return std::nullopt;
   return ModuleOf{std::string(name.substr(0, at)),
                   std::string(is_plain ? kDefault : rest.substr(1))};
@@ -95,14 +123,16 @@ AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(st
   if (std::ranges::count(text, ':') > kMostKeys) {
     refuse("more than " + std::to_string(kMostKeys) + " keys: not a file that PEFT wrote");
   }
-  const OrderedJson json = OrderedJson::parse(is_bounded_json(text) ? text : std::string_view(), nullptr, false);
+  const OrderedJson json =
+      OrderedJson::parse(is_bounded_json(text) ? text : std::string_view(), nullptr, false);
   if (!json.is_object()) refuse("a JSON object is expected");
   const auto at = [&](const char* key) -> const OrderedJson& {
     static const OrderedJson none;
     const auto found = json.find(key);
     return found == json.end() ? none : *found;
   };
-  if (at("peft_type").is_null() && (json.contains("fine_tune_type") || json.contains("lora_parameters"))) {
+  if (at("peft_type").is_null() &&
+      (json.contains("fine_tune_type") || json.contains("lora_parameters"))) {
     refuse(foreign_adapter("adapters.safetensors"));
   }
   if (word_of(at("peft_type")) != "LORA") {
@@ -120,8 +150,8 @@ AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(st
   }
   const std::string bias = at("bias").is_null() ? "none" : word_of(at("bias"));
   if (bias != "none") refuse("bias is " + in_quotes(bias) + ": \"none\" alone is merged");
-  const std::string init = at("init_lora_weights").is_null() ? "true"
-                                                             : word_of(at("init_lora_weights"));
+  const std::string init =
+      at("init_lora_weights").is_null() ? "true" : word_of(at("init_lora_weights"));
   const auto begins = [&](std::string_view word) { return lower_case(init).starts_with(word); };
   if (std::ranges::any_of(kChangeBase, begins)) {
     refuse("init_lora_weights is " + in_quotes(init) +
@@ -154,7 +184,8 @@ AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(st
   task_ = word_of(at("task_type"));
   const auto names = [&](const char* key) {
     std::vector<std::string> list;
-    if (!at(key).is_null() && !at(key).is_array()) refuse(in_quotes(key) + " is not a list of names");
+    if (!at(key).is_null() && !at(key).is_array())
+      refuse(in_quotes(key) + " is not a list of names");
     for (const auto& name : at(key)) {
       if (word_of(name).empty()) refuse(in_quotes(key) + " has what is no name");
       list.push_back(word_of(name));
@@ -164,8 +195,11 @@ AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(st
   saved_modules_ = names("modules_to_save");
   parameters_ = names("target_parameters");
   constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kHeads{
-      {{"SEQ_CLS", "classifier"}, {"SEQ_CLS", "score"}, {"TOKEN_CLS", "classifier"},
-       {"TOKEN_CLS", "score"}, {"QUESTION_ANS", "qa_outputs"}}};
+      {{"SEQ_CLS", "classifier"},
+       {"SEQ_CLS", "score"},
+       {"TOKEN_CLS", "classifier"},
+       {"TOKEN_CLS", "score"},
+       {"QUESTION_ANS", "qa_outputs"}}};
   for (const auto& [task, head] : kHeads) {
     if (task == task_) saved_modules_.emplace_back(head);
   }
@@ -203,7 +237,8 @@ bool AdapterConfig::is_of_language_model() const {
 std::vector<std::string> AdapterConfig::parameters_of(std::string_view module) const {
   std::vector<std::string> found;
   for (const std::string& parameter : parameters_) {
-    const std::string name = std::string(module) + parameter.substr(std::min(parameter.rfind('.'), parameter.size()));
+    const std::string name =
+        std::string(module) + parameter.substr(std::min(parameter.rfind('.'), parameter.size()));
     if (("." + name).ends_with("." + parameter)) found.push_back(name);
   }
   return found;
@@ -258,7 +293,8 @@ AdapterTensor adapter_tensor(std::string_view name) {
     return {row.kind, std::move(module), is_inner ? 2U : 1U, std::move(adapter)};
   }
   for (const char* const word : {"lora_magnitude_vector", "token_adapter", "lora_B", "lora_"}) {
-    if (name.find("." + std::string(word)) != std::string_view::npos) return {Kind::kRefused, word, 0};
+    if (name.find("." + std::string(word)) != std::string_view::npos)
+      return {Kind::kRefused, word, 0};
   }
   std::string target(name);
   const bool is_named = replaces(target, ".modules_to_save.default.", ".");

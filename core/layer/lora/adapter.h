@@ -1,5 +1,5 @@
-// A LoRA adapter as PEFT writes it: what adapter_config.json says, and what the names of its tensors
-// mean.
+// A LoRA adapter as PEFT writes it: what adapter_config.json says, and what the names of its
+// tensors mean.
 //
 // Rules: PEFT, tuners/lora/config.py, model.py and layer.py, and utils/save_and_load.py. An adapter
 // that is not W + s·B·A is refused by name: its weights would be other ones.
@@ -32,10 +32,10 @@ class AdapterConfig {
 
   // Whether some module is stored as [in, out]. PEFT writes what holds for the last one alone.
   bool fan_in_fan_out() const { return fan_in_fan_out_; }
-  // Whether `modules_to_save`, or the task, names a module that a tensor belongs to: PEFT then keeps
-  // a copy of the base's module, or the module is new.
+  // Whether `modules_to_save`, or the task, names a module that a tensor belongs to: PEFT then
+  // keeps a copy of the base's module, or the module is new.
   bool saves_module_of(std::string_view tensor) const;
-  bool is_of_language_model() const;  // by the task
+  bool is_of_language_model() const;                   // by the task
   bool ties_weights() const { return ties_weights_; }  // ensure_weight_tying
   // The parameters of a module that `target_parameters` names, with the module's name before them.
   std::vector<std::string> parameters_of(std::string_view module) const;

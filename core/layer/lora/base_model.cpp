@@ -35,7 +35,8 @@ std::string_view behind_dots(std::string_view name) { return name.substr(name.rf
 // The last component of the module that has a weight or a bias; "" for other tensors.
 std::string_view module_in(std::string_view tensor) {
   const std::string_view parameter = behind_dots(tensor);
-  if (parameter.size() == tensor.size() || (parameter != "weight" && parameter != "bias")) return "";
+  if (parameter.size() == tensor.size() || (parameter != "weight" && parameter != "bias"))
+    return "";
   return behind_dots(tensor.substr(0, tensor.size() - parameter.size() - 1));
 }
 
@@ -69,7 +70,8 @@ BaseModel read_base_model(const std::string& directory, Sources& sources) {
     if (error.code() != ErrorCode::kAbsent && error.code() != ErrorCode::kHidden) throw;
     return model;
   }
-  const Json json = Json::parse(is_bounded_json(text) ? without_infinities(text) : "", nullptr, false);
+  const Json json =
+      Json::parse(is_bounded_json(text) ? without_infinities(text) : "", nullptr, false);
   if (!json.is_object()) return model;
   model.has_config = true;
   const auto architectures = json.find("architectures");

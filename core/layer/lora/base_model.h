@@ -14,13 +14,13 @@ namespace stfs {
 
 struct BaseModel {
   bool has_config = false;
-  std::string architecture;  // the first of `architectures`
-  std::vector<std::string> types;  // each model_type: those of parts too
+  std::string architecture;             // the first of `architectures`
+  std::vector<std::string> types;       // each model_type: those of parts too
   std::optional<bool> ties_embeddings;  // tie_word_embeddings
 
-  bool has_conv1d() const;            // of some part
+  bool has_conv1d() const;              // of some part
   bool has_transposed_experts() const;  // stacks of experts are stored as [experts, in, out]
-  std::string text() const;           // all of it, for versions
+  std::string text() const;             // all of it, for versions
 };
 
 // Reads config.json in a directory, which may be a URL. Without one, and of a text that is no JSON

@@ -34,10 +34,10 @@ constexpr const char* kTensorsNames[] = {
 
 // What adapters make of a tensor of the list below, or of one that they add.
 struct Change {
-  Tensor base;                 // of the list below, or its replacement by an adapter
+  Tensor base;  // of the list below, or its replacement by an adapter
   bool is_replaced = false;
-  bool is_copy = false;        // it is replaced in a copy of the module that PEFT made for training
-  bool is_stack = false;       // the first dimension counts experts
+  bool is_copy = false;   // it is replaced in a copy of the module that PEFT made for training
+  bool is_stack = false;  // the first dimension counts experts
   std::vector<LoraUpdate> updates;
   std::vector<Tensor> factors;  // of the updates
 };
@@ -87,7 +87,6 @@ class MergedTensor : public ComputedTensor {
     if (!change_.updates.empty()) return "merged with LoRA";
     return change_.is_replaced ? "replaced by an adapter" : "kept by an adapter";
   }
-
 
  private:
   std::string name_;
@@ -177,7 +176,8 @@ class Merger {
       if (added_[i].adapter) row.part += first_parts[*added_[i].adapter];
       row.computed = &tensors->add(added_[i].name, std::move(changes_.at(list_size_ + i)));
     }
-    std::ranges::stable_sort(rows, {}, [](const auto& row) { return std::pair(row.part, row.record); });
+    std::ranges::stable_sort(rows, {},
+                             [](const auto& row) { return std::pair(row.part, row.record); });
     list.show(std::move(rows), std::move(tensors), std::move(text_), std::move(hidden_keys));
     if (unties) list.beside().unties_embeddings = true;
     if (!tokenizer_.empty()) list.beside().tokenizer = tokenizer_;
@@ -195,7 +195,8 @@ class Merger {
     std::error_code error;
     if (!is_url(name)) return std::filesystem::is_regular_file(name, error);
     const std::string last = last_component(public_name(name));
-    constexpr std::string_view kEndings[] = {".safetensors", ".gguf", ".bin", ".pt", ".npz", ".json"};
+    constexpr std::string_view kEndings[] = {".safetensors", ".gguf", ".bin",
+                                             ".pt",          ".npz",  ".json"};
     return std::ranges::any_of(kEndings, [&](auto ending) { return last.ends_with(ending); });
   }
 
@@ -293,9 +294,10 @@ class Merger {
     AdapterTensor meaning = adapter_tensor(tensor.name);
     if (meaning.kind == Kind::kRefused) {
       const std::string foreign = foreign_adapter(tensor.name);
-      refuse(tensor.name, !foreign.empty() ? "belongs to " + foreign
-                                           : "belongs to a kind of adapter that is not supported (" +
-                                                 meaning.subject + "): merge it with PEFT");
+      refuse(tensor.name, !foreign.empty()
+                              ? "belongs to " + foreign
+                              : "belongs to a kind of adapter that is not supported (" +
+                                    meaning.subject + "): merge it with PEFT");
     }
     if (tensor.elements() == 0) {
       refuse(tensor.name,
@@ -344,14 +346,16 @@ class Merger {
     for (const Tensor& factor : {*pair.a, *pair.b}) {
       require_floats(factor);
       if (factor.locator) continue;
-      refuse(factor.name, "does not lie row behind row in its file: save the adapter as safetensors");
+      refuse(factor.name,
+             "does not lie row behind row in its file: save the adapter as safetensors");
     }
   }
 
   // The tensor that a name means, of the base or of those that adapters add.
   std::optional<std::uint32_t> find(std::string_view name, std::string_view of) const {
     const auto added = std::ranges::find(added_, name, &Added::name);
-    if (added != added_.end()) return list_size_ + static_cast<std::uint32_t>(added - added_.begin());
+    if (added != added_.end())
+      return list_size_ + static_cast<std::uint32_t>(added - added_.begin());
     std::optional<std::uint32_t> other;
     const auto number = targets_.find(name, other);
     if (number && other) {
@@ -372,8 +376,8 @@ class Merger {
     // The head of a model that has it as its embeddings: it begins as they are.
     const std::uint32_t number = add_tensor(name, list_.row(*embedding_), std::nullopt);
     const auto embedding = changes_.find(*embedding_);
-    const bool follows = embedding != changes_.end() && embedding->second.is_replaced &&
-                         !embedding->second.is_copy;
+    const bool follows =
+        embedding != changes_.end() && embedding->second.is_replaced && !embedding->second.is_copy;
     changes_[number].base = follows ? embedding->second.base : list_.tensor(*embedding_);
     return number;
   }
@@ -447,7 +451,8 @@ class Merger {
     if (!model_.has_config || !name.ends_with(".weight")) return;
     warnings_.push_back(printable(place_) + ": " + in_quotes(name) + " " + shape_json(by.shape) +
                         ": the base has no such tensor, it is added: \"architectures\" of "
-                        "config.json names " + in_quotes(model_.architecture) +
+                        "config.json names " +
+                        in_quotes(model_.architecture) +
                         ": name the class that has it, and its labels in \"id2label\"");
   }
 
@@ -470,9 +475,9 @@ class Merger {
     const AdapterConfig::Scaling scaling = config_->scaling_of(module);
     const std::uint64_t rank = scaling.rank;
     const Tensor &a = *pair.a, &b = *pair.b;
-    const bool are_matrices = a.shape.size() >= 2 && b.shape.size() >= 2 && a.shape[0] == rank &&
-                              b.shape[1] == rank &&
-                              std::ranges::all_of(b.shape.subspan(2), [](auto n) { return n == 1; });
+    const bool are_matrices =
+        a.shape.size() >= 2 && b.shape.size() >= 2 && a.shape[0] == rank && b.shape[1] == rank &&
+        std::ranges::all_of(b.shape.subspan(2), [](auto n) { return n == 1; });
     const std::uint32_t number = weight_of(module, a);
     if (!are_matrices) refuse_factors(pair, "the rank is " + std::to_string(rank));
     require_floats(base_of(number));
@@ -545,7 +550,8 @@ class Merger {
     }
     if (layer != std::string_view::npos) {
       const std::string before(name.substr(0, layer + 2));
-      for (const char* const other : {"attn.c_attn.weight", "mlp.c_fc.weight", "crossattention.c_attn.weight"}) {
+      for (const char* const other :
+           {"attn.c_attn.weight", "mlp.c_fc.weight", "crossattention.c_attn.weight"}) {
         const auto number = list_.find(before + other);
         if (!number) continue;
         const auto shape = list_.tensor(*number).shape;
@@ -575,16 +581,16 @@ class Merger {
       for (; at < pairs.size() && fits != 1; ++at) {
         fits = 0;
         for (std::size_t i = 0; i < parameters.size(); ++i) {
-          const auto orientation = orientation_of(parameters[i].name, parameters[i].number, *pairs[at]);
+          const auto orientation =
+              orientation_of(parameters[i].name, parameters[i].number, *pairs[at]);
           if (!orientation.fits_straight && !orientation.fits_transposed) continue;
           fitting = i;
           ++fits;
         }
         if (fits == 0) {
-          refuse_factors(*pairs[at],
-                         "they fit no parameter of " + in_quotes(module) +
-                             " that \"target_parameters\" names, with the rank " +
-                             std::to_string(config_->scaling_of(module).rank));
+          refuse_factors(*pairs[at], "they fit no parameter of " + in_quotes(module) +
+                                         " that \"target_parameters\" names, with the rank " +
+                                         std::to_string(config_->scaling_of(module).rank));
         }
       }
       if (fits != 1) {
@@ -596,9 +602,10 @@ class Merger {
       const Orientation fit = orientation_of(parameter.name, parameter.number, pair);
       bool is_transposed = fit.fits_transposed;
       if (fit.fits_straight && fit.fits_transposed && !model_.has_transposed_experts()) {
-        refuse_factors(pair, in_quotes(name_of(parameter.number)) +
-                                 " has square matrices, and nothing tells whether they are stored "
-                                 "transposed (those of gpt_oss and llama4 are): merge it with PEFT");
+        refuse_factors(pair,
+                       in_quotes(name_of(parameter.number)) +
+                           " has square matrices, and nothing tells whether they are stored "
+                           "transposed (those of gpt_oss and llama4 are): merge it with PEFT");
       }
       if (!fit.is_stack) is_transposed = is_stored_transposed(parameter.number, pair);
       require_floats(base_of(parameter.number));
@@ -620,8 +627,8 @@ class Merger {
     Orientation fit{.is_stack = shape.size() == 3};
     const std::uint64_t matrices = fit.is_stack ? shape[0] : 1;
     std::uint64_t ranks = 0;
-    if (__builtin_mul_overflow(matrices, config_->scaling_of(name).rank, &ranks) ||
-        a[0] != ranks || b[1] != ranks) {
+    if (__builtin_mul_overflow(matrices, config_->scaling_of(name).rank, &ranks) || a[0] != ranks ||
+        b[1] != ranks) {
       return {};
     }
     const std::span<const std::uint64_t> matrix = shape.last(2);
@@ -652,10 +659,12 @@ class Merger {
       return false;
     }
     const Tensor before = list_.tensor(*embedding_);
-    if (before.shape[0] != embedding->second.base.shape[0] || before.name.ends_with("shared.weight") ||
+    if (before.shape[0] != embedding->second.base.shape[0] ||
+        before.name.ends_with("shared.weight") ||
         before.name.find("decoder.") != std::string_view::npos) {
-      refuse(before.name, "the head is this tensor too (tie_word_embeddings), and what the adapter "
-                          "makes of one is not told for the other: merge it with PEFT");
+      refuse(before.name,
+             "the head is this tensor too (tie_word_embeddings), and what the adapter "
+             "makes of one is not told for the other: merge it with PEFT");
     }
     if (!head_) {
       const bool is_inside = before.name.starts_with("language_model.model.");
@@ -679,17 +688,17 @@ class Merger {
   Targets targets_;
   BaseModel model_;
   std::optional<std::uint32_t> embedding_, head_;  // the input embeddings, if they are one tensor
-  bool is_tied_ = false;    // the model has one tensor as both
-  bool diverges_ = false;   // the embeddings have changed without the head
-  std::optional<AdapterConfig> config_;  // of the adapter that is merged
-  std::string place_, name_;             // of that adapter
-  bool changes_rows_ = false;            // that adapter changes the number of the embeddings
-  std::string tokenizer_;  // the directory of the last one that did
+  bool is_tied_ = false;                           // the model has one tensor as both
+  bool diverges_ = false;                          // the embeddings have changed without the head
+  std::optional<AdapterConfig> config_;            // of the adapter that is merged
+  std::string place_, name_;                       // of that adapter
+  bool changes_rows_ = false;  // that adapter changes the number of the embeddings
+  std::string tokenizer_;      // the directory of the last one that did
   std::string text_ = std::string(kLoraOption) + "=";
   std::vector<std::string> warnings_;
   std::deque<TensorList> adapters_;
-  std::uint32_t adapter_ = 0;                     // number of the one that is merged
-  std::map<std::uint32_t, Change> changes_;       // by number; those of added_ follow the list's
+  std::uint32_t adapter_ = 0;                // number of the one that is merged
+  std::map<std::uint32_t, Change> changes_;  // by number; those of added_ follow the list's
   std::deque<Added> added_;
   std::map<std::uint32_t, std::uint32_t> last_;  // the adapter that changed a tensor last
 };
@@ -711,8 +720,8 @@ std::string resolved_adapter(const std::string& argument, Sources& sources) {
   const std::string scale = argument.substr(0, argument.size() - directory.size());
   const std::string name(directory);
   std::error_code error;
-  return scale + (is_url(name) ? sources.pinned(name)
-                               : std::filesystem::absolute(name, error).string());
+  return scale +
+         (is_url(name) ? sources.pinned(name) : std::filesystem::absolute(name, error).string());
 }
 
 TensorList merge_adapters(TensorList below, std::span<const std::string> arguments,

@@ -14,7 +14,7 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kStep = 256 << 10;   // elements of the weight that are merged at a time
+constexpr std::uint64_t kStep = 256 << 10;  // elements of the weight that are merged at a time
 constexpr std::uint64_t kMostOfFactor = 4 << 20;  // elements of a factor in memory
 
 void keep_f32(const float* in, std::size_t count, std::byte* out) {
@@ -65,8 +65,8 @@ class Merged : public Producer {
   void missing(std::uint64_t offset, std::uint64_t length,
                std::vector<Extent>& missing) const override {
     const std::uint64_t begin = offset - offset % type_.block_bytes;
-    const std::uint64_t end = (offset + length + type_.block_bytes - 1) / type_.block_bytes *
-                              type_.block_bytes;
+    const std::uint64_t end =
+        (offset + length + type_.block_bytes - 1) / type_.block_bytes * type_.block_bytes;
     for (const Extent& extent : base_.missing(begin, end - begin)) missing.push_back(extent);
     if (begin == end) return;
     const std::uint64_t row_bytes = shape_.columns * type_.block_bytes;
@@ -129,7 +129,8 @@ class Merged : public Producer {
     const auto elements = static_cast<std::size_t>(count);
     work.values.resize(elements);
     work.bytes.resize(elements * type_.block_bytes);
-    if (const int error = base_.copy_unverified(first * type_.block_bytes, work.bytes)) return error;
+    if (const int error = base_.copy_unverified(first * type_.block_bytes, work.bytes))
+      return error;
     type_.to_f32(work.bytes.data(), elements, work.values.data());
     for (std::size_t i = 0; i < updates_.size(); ++i) {
       if (const int error = add(work, updates_[i], work.rights[i], part)) return error;
@@ -141,11 +142,10 @@ class Merged : public Producer {
   int add(Work& work, const LoraUpdate& update, Work::Right& right, const Rectangle& part) const {
     if (right.matrix != part.matrix || right.column != part.column ||
         right.columns != part.columns) {
-      const int error =
-          update.is_transposed
-              ? load_b(work, update, part.matrix, part.column, part.columns, work.other)
-              : load_a(work, update, part.matrix, shape_.columns, part.column, part.columns,
-                       right.values);
+      const int error = update.is_transposed ? load_b(work, update, part.matrix, part.column,
+                                                      part.columns, work.other)
+                                             : load_a(work, update, part.matrix, shape_.columns,
+                                                      part.column, part.columns, right.values);
       if (error != 0) return error;
       if (update.is_transposed) transpose(work.other, part.columns, update.rank, right.values);
       right.matrix = part.matrix;
@@ -166,8 +166,8 @@ class Merged : public Producer {
     if (!update.is_transposed) {
       return load_b(work, update, part.matrix, part.row, part.rows, work.left);
     }
-    if (const int error = load_a(work, update, part.matrix, shape_.rows, part.row, part.rows,
-                                 work.other)) {
+    if (const int error =
+            load_a(work, update, part.matrix, shape_.rows, part.row, part.rows, work.other)) {
       return error;
     }
     transpose(work.other, update.rank, part.rows, work.left);
@@ -175,9 +175,8 @@ class Merged : public Producer {
   }
 
   // The columns [column, column + columns) of A of a matrix, [rank, width], row after row.
-  static int load_a(Work& work, const LoraUpdate& update, std::uint64_t matrix,
-                    std::uint64_t width, std::uint64_t column, std::uint64_t columns,
-                    std::vector<float>& out) {
+  static int load_a(Work& work, const LoraUpdate& update, std::uint64_t matrix, std::uint64_t width,
+                    std::uint64_t column, std::uint64_t columns, std::vector<float>& out) {
     const std::uint64_t rank = update.rank;
     const std::uint64_t begin = matrix * rank * width;
     if (columns == width) return load(work, update.a, begin, rank * width, out);

@@ -35,13 +35,13 @@ struct LoraUpdate {
 // A weight as a matrix: a convolution's dimensions behind the first are its columns. Or a stack of
 // matrices, one for each expert.
 struct MergedShape {
-  DType dtype;  // BF16, F16 or F32
+  DType dtype;                  // BF16, F16 or F32
   std::uint64_t rows, columns;  // of a matrix
   std::uint64_t matrices = 1;
 };
 
-// `base` is the weight's bytes, row-major. Reading needs memory for the factors of the rows that are
-// read, in binary32.
+// `base` is the weight's bytes, row-major. Reading needs memory for the factors of the rows that
+// are read, in binary32.
 std::unique_ptr<const Producer> merged(Content base, const MergedShape& shape,
                                        std::vector<LoraUpdate> updates);
 

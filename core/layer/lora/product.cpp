@@ -20,11 +20,10 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using Floats = hn::ScalableTag<float>;
 
-// Two vectors of four rows: the sums stay in registers, and an element of `right`, two vectors a row,
-// is loaded once for the four.
+// Two vectors of four rows: the sums stay in registers, and an element of `right`, two vectors a
+// row, is loaded once for the four.
 void add_to_four(const LoraFactors& of, const float* HWY_RESTRICT left,
-                 const float* HWY_RESTRICT right, std::size_t columns,
-                 float* HWY_RESTRICT values) {
+                 const float* HWY_RESTRICT right, std::size_t columns, float* HWY_RESTRICT values) {
   const Floats floats;
   const std::size_t lanes = hn::Lanes(floats);
   auto a0 = hn::Zero(floats), a1 = a0, b0 = a0, b1 = a0, c0 = a0, c1 = a0, d0 = a0, d1 = a0;

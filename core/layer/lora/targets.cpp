@@ -58,7 +58,8 @@ bool are_wrappers(std::string_view components) {
                                             "transformer"};
   while (!components.empty()) {
     const std::size_t dot = std::min(components.find('.'), components.size());
-    if (std::ranges::find(kWrappers, components.substr(0, dot)) == std::end(kWrappers)) return false;
+    if (std::ranges::find(kWrappers, components.substr(0, dot)) == std::end(kWrappers))
+      return false;
     components.remove_prefix(std::min(dot + 1, components.size()));
   }
   return true;

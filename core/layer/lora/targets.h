@@ -22,7 +22,8 @@ class Targets {
 
   // The tensor with this name, or else that with the longest common end of whole components, where
   // neither name has a number before it. One name is then the end of the other, or names that wrap
-  // models stand before both. nullopt: there is none. Sets `other` when two tensors fit equally well.
+  // models stand before both. nullopt: there is none. Sets `other` when two tensors fit equally
+  // well.
   std::optional<std::uint32_t> find(std::string_view name,
                                     std::optional<std::uint32_t>& other) const;
 

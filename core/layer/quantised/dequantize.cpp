@@ -26,8 +26,8 @@ void keep_f32(const float* in, std::size_t count, std::byte* out) {
 
 class Dequantized : public Producer {
  public:
-  Dequantized(const QuantizedLayout& layout, QuantizedInputs inputs, DType to,
-              TileCache& tiles, std::uint64_t tensor)
+  Dequantized(const QuantizedLayout& layout, QuantizedInputs inputs, DType to, TileCache& tiles,
+              std::uint64_t tensor)
       : layout_(layout),
         inputs_(std::move(inputs)),
         round_(to == DType::kF32    ? keep_f32
@@ -167,9 +167,8 @@ class Dequantized : public Producer {
 
 }  // namespace
 
-std::unique_ptr<const Producer> dequantized(const QuantizedLayout& layout,
-                                            QuantizedInputs inputs, DType to, TileCache& tiles,
-                                            std::uint64_t tensor) {
+std::unique_ptr<const Producer> dequantized(const QuantizedLayout& layout, QuantizedInputs inputs,
+                                            DType to, TileCache& tiles, std::uint64_t tensor) {
   return std::make_unique<Dequantized>(layout, std::move(inputs), to, tiles, tensor);
 }
 

@@ -1,5 +1,5 @@
-// The values of quantised weights, computed when they are read from the bytes of their inputs, which
-// are stored or what another layer computes.
+// The values of quantised weights, computed when they are read from the bytes of their inputs,
+// which are stored or what another layer computes.
 //
 // quantized_layout.h has the formula of a value, and the parameters of it that make a scheme.
 //
@@ -13,8 +13,8 @@
 
 #include "core/format/types.h"
 #include "core/layer/quantised/quantized_layout.h"
-#include "core/recipe/tile_cache.h"
 #include "core/recipe/content.h"
+#include "core/recipe/tile_cache.h"
 
 #include <cstdint>
 #include <memory>
@@ -23,8 +23,7 @@ namespace stfs {
 
 // A producer of the values as BF16, F16 or F32, row-major. misfit() is nullopt. `tiles` is for a
 // transposed layout, `tensor` the number of the tensor among those that share it.
-std::unique_ptr<const Producer> dequantized(const QuantizedLayout& layout,
-                                            QuantizedInputs inputs, DType to, TileCache& tiles,
-                                            std::uint64_t tensor);
+std::unique_ptr<const Producer> dequantized(const QuantizedLayout& layout, QuantizedInputs inputs,
+                                            DType to, TileCache& tiles, std::uint64_t tensor);
 
 }  // namespace stfs

@@ -95,7 +95,8 @@ bool may_name_rotation(std::string_view key, std::string_view text) {
   const auto is_equal = [](char a, char b) { return (a | ' ') == (b | ' '); };
   const auto has = [&](std::string_view where) {
     return std::ranges::any_of(kParts, [&](std::string_view part) {
-      return std::search(where.begin(), where.end(), part.begin(), part.end(), is_equal) != where.end();
+      return std::search(where.begin(), where.end(), part.begin(), part.end(), is_equal) !=
+             where.end();
     });
   };
   return has(key) || has(text);
@@ -104,9 +105,9 @@ bool may_name_rotation(std::string_view key, std::string_view text) {
 // Keys of metadata whose values people write, or that tell how a model was trained: its images may
 // have been rotated.
 bool is_free_text(std::string_view key) {
-  constexpr std::string_view kKeys[] = {"author",   "base_model", "comment",     "dataset", "description",
-                                        "license",  "model_name", "name",        "notes",   "tags",
-                                        "title",    "training_args", "training_info"};
+  constexpr std::string_view kKeys[] = {
+      "author", "base_model", "comment", "dataset", "description",   "license",      "model_name",
+      "name",   "notes",      "tags",    "title",   "training_args", "training_info"};
   constexpr std::string_view kBegins[] = {"ss_", "modelspec."};  // kohya's, Stability's
   const auto begins = [&](std::string_view word) { return key.starts_with(word); };
   return key.find("quant") == std::string_view::npos &&
@@ -230,10 +231,12 @@ bool is_key_of_rotation(std::string_view key) {
   constexpr std::string_view kSure[] = {"convrot", "hadamard", "spinquant", "quarot",
                                         "transform_config"};
   // convrot_groupsize alone says nothing.
-  constexpr std::string_view kSizes[] = {"convrot_groupsize", "convrot_group_size", "convrot_group"};
+  constexpr std::string_view kSizes[] = {"convrot_groupsize", "convrot_group_size",
+                                         "convrot_group"};
   // Rotations of positions, of images and of cameras.
-  constexpr std::string_view kOthers[] = {"rope_",  "_rope",   "rotary", "position_", "_position",
-                                          "image_", "augment", "camera", "rotation_angle"};
+  constexpr std::string_view kOthers[] = {"rope_",     "_rope",     "rotary",
+                                          "position_", "_position", "image_",
+                                          "augment",   "camera",    "rotation_angle"};
   const std::string lower = lower_case(key);
   const auto has = [&](std::string_view word) { return lower.find(word) != std::string::npos; };
   const auto ends = [&](std::string_view end) { return lower.ends_with(end); };

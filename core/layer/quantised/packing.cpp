@@ -13,29 +13,20 @@ Unit unit_of(const Packing& p) {
   constexpr std::uint64_t kWord = 4;  // bytes
   switch (p.codes) {
     case Codes::kTyped:
-    case Codes::kByColumn:
-      return {type_info(p.type).block_elements, type_info(p.type).block_bytes};
-    case Codes::kFields:
-      return {8, p.bits};
+    case Codes::kByColumn: return {type_info(p.type).block_elements, type_info(p.type).block_bytes};
+    case Codes::kFields: return {8, p.bits};
     case Codes::kWords:
-    case Codes::kCarried:
-      return {fields_in_word(p), kWord};
-    case Codes::kInterleaved:
-      return {8, kWord};
+    case Codes::kCarried: return {fields_in_word(p), kWord};
+    case Codes::kInterleaved: return {8, kWord};
     case Codes::kHighFirst:
-    case Codes::kF4HighFirst:
-      return {2, 1};
+    case Codes::kF4HighFirst: return {2, 1};
     case Codes::kF4Down:
-    case Codes::kNibblesDown:
-      return {1, 1, 2};
-    case Codes::kWordsDown:
-      return {1, kWord, fields_in_word(p)};
+    case Codes::kNibblesDown: return {1, 1, 2};
+    case Codes::kWordsDown: return {1, kWord, fields_in_word(p)};
     case Codes::kDown:  // a stream of words: stored_rows()
       return {1, kWord};
-    case Codes::kTiles:
-      return {4, 512, 128};
-    case Codes::kSigned:
-      break;
+    case Codes::kTiles: return {4, 512, 128};
+    case Codes::kSigned: break;
   }
   return {1, 1};
 }

@@ -324,9 +324,8 @@ class Dequantizer {
   // Whether a mount that was dequantised is among the SOURCEs.
   static bool shows_values(const TensorList& list) {
     const std::string beginning = std::string(kDequantizeOption) + "=";
-    return std::ranges::any_of(list.texts(), [&](const std::string& text) {
-      return text.starts_with(beginning);
-    });
+    return std::ranges::any_of(
+        list.texts(), [&](const std::string& text) { return text.starts_with(beginning); });
   }
   // Whether it may be a quantised weight: values that such a mount computes are none.
   bool may_be_weight(const Tensor& tensor) const {
@@ -335,7 +334,7 @@ class Dequantizer {
 
   // The tensors that schemes read are read one after the other: asks for those that come soon.
   void fetch_ahead(std::uint32_t number) {
-    constexpr std::size_t kAhead = 1024;  // tensors
+    constexpr std::size_t kAhead = 1024;   // tensors
     constexpr std::uint64_t kMost = 4096;  // bytes
     for (; asked_ < std::min(number + kAhead, fates_.size()); ++asked_) {
       const std::optional<Extent> place = list_.locator(asked_);
@@ -499,8 +498,8 @@ class Dequantizer {
     list.add_warning(
         printable(public_name(list_.part_of(first).source->path())) + ": tensor " +
         in_quotes(tensor.name) +
-        (count > 1 ? " and " + std::to_string(count - 1) + " more of integers" : "") +
-        ": " + std::string(dtype_name(tensor.dtype)) + " " + shape_json(tensor.shape) +
+        (count > 1 ? " and " + std::to_string(count - 1) + " more of integers" : "") + ": " +
+        std::string(dtype_name(tensor.dtype)) + " " + shape_json(tensor.shape) +
         " of no known scheme of quantisation, shown as stored: if they are codes of weights, "
         "convert the checkpoint with the library that made it");
   }
@@ -517,7 +516,8 @@ class Dequantizer {
       list.add_warning(printable(public_name(list_.part_of(*plain_).source->path())) + ": tensor " +
                        in_quotes(list_.name(*plain_)) +
                        ": FP8 without a scale beside it: its codes are shown as values, without " +
-                       in_quotes(name) + ": if that is its scale, convert the checkpoint with the "
+                       in_quotes(name) +
+                       ": if that is its scale, convert the checkpoint with the "
                        "library that made it");
       return;
     }
@@ -609,8 +609,8 @@ class Dequantizer {
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
       const Tensor tensor = list_.tensor(i);
       // Positions and masks are I64, BOOL, or no matrix.
-      const bool is_weight = tensor.shape.size() > 1 ||
-                             (is_fp8(tensor.dtype) && tensor.name.ends_with(".weight"));
+      const bool is_weight =
+          tensor.shape.size() > 1 || (is_fp8(tensor.dtype) && tensor.name.ends_with(".weight"));
       if (fates_[i] != kKept || !is_weight || !may_hold_codes(tensor.dtype)) continue;
       const std::size_t end = tensor.name.find_last_of("./");
       codes.emplace(tensor.name, i);
@@ -709,7 +709,7 @@ class Dequantizer {
   std::set<std::string, std::less<>> lost_;  // of which weights parts are missing: base_of_part()
   std::vector<std::uint32_t> fates_;
   std::optional<std::uint32_t> plain_;  // the first weight of FP8 without a scale
-  std::uint32_t asked_ = 0;  // fetch_ahead() has looked at the tensors before this
+  std::uint32_t asked_ = 0;             // fetch_ahead() has looked at the tensors before this
   std::unordered_set<std::string> new_names_;  // of results, where no stored tensor has the name
   struct Computed {
     std::uint64_t matrices = 1;  // of experts

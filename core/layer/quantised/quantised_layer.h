@@ -34,7 +34,7 @@ void set_scaled_values(TensorList& list, Sources& sources);
 // The quantised weights that a list shows as they are stored, as codes.
 struct StoredCodes {
   std::uint64_t weights = 0;
-  std::string scheme;  // of the first; dequantize() knows it
+  std::string scheme;                  // of the first; dequantize() knows it
   std::vector<std::uint32_t> tensors;  // their codes and scales, by number, ascending
 };
 // nullopt: there are none, or dequantize() would refuse them. The blocks of GGUF are no codes:

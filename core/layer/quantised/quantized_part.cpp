@@ -120,8 +120,8 @@ int PartDecoder::read() {
     const std::uint64_t reads = is_one ? 1 : window.count;
     const std::uint64_t length = is_one ? window.bytes() : window.run;
     for (std::uint64_t k = 0; k < reads; ++k, at += length) {
-      const int error = inputs_[i].read(window.begin + k * window.stride,
-                                        {at, static_cast<std::size_t>(length)});
+      const int error =
+          inputs_[i].read(window.begin + k * window.stride, {at, static_cast<std::size_t>(length)});
       if (error != 0) return error;
     }
   }

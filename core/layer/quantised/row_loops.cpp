@@ -200,19 +200,13 @@ void unpack_codes(const Packing& p, const std::byte* in, std::uint64_t pitch, st
       return p.bits == 4   ? unpack_nibbles(p, in, count, out)
              : p.bits == 8 ? unpack_bytes(p, reinterpret_cast<const std::uint8_t*>(in), count, out)
                            : unpack_fields(p, in, count, out);
-    case Codes::kWords:
-      return unpack_words(p, in, count, out);
-    case Codes::kCarried:
-      return unpack_carried(p, in, count, out);
+    case Codes::kWords: return unpack_words(p, in, count, out);
+    case Codes::kCarried: return unpack_carried(p, in, count, out);
     case Codes::kInterleaved:
-    case Codes::kHighFirst:
-      return unpack_nibbles(p, in, count, out);
-    case Codes::kF4Down:
-      return unpack_f4_down(in, row, count, out);
-    case Codes::kF4HighFirst:
-      return unpack_f4_high_first(in, count, out);
-    case Codes::kNibblesDown:
-      return unpack_nibbles_down(p, in, row, count, out);
+    case Codes::kHighFirst: return unpack_nibbles(p, in, count, out);
+    case Codes::kF4Down: return unpack_f4_down(in, row, count, out);
+    case Codes::kF4HighFirst: return unpack_f4_high_first(in, count, out);
+    case Codes::kNibblesDown: return unpack_nibbles_down(p, in, row, count, out);
     case Codes::kTiles: {  // `in` is the tile of the first element
       const std::byte* const line = in + row % 32 * 16 + row % 128 / 32 * 4;
       const auto at = [line](std::size_t i) { return line + i / 4 * 512 + i % 4; };
@@ -220,8 +214,7 @@ void unpack_codes(const Packing& p, const std::byte* in, std::uint64_t pitch, st
     }
     case Codes::kByColumn:  // `pitch` leads from a column to the next
       return unpack_gathered(p, count, out, [=](std::size_t i) { return in + i * pitch; });
-    default:
-      return unpack_down(p, in, pitch, row, count, out);
+    default: return unpack_down(p, in, pitch, row, count, out);
   }
 }
 

@@ -173,8 +173,9 @@ namespace {
 // Gemma 4 has such parameters of its own, which are no part of the weight beside them.
 bool is_of_gemma4(const Candidate& weight, const Tensor& scale) {
   const auto model = weight.finder.metadata(weight.number, "general.architecture");
-  return model && model->starts_with("gemma4") && (scale.name.ends_with("ffn_down_exps.scale") ||
-                                                   scale.name.ends_with("ffn_gate_inp.scale"));
+  return model && model->starts_with("gemma4") &&
+         (scale.name.ends_with("ffn_down_exps.scale") ||
+          scale.name.ends_with("ffn_gate_inp.scale"));
 }
 
 }  // namespace
@@ -182,8 +183,9 @@ bool is_of_gemma4(const Candidate& weight, const Tensor& scale) {
 bool find_gguf(Candidate& weight) {
   const Tensor& tensor = weight.tensor;
   const bool has_blocks = type_info(tensor.dtype).kind == TypeKind::kQuantized;
-  const bool is_matrix_of_gguf = weight.finder.list().part_of(weight.number).format->name == kGgufName &&
-                                 tensor.locator && tensor.shape.size() > 1 && !may_hold_codes(tensor.dtype);
+  const bool is_matrix_of_gguf =
+      weight.finder.list().part_of(weight.number).format->name == kGgufName && tensor.locator &&
+      tensor.shape.size() > 1 && !may_hold_codes(tensor.dtype);
   if (!has_blocks && !is_matrix_of_gguf) return false;
   if (has_blocks) take_typed(weight);
   // llama.cpp and others write X.scale, or X.weight.scale.

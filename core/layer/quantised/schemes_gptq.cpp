@@ -58,8 +58,9 @@ std::uint64_t group_size_of(const Candidate& weight, std::string_view module, st
 bool is_table(const Candidate& weight, std::string_view module, std::uint64_t rows) {
   constexpr std::string_view kNames[] = {"wte", "wpe", "shared"};
   const std::string_view layer = module.substr(module.rfind('.') + 1);
-  const bool is_embedding = layer.find("embed") != std::string_view::npos &&
-                            layer.find("proj") == std::string_view::npos;  // a Linear beside a table
+  const bool is_embedding =
+      layer.find("embed") != std::string_view::npos &&
+      layer.find("proj") == std::string_view::npos;  // a Linear beside a table
   if (!is_embedding && std::ranges::find(kNames, layer) == std::end(kNames)) return false;
   if (!weight.config().vocabularies.contains(rows)) {
     weight.refuse("may be a table of embeddings, and then its " + std::to_string(rows) +
@@ -105,8 +106,8 @@ void take_zeros(Candidate& weight, const Companion& zeros, const Packing& packin
   weight.take(Role::kZero, zeros);
 }
 
-// Returns the first zero point of a word if all of its zero points are the same, and are the middle of
-// the codes as either version of GPTQ stores it.
+// Returns the first zero point of a word if all of its zero points are the same, and are the middle
+// of the codes as either version of GPTQ stores it.
 std::optional<std::uint32_t> field_of_symmetric(std::uint32_t word, std::uint64_t bits) {
   const std::uint32_t mask = (1U << bits) - 1;
   const std::uint32_t first = word & mask;
@@ -193,7 +194,8 @@ bool find_gptq(Candidate& weight) {
   zero.added = is_v1 ? 1 : 0;
   // Some store the zero points of symmetric weights as the second version does, and name the first:
   // Qwen3.5's GPTQ-Int4. The first word tells.
-  if (const auto word = config.is_symmetric ? weight.finder.first_word(*parts.zeros) : std::nullopt) {
+  if (const auto word =
+          config.is_symmetric ? weight.finder.first_word(*parts.zeros) : std::nullopt) {
     const auto first = field_of_symmetric(*word, bits);
     if (!first) weight.refuse(*parts.zeros, "zero points of a symmetric weight are all the same");
     zero.added = *first == 1U << (bits - 1) ? 0 : 1;

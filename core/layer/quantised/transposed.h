@@ -18,8 +18,8 @@
 #include "core/format/from_f32.h"
 #include "core/layer/quantised/quantized_layout.h"
 #include "core/layer/quantised/quantized_part.h"
-#include "core/recipe/tile_cache.h"
 #include "core/recipe/content.h"
+#include "core/recipe/tile_cache.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -88,8 +88,8 @@ std::string random_name() {
 // Whether only `owner` can write to an open file of this kind.
 bool is_of(uid_t owner, int fd, mode_t kind) {
   struct stat status {};
-  return ::fstat(fd, &status) == 0 && (status.st_mode & S_IFMT) == kind &&
-         status.st_uid == owner && (status.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+  return ::fstat(fd, &status) == 0 && (status.st_mode & S_IFMT) == kind && status.st_uid == owner &&
+         (status.st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 
 // Whether a name in a directory is still that of an open file.
@@ -334,8 +334,8 @@ Cache::Cache(Options options) : options_(std::move(options)) {
     return found.empty() ? path : found.lexically_normal().string();
   };
   options_.directory = absolute(options_.directory);
-  is_named_ = !environment("STFS_CACHE").empty() ||
-              options_.directory != absolute(default_directory());
+  is_named_ =
+      !environment("STFS_CACHE").empty() || options_.directory != absolute(default_directory());
   options_.keep_free = std::min(options_.keep_free, 100U);
   if (prepare() && !is_read_only_) empty_trash();
 }

@@ -173,9 +173,9 @@ class Cache {
   bool remember(const std::string& name, const std::string& json) const;  // whether it did
   void forget(const std::string& name) const;
 
-  // Evicts until `bytes` more, and their part of a map, fit under the bounds. `was_refused`: the file
-  // system refused as much, perhaps for a quota or a lack of inodes; then at least one entry goes.
-  // False when they do not fit all the same: what is left is in use.
+  // Evicts until `bytes` more, and their part of a map, fit under the bounds. `was_refused`: the
+  // file system refused as much, perhaps for a quota or a lack of inodes; then at least one entry
+  // goes. False when they do not fit all the same: what is left is in use.
   bool make_room(std::uint64_t bytes, bool was_refused = false);
 
   struct Listed {

@@ -330,12 +330,9 @@ void Fetcher::settle(Lock& lock, Transfer& transfer) {
   switch (next_try(end, kind == Kind::kAccept  ? AnswerIs::kGood
                         : kind == Kind::kRetry ? AnswerIs::kTemporary
                                                : AnswerIs::kWrong)) {
-    case NextTry::kNow:
-      return again(transfer, rest, true);
-    case NextTry::kLater:
-      return retry(transfer, rest, kind == Kind::kAccept ? end.text : text);
-    case NextTry::kNone:
-      break;
+    case NextTry::kNow: return again(transfer, rest, true);
+    case NextTry::kLater: return retry(transfer, rest, kind == Kind::kAccept ? end.text : text);
+    case NextTry::kNone: break;
   }
   if (kind == Kind::kRenew) return renew(lock, transfer, rest);
   if (kind == Kind::kChanged) {  // bytes that are not here can never be fetched

@@ -385,7 +385,9 @@ void set_up(Transfer& transfer) {
   transfer.easy.reset(libcurl().easy_init());
   CURL* const easy = transfer.easy.get();
   if (easy == nullptr) throw std::bad_alloc();
-  for (const std::string& secret : secrets_of({.url = transfer.at.text(), .body = transfer.request.body, .secrets = transfer.request.secrets})) {
+  for (const std::string& secret : secrets_of({.url = transfer.at.text(),
+                                   .body = transfer.request.body,
+                                   .secrets = transfer.request.secrets})) {
     transfer.secrets.push_back(secret);
   }
   transfer.head = {};
@@ -444,7 +446,8 @@ std::shared_ptr<CURLSH> make_pool() {
 // one code for all that ends a handshake; its text has OpenSSL's error, or, where OpenSSL has none,
 // what the system said.
 bool has_broken_off(std::string_view said) {
-  return said.find("SSL_connect: ") != std::string_view::npos || said.find("unexpected eof") != std::string_view::npos;
+  return said.find("SSL_connect: ") != std::string_view::npos ||
+         said.find("unexpected eof") != std::string_view::npos;
 }
 
 // ": checked with the certificates of FILE and DIRECTORY": those that were given, or libcurl's own.
@@ -484,30 +487,22 @@ HttpEnd end_of(CURLcode code, Transfer& transfer) {
             proxy_refusal(transfer, connect_status)};
   }
   switch (code) {
-    case CURLE_OK:
-      return {};
-    case CURLE_COULDNT_RESOLVE_HOST:
-      return {EIO, "cannot find the address of " + transfer.at.host};
-    case CURLE_COULDNT_RESOLVE_PROXY:
-      return {EIO, "cannot find the address of the proxy"};
-    case CURLE_COULDNT_CONNECT:
-      return {EIO, "cannot connect to " + to + because};
-    case CURLE_OPERATION_TIMEDOUT:
-      return {ETIMEDOUT, "cannot connect to " + to + " in time"};
-    case CURLE_PARTIAL_FILE:
-      return {EIO, "the answer of " + host + " broke off"};
-    case CURLE_GOT_NOTHING:
-      return {EIO, host + " closed the connection without an answer"};
+    case CURLE_OK: return {};
+    case CURLE_COULDNT_RESOLVE_HOST: return {EIO, "cannot find the address of " + transfer.at.host};
+    case CURLE_COULDNT_RESOLVE_PROXY: return {EIO, "cannot find the address of the proxy"};
+    case CURLE_COULDNT_CONNECT: return {EIO, "cannot connect to " + to + because};
+    case CURLE_OPERATION_TIMEDOUT: return {ETIMEDOUT, "cannot connect to " + to + " in time"};
+    case CURLE_PARTIAL_FILE: return {EIO, "the answer of " + host + " broke off"};
+    case CURLE_GOT_NOTHING: return {EIO, host + " closed the connection without an answer"};
     case CURLE_RECV_ERROR:
-    case CURLE_SEND_ERROR:
-      return {EIO, "the connection to " + host + " broke" + because};
+    case CURLE_SEND_ERROR: return {EIO, "the connection to " + host + " broke" + because};
     case CURLE_PEER_FAILED_VERIFICATION:
       return {EPROTO, "cannot trust " + host + ": " + said + authorities_of(transfer)};
     case CURLE_SSL_CACERT_BADFILE:
-    case CURLE_SSL_CERTPROBLEM:
-      return {EPROTO, "cannot trust " + host + ": " + said};
+    case CURLE_SSL_CERTPROBLEM: return {EPROTO, "cannot trust " + host + ": " + said};
     case CURLE_SSL_CONNECT_ERROR:
-      if (has_broken_off(said)) return {EIO, "the connection to " + host + " broke in its handshake"};
+      if (has_broken_off(said))
+        return {EIO, "the connection to " + host + " broke in its handshake"};
       return {EPROTO, "no secure connection to " + host + ": " + said};
     case CURLE_READ_ERROR:  // nothing else is read: bodies are in memory
       return {EACCES, printable(transfer.environment->netrc) +
@@ -522,8 +517,7 @@ HttpEnd end_of(CURLcode code, Transfer& transfer) {
         return {EPROTO, "the server of " + host + " sends more than 64 KiB of headers"};
       }
       return {EIO, "no memory"};
-    default:
-      return {EIO, host + ": " + libcurl().easy_strerror(code)};
+    default: return {EIO, host + ": " + libcurl().easy_strerror(code)};
   }
 }
 

@@ -7,13 +7,13 @@
 #include <curl/curl.h>
 
 // The functions of libcurl that stfs calls, without the prefix curl_.
-#define STFS_LIBCURL(each)                                                                       \
-  each(easy_cleanup) each(easy_getinfo) each(easy_init) each(easy_setopt) each(easy_strerror)    \
-      each(free) each(getdate) each(global_init) each(multi_add_handle) each(multi_cleanup)      \
-          each(multi_info_read) each(multi_init) each(multi_perform) each(multi_poll)            \
+#define STFS_LIBCURL(each)                                                                        \
+  each(easy_cleanup) each(easy_getinfo) each(easy_init) each(easy_setopt) each(easy_strerror)     \
+      each(free) each(getdate) each(global_init) each(multi_add_handle) each(multi_cleanup)       \
+          each(multi_info_read) each(multi_init) each(multi_perform) each(multi_poll)             \
               each(multi_remove_handle) each(multi_setopt) each(multi_wakeup) each(share_cleanup) \
-                  each(share_init) each(share_setopt) each(slist_append)                         \
-                      each(slist_free_all) each(url) each(url_cleanup) each(url_get) each(url_set)
+                  each(share_init) each(share_setopt) each(slist_append) each(slist_free_all)     \
+                      each(url) each(url_cleanup) each(url_get) each(url_set)
 
 namespace stfs {
 

@@ -34,8 +34,9 @@ void add_parameters(std::string_view query, std::vector<std::string>& secrets) {
 void hide(std::string& text, const std::string& secret) {
   for (std::size_t at = 0; (at = text.find(secret, at)) != std::string::npos;) {
     const std::size_t end = at + secret.size();
-    const bool is_inside = (at > 0 && is_of_a_code(text[at - 1]) && is_of_a_code(secret.front())) ||
-                           (end < text.size() && is_of_a_code(text[end]) && is_of_a_code(secret.back()));
+    const bool is_inside =
+        (at > 0 && is_of_a_code(text[at - 1]) && is_of_a_code(secret.front())) ||
+        (end < text.size() && is_of_a_code(text[end]) && is_of_a_code(secret.back()));
     if (secret.size() < kLeastSecret && is_inside) {
       ++at;
       continue;
@@ -87,7 +88,8 @@ std::string quoted(std::string_view said, std::vector<std::string> secrets) {
   for (const std::string& secret : secrets) {
     if (!secret.empty()) hide(text, secret);
   }
-  while (in_quotes(text).size() > kMostQuoted + 2) text.resize(utf8_floor(text, text.size() * 3 / 4));
+  while (in_quotes(text).size() > kMostQuoted + 2)
+    text.resize(utf8_floor(text, text.size() * 3 / 4));
   return in_quotes(text);
 }
 
@@ -101,7 +103,8 @@ ServerReason reason_in(const std::string& body) {
     if (node.child("Error")) node = node.child("Error");  // STS
     reason.code = node.child_value("Code");
     reason.message = node.child_value("Message");
-    if (reason.code.size() > 64 || !std::ranges::all_of(reason.code, is_of_a_code)) reason.code.clear();
+    if (reason.code.size() > 64 || !std::ranges::all_of(reason.code, is_of_a_code))
+      reason.code.clear();
   } else if (text.starts_with('{') || text.starts_with('[')) {
     reason.message = message_in(Json::parse(text, nullptr, false));
   } else if (is_utf8(text)) {

@@ -105,7 +105,8 @@ std::string_view query_of(std::string_view name) {
 using Parameters = std::vector<std::pair<std::string, std::string_view>>;
 Parameters parameters_of(std::string_view query) {
   Parameters parameters;
-  for (std::string_view rest = query.substr(std::min<std::size_t>(1, query.size())); !rest.empty();) {
+  for (std::string_view rest = query.substr(std::min<std::size_t>(1, query.size()));
+       !rest.empty();) {
     const std::string_view one = rest.substr(0, rest.find('&'));
     rest.remove_prefix(std::min(one.size() + 1, rest.size()));
     parameters.emplace_back(lower_case(percent_decode(one.substr(0, one.find('=')))), one);

@@ -67,8 +67,7 @@ class HubRemote final : public Remote {
         if (head.was_redirected || head.url == location_.url) refused_ = location_.url;
         return {.kind = Verdict::Kind::kRenew, .text = refusal_of(head)};
       }
-      default:
-        break;
+      default: break;
     }
     const std::string_view commit = head.header("x-repo-commit");
     if (!commit.empty() && commit != name_.revision) {
@@ -247,7 +246,8 @@ class HubStore final : public Store {
     for (auto at = known->files.lower_bound(prefix);
          at != known->files.end() && at->first.starts_with(prefix); ++at) {
       std::string entry = at->first.substr(prefix.size());
-      entry.resize(std::min(entry.size(), entry.find('/')) + (entry.find('/') != std::string::npos));
+      entry.resize(std::min(entry.size(), entry.find('/')) +
+                   (entry.find('/') != std::string::npos));
       if (names.empty() || names.back() != entry) names.push_back(std::move(entry));
     }
     std::ranges::sort(names);

@@ -164,17 +164,17 @@ void refuse_hub_answer(const HttpHead& head, const std::string& place, const std
       options.is_token_withheld
           ? "the token was not sent, because " + options.endpoint + " is http: use https"
           : "set HF_TOKEN";
-  const std::string said = "the Hub answered " + std::to_string(head.status) +
-                           reason_text({head, body}, head.secrets);
+  const std::string said =
+      "the Hub answered " + std::to_string(head.status) + reason_text({head, body}, head.secrets);
   const auto fail = [&](ErrorCode error, const std::string& rule) {
     throw Error(error, place, rule);
   };
   if (code == "GatedRepo") {
     fail(ErrorCode::kUnreadable, "the model is gated: accept its conditions at " +
                                      options.endpoint + "/" + id +
-                                     (has_token                    ? ""
+                                     (has_token                   ? ""
                                       : options.is_token_withheld ? "; " + set_token
-                                                                   : ", then set HF_TOKEN"));
+                                                                  : ", then set HF_TOKEN"));
   }
   if (code == "RevisionNotFound") fail(ErrorCode::kAbsent, "the model has no such revision");
   if (code == "EntryNotFound") fail(ErrorCode::kAbsent, "the model has no such file");
@@ -190,10 +190,11 @@ void refuse_hub_answer(const HttpHead& head, const std::string& place, const std
   }
   if (head.status == 429) {
     const unsigned seconds = seconds_to_wait(head);
-    fail(ErrorCode::kUnreadable,
-         "the Hub takes no more requests for now: try again " +
-             (seconds == 0 ? "later" : "in " + std::to_string(seconds) + " s") +
-             (has_token || options.is_token_withheld ? "" : ", or set HF_TOKEN for a higher limit"));
+    fail(
+        ErrorCode::kUnreadable,
+        "the Hub takes no more requests for now: try again " +
+            (seconds == 0 ? "later" : "in " + std::to_string(seconds) + " s") +
+            (has_token || options.is_token_withheld ? "" : ", or set HF_TOKEN for a higher limit"));
   }
   throw Error(ErrorCode::kUnreadable, place,
               said + (head.status == 403 && options.is_token_withheld ? ": " + set_token : ""));

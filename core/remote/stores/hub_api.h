@@ -39,8 +39,8 @@ void add_hub_tree(const std::string& json, const std::string& place, HubModel& m
 // The target of `Link: <URL>; rel="next"`; "" when there is none.
 std::string next_hub_page(std::string_view link);
 
-// Throws the Error that an answer other than 2xx means. `place` names the request. `body` is that of
-// the answer, if it was read.
+// Throws the Error that an answer other than 2xx means. `place` names the request. `body` is that
+// of the answer, if it was read.
 [[noreturn]] void refuse_hub_answer(const HttpHead& head, const std::string& place,
                                     const std::string& id, const HubOptions& options,
                                     const std::string& body = "");

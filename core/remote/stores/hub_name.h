@@ -38,9 +38,9 @@ HubName parse_hub_name(const std::string& name);  // throws Error kUsage
 
 // The environment's settings: HF_ENDPOINT, HF_TOKEN and the files that hold a token.
 struct HubOptions {
-  std::string endpoint;  // "https://huggingface.co", without a slash at its end
-  std::string origin;    // of it
-  std::string token;     // "" for none, or when it may not be sent to this endpoint
+  std::string endpoint;            // "https://huggingface.co", without a slash at its end
+  std::string origin;              // of it
+  std::string token;               // "" for none, or when it may not be sent to this endpoint
   bool is_token_withheld = false;  // there is one, and the endpoint is http
 
   std::string resolve_url(const HubName& name) const;
@@ -51,8 +51,8 @@ struct HubOptions {
 // Throws Error kUsage; kUnreadable for a file that HF_TOKEN_PATH names.
 HubOptions hub_options();
 
-// "hf://org/name[@revision][/path]" for the URL of a page or a file of the Hub, or of a mirror of it;
-// "" for any other URL. What it names is not asked for.
+// "hf://org/name[@revision][/path]" for the URL of a page or a file of the Hub, or of a mirror of
+// it; "" for any other URL. What it names is not asked for.
 std::string hub_name_of(const WebUrl& url);
 
 // The directory of the Hub's own cache; "" when there is no home directory.

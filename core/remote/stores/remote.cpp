@@ -137,8 +137,8 @@ Verdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange rang
     return {Kind::kRefused, std::move(text)};
   }
   const std::string_view text = head.header("content-range");
-  const auto content = is_whole ? ContentRange{.range = range, .size = version.size}
-                                : parse_content_range(text);
+  const auto content =
+      is_whole ? ContentRange{.range = range, .size = version.size} : parse_content_range(text);
   if (!content || content->range.length == 0) {
     return {Kind::kRefused, "its server does not say which bytes it sends"};
   }

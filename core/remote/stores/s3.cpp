@@ -138,13 +138,13 @@ std::string advice_on(const S3Answer& refused) {
                     " AWS_ENDPOINT_URL_S3");
   }
   const std::string advice = advice_on(refused);
-  const bool is_forbidden = status == 401 || (status == 403 && code != "InvalidObjectState") ||
-                            is_expired(code);
+  const bool is_forbidden =
+      status == 401 || (status == 403 && code != "InvalidObjectState") || is_expired(code);
   // Without s3:ListBucket, an object that is not there is answered so too.
   const bool is_hidden = status == 403 && (code.empty() || code == "AccessDenied");
-  throw Error(is_hidden ? ErrorCode::kHidden : ErrorCode::kUnreadable, name,
-              (is_forbidden ? "Permission denied: " : "") + said +
-                  (advice.empty() ? "" : ": " + advice));
+  throw Error(
+      is_hidden ? ErrorCode::kHidden : ErrorCode::kUnreadable, name,
+      (is_forbidden ? "Permission denied: " : "") + said + (advice.empty() ? "" : ": " + advice));
 }
 
 class S3Store;
@@ -238,10 +238,10 @@ bool S3Store::is_virtual_host(const std::string& bucket, const std::string& host
                               const S3Settings& settings) const {
   // A certificate is for one label before "s3", a host has no upper case, and an address has no
   // names below it.
-  const bool is_name = bucket.size() <= 63 && std::ranges::all_of(bucket, [](char c) {
-                         return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-' ||
-                                c == '.';
-                       });
+  const bool is_name =
+      bucket.size() <= 63 && std::ranges::all_of(bucket, [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-' || c == '.';
+      });
   const bool has_dot = bucket.find('.') != std::string::npos;
   const std::string& style =
       options_.addressing.empty() ? settings.addressing : options_.addressing;
@@ -251,8 +251,8 @@ bool S3Store::is_virtual_host(const std::string& bucket, const std::string& host
     throw Error(ErrorCode::kUnreadable, "s3://" + bucket,
                 "addressing_style " + in_quotes(style) + ": path, virtual or auto is expected");
   }
-  const bool is_address = host.starts_with('[') ||
-                          host.find_first_not_of("0123456789.:") == std::string::npos;
+  const bool is_address =
+      host.starts_with('[') || host.find_first_not_of("0123456789.:") == std::string::npos;
   if (is_name && !is_address) return true;
   throw Error(ErrorCode::kUnreadable, "s3://" + bucket,
               std::string(is_name ? "the endpoint is an address" : "no host can have this name") +

@@ -210,10 +210,10 @@ class CredentialLook {
   S3Credentials of_sts(const HttpRequest& request, const std::string& from) const {
     const HttpAnswer answer = http_.get(request, kMostCredentialBytes);
     if (answer.head.status == 200) return credentials_of_xml(answer.body, from);
-    fail_credentials(from + ": STS answered " + std::to_string(answer.head.status) +
-                     reason_text(answer, secrets_of({.url = "",
-                                                     .body = request.body,
-                                                     .secrets = request.secrets})));
+    fail_credentials(
+        from + ": STS answered " + std::to_string(answer.head.status) +
+        reason_text(answer,
+                    secrets_of({.url = "", .body = request.body, .secrets = request.secrets})));
   }
 
   Http& http_;
@@ -339,8 +339,7 @@ std::optional<S3Credentials> CredentialLook::from_container() const {
   const HttpAnswer answer = http_.get(request, kMostCredentialBytes, 10s);
   if (answer.head.status != 200) {
     fail_credentials("role of the container: its endpoint answered " +
-                     std::to_string(answer.head.status) +
-                     reason_text(answer, secrets_of(request)));
+                     std::to_string(answer.head.status) + reason_text(answer, secrets_of(request)));
   }
   return credentials_of_json(answer.body, "Token", "role of the container");
 }

@@ -33,12 +33,12 @@ struct S3Credentials {
 };
 
 struct S3Settings {
-  std::string region;       // "" when nothing says it
-  std::string endpoint;     // "" for AWS
-  std::string ca_file;      // AWS_CA_BUNDLE, or the profile's ca_bundle; "" for none
-  std::string addressing;   // the profile's s3.addressing_style; "" for none
-  bool is_unsigned;         // AWS_NO_SIGN_REQUEST
-  bool requester_pays;      // AWS_REQUEST_PAYER
+  std::string region;      // "" when nothing says it
+  std::string endpoint;    // "" for AWS
+  std::string ca_file;     // AWS_CA_BUNDLE, or the profile's ca_bundle; "" for none
+  std::string addressing;  // the profile's s3.addressing_style; "" for none
+  bool is_unsigned;        // AWS_NO_SIGN_REQUEST
+  bool requester_pays;     // AWS_REQUEST_PAYER
 };
 
 // The <Code> of an error of S3 or STS: letters and digits; "" when there is none.

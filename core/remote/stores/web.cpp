@@ -92,9 +92,10 @@ class WebStore final : public Store {
   Found find(const std::string& name, const RemoteVersion* known, Patience patience) override;
   std::optional<std::vector<std::string>> list(const std::string&) override { return std::nullopt; }
   std::vector<std::string> entries(const std::string& name) override {
-    throw Error(ErrorCode::kUsage, public_name(name),
-                "a web server does not list its directories: name a directory of this machine, of S3 "
-                "or of the Hub");
+    throw Error(
+        ErrorCode::kUsage, public_name(name),
+        "a web server does not list its directories: name a directory of this machine, of S3 "
+        "or of the Hub");
   }
   std::unique_ptr<Remote> remote(const RemoteVersion& version) override {
     return std::make_unique<WebRemote>(version);
@@ -174,9 +175,10 @@ std::string advice_on(const WebUrl& url, const HttpAnswer& answer, const std::st
                 "Permission denied: " + said + advice_on(url, answer, reason));
   }
   if (status == 200 && head.header("content-type").starts_with("text/html")) {
-    refuse_object(name, is_page ? page
-                                : "its server answers with a web page, as for a directory: name the "
-                                  "file or the index");
+    refuse_object(name, is_page
+                            ? page
+                            : "its server answers with a web page, as for a directory: name the "
+                              "file or the index");
   }
   if (status == 200) refuse_object(name, "its server does not answer ranges: download it first");
   refuse_object(name, said + (status == 400 ? advice_on(url, answer, reason) : ""));

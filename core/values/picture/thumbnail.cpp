@@ -70,8 +70,8 @@ void ThumbnailPixels::see(std::uint64_t first, std::span<const float> values, un
   while (!values.empty()) {
     const std::uint64_t x = column / block_columns;
     const std::uint64_t end = std::min(columns, (x + 1) * block_columns);
-    const auto part =
-        values.first(static_cast<std::size_t>(std::min<std::uint64_t>(values.size(), end - column)));
+    const auto part = values.first(
+        static_cast<std::size_t>(std::min<std::uint64_t>(values.size(), end - column)));
     const double sum = sum_of_squares(part);
     if (std::isfinite(sum)) {
       sums[x] += sum;
@@ -120,8 +120,7 @@ Thumbnail ThumbnailPixels::of_strengths() const {
   constexpr double kMost = 4;
   // Random numbers differ as much: 1 / sqrt(2 n) is the deviation of the logarithm of the RMS of n.
   const auto in_pixel = static_cast<double>(shape_.block_columns * shape_.block_rows);
-  const double least =
-      std::clamp(8 / std::sqrt(2 * in_pixel), std::log(1.05), std::log(kMost));
+  const double least = std::clamp(8 / std::sqrt(2 * in_pixel), std::log(1.05), std::log(kMost));
   Thumbnail thumbnail{shape_.width(), shape_.height(), {}, Thumbnail::Shows::kStrength};
   std::vector<double> means(squares_.size());  // of squares; negative: no elements
   double sum = 0;

@@ -53,7 +53,7 @@ class ThumbnailPixels : public ValueSink {
 
   const PictureShape shape_;
   const bool shows_strength_;
-  Pixels values_;  // of no more than a pixel where strengths are shown
+  Pixels values_;                // of no more than a pixel where strengths are shown
   std::vector<double> squares_;  // by pixel: sums
   std::vector<std::uint8_t> marks_;
 };

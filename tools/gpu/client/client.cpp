@@ -108,12 +108,9 @@ void start_holder(const std::string& program, const std::string& path) {
 
 ErrorCode code_of(std::uint64_t status) {
   switch (status) {
-    case 2:
-      return ErrorCode::kUsage;
-    case 3:
-      return ErrorCode::kUnreadable;
-    default:
-      return ErrorCode::kDeviceFailed;
+    case 2: return ErrorCode::kUsage;
+    case 3: return ErrorCode::kUnreadable;
+    default: return ErrorCode::kDeviceFailed;
   }
 }
 
@@ -254,12 +251,9 @@ Message Client::ask(const Json& body, const LoadRequest* request) {
 
 Loaded Client::load(const DeviceInfo& device, std::span<const Item> items,
                     const LoadRequest& request) {
-  Json body{{"request", "load"},
-            {"uuid", device.uuid},
-            {"device", device.id},
-            {"pin", request.pin},
-            {"lease", request.lease},
-            {"only_resident", request.only_resident}};
+  Json body{{"request", "load"},      {"uuid", device.uuid},
+            {"device", device.id},    {"pin", request.pin},
+            {"lease", request.lease}, {"only_resident", request.only_resident}};
   CopyOptions options = request;
   options.sources = resolved(request.sources);
   body.update(to_json(options));

@@ -70,8 +70,9 @@ constexpr std::array kOwnOptions = {
               .verbs = "plan! load! get! evict pin unpin run!",
               .value = Value::kTensorPath,
               .set = set<&GpuArguments::tensors>,
-              .help = "a path in a mount, SOURCE::NAME, or SOURCE: a .safetensors or .gguf file, an "
-                      "index of shards, a directory with one, or a URL"},
+              .help =
+                  "a path in a mount, SOURCE::NAME, or SOURCE: a .safetensors or .gguf file, an "
+                  "index of shards, a directory with one, or a URL"},
     OptionRow{.flags = "--",
               .verbs = "run!",
               .argument = "COMMAND [ARGUMENT...]",
@@ -224,10 +225,10 @@ constexpr std::array kOwnOptions = {
 
 Layers& layers_of(void* arguments) { return of(arguments).selection.layers; }
 
-constexpr std::array kOptions = joined(
-    joined(kOwnOptions, layer_rows<layers_of>("plan load get evict pin unpin run", false)),
-    source_rows<&GpuArguments::sources>("plan load get evict pin unpin run",
-                                                     "plan load get evict pin unpin run", false));
+constexpr std::array kOptions =
+    joined(joined(kOwnOptions, layer_rows<layers_of>("plan load get evict pin unpin run", false)),
+           source_rows<&GpuArguments::sources>("plan load get evict pin unpin run",
+                                               "plan load get evict pin unpin run", false));
 
 constexpr CommandRow kCommand = {
     .name = "stfs-gpu",

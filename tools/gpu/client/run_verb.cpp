@@ -118,8 +118,8 @@ int run(const GpuArguments& arguments) {
   ::signal(SIGXFSZ, SIG_DFL);  // run_to_exit() ignores it
   ::execvp(argv[0], argv.data());
   const int error = errno;
-  std::fprintf(stderr, "stfs-gpu: %s: %s\n", printable(without_queries(arguments.command[0])).c_str(),
-               errno_text(error).c_str());
+  std::fprintf(stderr, "stfs-gpu: %s: %s\n",
+               printable(without_queries(arguments.command[0])).c_str(), errno_text(error).c_str());
   return error == ENOENT ? kNoSuchCommand : kCannotRun;
 }
 

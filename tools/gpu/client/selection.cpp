@@ -458,7 +458,8 @@ bool Selection::add_file(const std::string& path, const SelectionOptions& option
     shape = shape_of(attribute("user.stfs.shape").value_or(""), tensor.elements());
     if (!shape.empty()) tensor.shape = shape;
   }
-  add(*opened, tensor, attribute("user.stfs.slice").value_or(""), as_shown(path, options), path, items);
+  add(*opened, tensor, attribute("user.stfs.slice").value_or(""), as_shown(path, options), path,
+      items);
   return true;
 }
 
@@ -480,8 +481,8 @@ bool Selection::add_values(const std::string& path, const std::string& name,
   const Tensor tensor = checkpoint.tensor(*found);
   // A part of the tensor that the mount shows is one of this tensor too where both are the same.
   if (slice) {
-    const bool is_another = tensor.computed != nullptr || extended_attribute(path, "user.stfs.shape") !=
-                                                              shape_json(tensor.shape);
+    const bool is_another = tensor.computed != nullptr ||
+                            extended_attribute(path, "user.stfs.shape") != shape_json(tensor.shape);
     const auto is_of_mount = [&](const Layer& layer) { return has_layer(*mounted, layer); };
     if (is_another && !std::ranges::all_of(options.layers, is_of_mount)) {
       refuse(path,
@@ -605,12 +606,13 @@ const Selection::Opened& Selection::open(const std::string& source, bool is_exac
       std::ranges::all_of(known.checkpoint->parts(), is_current)) {
     return known;
   }
-  known = {version, std::make_unique<const Checkpoint>(
-                        std::span(&source, 1), LoadOptions{.alone = is_exact,
-                                                           .layers = layers,
-                                                           .warn = warn_,
-                                                           .warns_of_refused_alone = layers.empty(),
-                                                           .sources = &sources_}),
+  known = {version,
+           std::make_unique<const Checkpoint>(std::span(&source, 1),
+                                              LoadOptions{.alone = is_exact,
+                                                          .layers = layers,
+                                                          .warn = warn_,
+                                                          .warns_of_refused_alone = layers.empty(),
+                                                          .sources = &sources_}),
            nullptr, std::nullopt};
   for (const Part& part : known.checkpoint->parts()) {
     if (is_url(part.source->path())) continue;

@@ -48,9 +48,7 @@ OpenItem OpenSources::of(const Item& item) const {
   return {.list = &checkpoint.list, .identities = &checkpoint.identities};
 }
 
-bool OpenSources::are_complete() const {
-  return std::ranges::all_of(all_, &Source::is_complete);
-}
+bool OpenSources::are_complete() const { return std::ranges::all_of(all_, &Source::is_complete); }
 
 void OpenSources::verify() const {
   for (const Source* const source : all_) {

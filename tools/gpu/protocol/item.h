@@ -39,8 +39,8 @@ struct ItemRequest {
   std::uint64_t offset = 0;       // of the tensor's first byte in the file; of its first input
   DType dtype = DType::kU8;
   std::vector<std::uint64_t> shape;
-  std::string slice = {};        // EXPR as core/recipe/slice.h says; empty: all of it
-  std::optional<DType> as = {};  // F32, F16 or BF16; empty: its own type
+  std::string slice = {};                    // EXPR as core/recipe/slice.h says; empty: all of it
+  std::optional<DType> as = {};              // F32, F16 or BF16; empty: its own type
   std::optional<Computation> computed = {};  // nullopt: the tensor is stored
 };
 

@@ -104,8 +104,10 @@ std::string version_of(const Json& object) {
 
 // The number of a description in a list of them, where the last is the likeliest.
 std::size_t place_of(const std::shared_ptr<const std::string>& description,
-                      Descriptions& descriptions) {
-  const auto is_it = [&](const auto& known) { return known == description || *known == *description; };
+                     Descriptions& descriptions) {
+  const auto is_it = [&](const auto& known) {
+    return known == description || *known == *description;
+  };
   const auto known = std::find_if(descriptions.rbegin(), descriptions.rend(), is_it);
   if (known != descriptions.rend()) {
     return static_cast<std::size_t>(descriptions.rend() - known) - 1;

@@ -101,8 +101,8 @@ STFS_API int stfs_is_elsewhere(const stfs_checkpoint* checkpoint);
  * the same layers. Valid until stfs_close. */
 STFS_API const char* stfs_version_of(const stfs_checkpoint* checkpoint);
 
-/* Nonzero if the URL of a source or of a layer has a secret: a query, which signs it, or a user and a
- * password. stfs_source then lacks it, and stfs_option has it: store neither. */
+/* Nonzero if the URL of a source or of a layer has a secret: a query, which signs it, or a user and
+ * a password. stfs_source then lacks it, and stfs_option has it: store neither. */
 STFS_API int stfs_has_secrets(const stfs_checkpoint* checkpoint);
 
 /* The sources as they can be opened again for the same version: paths are absolute, and the
@@ -113,8 +113,8 @@ STFS_API const char* stfs_source(const stfs_checkpoint* checkpoint, size_t index
  * is its text. NULL after the last. Valid until stfs_close. */
 STFS_API const char* stfs_option(const stfs_checkpoint* checkpoint, size_t index);
 
-/* What seems wrong and is no error, one line each, safe for a terminal; stfs_save adds what it finds.
- * NULL after the last. Valid until stfs_close. */
+/* What seems wrong and is no error, one line each, safe for a terminal; stfs_save adds what it
+ * finds. NULL after the last. Valid until stfs_close. */
 STFS_API const char* stfs_warning(const stfs_checkpoint* checkpoint, size_t index);
 
 typedef struct stfs_tensor {
@@ -254,11 +254,11 @@ STFS_API void* stfs_python_slot(const char* name, void*** content);
 STFS_API void* stfs_python_release(void* capsule);
 
 /* Calls the Python object `start`, without arguments, which begins a call with the checkpoint on
- * another thread, and waits until that thread calls stfs_python_ended(has_ended). Meanwhile Python's
- * handlers of signals run. When one raises, cancels the call and waits for its end, in which no
- * handler runs; NULL in place of the checkpoint: leaves the call behind. Returns -1 where `start`
- * raises, else 0; a handler's exception is set then. In a child that a handler forked, it returns at
- * once. The caller is the main thread, and holds Python's lock. */
+ * another thread, and waits until that thread calls stfs_python_ended(has_ended). Meanwhile
+ * Python's handlers of signals run. When one raises, cancels the call and waits for its end, in
+ * which no handler runs; NULL in place of the checkpoint: leaves the call behind. Returns -1 where
+ * `start` raises, else 0; a handler's exception is set then. In a child that a handler forked, it
+ * returns at once. The caller is the main thread, and holds Python's lock. */
 STFS_API int stfs_python_wait(stfs_checkpoint* checkpoint, void* start, int* has_ended);
 STFS_API void stfs_python_ended(int* has_ended);
 
@@ -291,8 +291,8 @@ typedef struct stfs_follower stfs_follower;
 STFS_API int stfs_follow(const char* directory, const char* const* options, size_t option_count,
                          stfs_follower** follower);
 
-/* Waits for the next complete version, the oldest first, and sets `version` to its path or URL, valid
- * until the next call; to NULL after the newest with `latest`, and after stfs_follow_cancel.
+/* Waits for the next complete version, the oldest first, and sets `version` to its path or URL,
+ * valid until the next call; to NULL after the newest with `latest`, and after stfs_follow_cancel.
  * STFS_UNREADABLE when the directory, or its server, cannot be read: once, and the next call waits
  * until it can be read again; with `latest` also when there is no complete version. One thread at a
  * time. */
