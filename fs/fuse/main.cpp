@@ -213,7 +213,6 @@ void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hoo
                                                  loaded.checkpoint.layers());
                              },
                          .ledger = loaded.context.ledger,
-                         .drop = [&](std::uint64_t inode) { return drop(loaded.mount, inode); },
                          .prefetch_all = loaded.options.prefetch,
                          .counters = loaded.counters},
                         [&](const std::string& line) { loaded.daemon.log(line); });

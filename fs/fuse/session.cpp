@@ -31,8 +31,6 @@ unsigned busy_threads() { return std::clamp(std::thread::hardware_concurrency(),
 // Version 7.40 of the FUSE protocol (Linux 6.9), named as in <linux/fuse.h> there.
 constexpr std::uint64_t kHasResend = 1ULL << 39;      // FUSE_HAS_RESEND
 constexpr std::uint64_t kWasSentBefore = 1ULL << 63;  // FUSE_UNIQUE_RESEND
-// Version 7.45 (Linux 6.18).
-constexpr int kNotifyPrune = 9;  // FUSE_NOTIFY_PRUNE
 
 // Writes a supervised worker's reply to /dev/fuse. Pre-fault its pages: SIGKILL during a page fault
 // in the kernel's copy gives the reader EIO instead of a resend.
@@ -175,18 +173,6 @@ void Session::run(unsigned threads, const Events& events, const Hooks& hooks) {
   if (error != 0) {
     throw_errno(ErrorCode::kMountFailed, mount_.mountpoint(), "serving ended", error);
   }
-}
-
-bool drop(const Mount& mount, std::uint64_t inode) {
-  struct {
-    fuse_out_header header;
-    std::uint32_t count;  // of inodes
-    std::uint32_t padding;
-    std::uint64_t spare;
-    std::uint64_t inode;
-  } const message{{sizeof message, kNotifyPrune, 0}, 1, 0, 0, inode};
-  return ::write(fuse_session_fd(mount.session()), &message, sizeof message) >= 0 ||
-         errno != EINVAL;
 }
 
 }  // namespace stfs

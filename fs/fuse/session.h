@@ -61,8 +61,4 @@ class Session {
 // Whether the kernel can resend unanswered requests to another worker (Linux 6.9).
 bool can_resend(const Mount& mount);
 
-// Asks the kernel to forget an unused file. False if this kernel cannot (before Linux 6.18). Call
-// it on any thread that is not answering a request: the kernel may wait for a read of the file.
-bool drop(const Mount& mount, std::uint64_t inode);
-
 }  // namespace stfs

@@ -132,20 +132,11 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
       prefetch_all_ = std::make_unique<PrefetchAll>(sources_, log_);
     }
   }
-  if (options_.drop) dropping_ = start_thread([this] { drop_surplus(); });
 }
 
 FileSystem::~FileSystem() {
   prefetch_all_.reset();
   stop_waiting();
-  nodes_.stop_waiting();
-  if (dropping_.joinable()) dropping_.join();
-}
-
-void FileSystem::drop_surplus() {
-  while (const auto surplus = nodes_.wait_for_surplus()) {
-    if (!options_.drop(inode_of(*surplus))) return;
-  }
 }
 
 Attributes FileSystem::attributes_of(Node node) const {
@@ -223,7 +214,6 @@ int FileSystem::open(std::uint64_t inode, std::uint64_t* handle) {
   if (error != 0) report_faults();
   if (error != 0) return error;
   if (nodes_.kind(node) == Nodes::Kind::kLongText) texts_->hold(inode);
-  nodes_.open(node);
   if (handle == nullptr || nodes_.kind(node) != Nodes::Kind::kSnapshot) return 0;
   const std::function<std::string()> description = [this] { return content(); };
   std::string text = nodes_.snapshot(node, {counters_, description});
@@ -235,7 +225,6 @@ int FileSystem::open(std::uint64_t inode, std::uint64_t* handle) {
 
 void FileSystem::release(std::uint64_t inode, std::uint64_t handle) {
   const Node node = node_of(inode);
-  nodes_.release(node);
   if (nodes_.kind(node) == Nodes::Kind::kLongText) texts_->let_go(inode);
   if (handle == 0) return;
   const std::lock_guard lock(snapshots_mutex_);

@@ -31,7 +31,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 namespace stfs {
@@ -45,11 +44,8 @@ struct FileSystemOptions {
   // Makes the root's user.stfs.mount (mounted.h), of the tokens that the sources have now; null for
   // none.
   std::function<std::string()> content = nullptr;
-  Ledger* ledger = nullptr;  // the state that a worker hands to the next; null without supervisor
-  // Asks the kernel to forget an unused file; false if this kernel cannot. Called on a thread of
-  // its own while too many names are looked up (looked_up.h).
-  std::function<bool(std::uint64_t inode)> drop = nullptr;
-  bool prefetch_all = false;     // fetch all bytes of remote sources, in order (prefetch_all.h)
+  Ledger* ledger = nullptr;   // the state that a worker hands to the next; null without supervisor
+  bool prefetch_all = false;  // fetch all bytes of remote sources, in order (prefetch_all.h)
   Counters* counters = nullptr;  // what it counts; null: its own. Outlives it
 };
 
@@ -158,7 +154,6 @@ class FileSystem {
   // Call after an error: logs each source's change, new failures and new reasons, and writes them
   // to the ledger.
   void report_faults() const;
-  void drop_surplus();
   std::string content() const;  // of options_, after verifying the sources; "" for none
   bool may_wait(Node computed) const;
   int compute(Node node, const std::atomic<bool>& stop, std::string& text) const;
@@ -183,7 +178,6 @@ class FileSystem {
   // Shared with the callbacks of sources, which may call arrive() after this FileSystem has ended.
   std::shared_ptr<Waiting> waiting_;
   std::unique_ptr<Texts> texts_;  // its threads use the members above
-  std::thread dropping_;          // runs drop_surplus(); uses the members above
   std::unique_ptr<PrefetchAll> prefetch_all_;
 };
 

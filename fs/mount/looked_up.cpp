@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <new>
 #include <tuple>
+#include <utility>
 
 namespace stfs {
 
@@ -28,70 +29,39 @@ void LookedUpNames::shrink(Table& table) {
   }
 }
 
-// Call the private members below with the lock.
-
-LookedUpNames::List& LookedUpNames::list_of(const Record& record) {
-  return record.opens != 0 ? open_ : record.is_asked ? asked_ : idle_;
-}
-
-// Changes a record, and moves it to the end of the list of its new state.
-template <class Change>
-void LookedUpNames::change(Record& record, const Change& change) {
-  List& from = list_of(record);
-  change(record);
-  List& to = list_of(record);
-  to.splice(to.end(), from, record.self);
-  if (has_surplus()) surplus_.notify_one();
-}
-
-// Takes the only record of `fresh`. Throws std::bad_alloc without a change.
-void LookedUpNames::insert(List& fresh) {
-  Record& record = fresh.front();
-  record.self = fresh.begin();
-  const auto numbered = by_number_.emplace(record.number, &record).first;
+// Call it with the lock. Throws std::bad_alloc without a change.
+void LookedUpNames::insert(Record fresh) {
+  const std::uint64_t number = fresh.number;
+  const auto added = by_number_.emplace(number, std::move(fresh)).first;
   try {
-    by_name_.insert(&record);
+    by_name_.insert(&added->second);
   } catch (...) {
-    by_number_.erase(numbered);
+    by_number_.erase(added);
     throw;
   }
-  idle_.splice(idle_.end(), fresh);
-  // The kernel keeps asked names, so let one be asked again. One for each new name, else the two
-  // threads would run in circles.
-  if (asked_.size() > bound_) {
-    change(asked_.front(), [](Record& changed) { changed.is_asked = false; });
-  }
-  if (has_surplus()) surplus_.notify_one();
 }
 
 void LookedUpNames::restore() {
   if (ledger_ == nullptr) return;
   const std::lock_guard lock(mutex_);
   ledger_->restore([&](const Ledger::Name& left, std::uint32_t slot) {
-    List fresh;
-    fresh.push_back({{left.view, left.tensor, std::string(left.expression), left.size, left.number,
-                      left.lookups}});
-    fresh.front().slot = slot;
-    insert(fresh);
+    insert({{left.view, left.tensor, std::string(left.expression), left.size, left.number,
+             left.lookups},
+            slot});
   });
   next_ = ledger_->next_number();
 }
 
 std::optional<std::uint64_t> LookedUpNames::look_up(std::uint8_t view, std::uint32_t tensor,
                                                     std::string_view expression, const Size& size) {
-  List fresh;
-  fresh.push_back({{view, tensor, std::string(expression), 0, 0, 1}});
-  Record& added = fresh.front();
+  Record added{{view, tensor, std::string(expression), 0, 0, 1}};
   // Write the ledger before the answer to the kernel. If the worker dies between, the count is too
   // high and the name is kept until unmount; a count that is too low would lose the file.
   const auto known = [&]() -> std::optional<std::uint64_t> {
     const auto found = by_name_.find(&added);
     if (found == by_name_.end()) return std::nullopt;
     Record& record = **found;
-    change(record, [](Record& changed) {
-      ++changed.lookups;
-      changed.is_asked = false;
-    });
+    ++record.lookups;
     if (ledger_ != nullptr) ledger_->count(record.slot, record.lookups);
     return record.number;
   };
@@ -110,7 +80,7 @@ std::optional<std::uint64_t> LookedUpNames::look_up(std::uint8_t view, std::uint
     added.slot = ledger_->add({view, tensor, expression, added.size, added.number, 1});
   }
   try {
-    insert(fresh);
+    insert(added);
   } catch (...) {
     if (ledger_ != nullptr) ledger_->count(added.slot, 0);
     throw;
@@ -121,25 +91,7 @@ std::optional<std::uint64_t> LookedUpNames::look_up(std::uint8_t view, std::uint
 const LookedUpNames::Name* LookedUpNames::find(std::uint64_t number) const {
   const std::lock_guard lock(mutex_);
   const auto found = by_number_.find(number);
-  return found == by_number_.end() ? nullptr : found->second;
-}
-
-void LookedUpNames::open(std::uint64_t number) {
-  const std::lock_guard lock(mutex_);
-  const auto found = by_number_.find(number);
-  if (found == by_number_.end()) return;
-  change(*found->second, [](Record& changed) {
-    ++changed.opens;
-    changed.is_asked = false;
-  });
-}
-
-void LookedUpNames::release(std::uint64_t number) {
-  const std::lock_guard lock(mutex_);
-  const auto found = by_number_.find(number);
-  // opens is 0 if an earlier worker answered the OPEN.
-  if (found == by_number_.end() || found->second->opens == 0) return;
-  change(*found->second, [](Record& changed) { --changed.opens; });
+  return found == by_number_.end() ? nullptr : &found->second;
 }
 
 void LookedUpNames::forget(std::uint64_t number, std::uint64_t lookups) {
@@ -148,13 +100,12 @@ void LookedUpNames::forget(std::uint64_t number, std::uint64_t lookups) {
     const std::lock_guard lock(mutex_);
     const auto found = by_number_.find(number);
     if (found == by_number_.end()) return;
-    Record& record = *found->second;
+    Record& record = found->second;
     record.lookups -= std::min(lookups, record.lookups);
     if (ledger_ != nullptr) ledger_->count(record.slot, record.lookups);
     if (record.lookups != 0) return;
     by_name_.erase(&record);
     by_number_.erase(found);
-    list_of(record).erase(record.self);
     // Neither malloc nor a hash table gives memory back by itself. Trim rarely: the kernel forgets
     // many names at a time.
     constexpr std::uint64_t kMany = 16384;
@@ -167,34 +118,6 @@ void LookedUpNames::forget(std::uint64_t number, std::uint64_t lookups) {
     }
   }
   if (give_back) ::malloc_trim(0);
-}
-
-// Asked names do not count: the kernel is dropping them.
-bool LookedUpNames::has_surplus() const {
-  return !idle_.empty() && by_number_.size() - asked_.size() > bound_;
-}
-
-LookedUpNames::Surplus LookedUpNames::take() {
-  Record& oldest = idle_.front();
-  change(oldest, [](Record& changed) { changed.is_asked = true; });
-  return {oldest.view, oldest.number};
-}
-
-std::optional<LookedUpNames::Surplus> LookedUpNames::take_surplus() {
-  const std::lock_guard lock(mutex_);
-  return has_surplus() ? std::optional(take()) : std::nullopt;
-}
-
-std::optional<LookedUpNames::Surplus> LookedUpNames::wait_for_surplus() {
-  std::unique_lock lock(mutex_);
-  surplus_.wait(lock, [this] { return stopping_ || has_surplus(); });
-  return stopping_ ? std::nullopt : std::optional(take());
-}
-
-void LookedUpNames::stop() {
-  const std::lock_guard lock(mutex_);
-  stopping_ = true;
-  surplus_.notify_all();
 }
 
 std::size_t LookedUpNames::size() const {

@@ -240,26 +240,12 @@ int Nodes::look_up_name(const ViewSpec& row, std::uint32_t tensor, std::string_v
   return 0;
 }
 
-void Nodes::open(Node file) {
-  if (is_looked_up(file)) looked_up_.open(file.number);
-}
-
-void Nodes::release(Node file) {
-  if (is_looked_up(file)) looked_up_.release(file.number);
-}
-
 void Nodes::forget(Node node, std::uint64_t lookups) {
   if (!is_looked_up(node)) return;
   looked_up_.forget(node.number, lookups);
   if (registry_.find(node)->names == Names::kGlobs && name_of(node) == nullptr) {
     subsets_.drop(node.number);
   }
-}
-
-std::optional<Node> Nodes::wait_for_surplus() {
-  const auto surplus = looked_up_.wait_for_surplus();
-  if (!surplus) return std::nullopt;
-  return Node{static_cast<View>(surplus->view), false, surplus->number};
 }
 
 // Directories

@@ -39,17 +39,11 @@ class Nodes {
   // Fills `node`: 0, ENOENT, or for a slice EINVAL or ERANGE (see slice.h). A looked-up name is
   // kept until it is forgotten as often as it was looked up.
   int lookup(Node directory, std::string_view name, Node& node);
-  void open(Node file);
-  void release(Node file);
   void forget(Node node, std::uint64_t lookups);
 
   // Whether a node has a looked-up name (looked_up.h): a slice or a subset.
   bool is_looked_up(Node node) const;
 
-  // Waits until too many names are kept, and returns the file that the kernel should drop next
-  // (looked_up.h); nullopt after stop_waiting().
-  std::optional<Node> wait_for_surplus();
-  void stop_waiting() { looked_up_.stop(); }
   std::size_t looked_up_names() const { return looked_up_.size(); }
 
   Node parent(Node directory) const;

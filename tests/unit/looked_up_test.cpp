@@ -16,15 +16,6 @@ namespace {
 
 std::optional<std::uint64_t> no_bytes() { return 0; }
 
-// The names that the kernel should drop now, in order.
-std::vector<std::string> surplus_of(LookedUpNames& names) {
-  std::vector<std::string> out;
-  while (const auto name = names.take_surplus()) {
-    out.push_back(names.find(name->number)->expression);
-  }
-  return out;
-}
-
 TEST(LookedUpNames, GiveTheSameNameTheSameNumber) {
   LookedUpNames names;
 
@@ -118,83 +109,6 @@ TEST(LookedUpNames, KeepNothingOfAFileThatDoesNotExist) {
   EXPECT_EQ(names.size(), 0U);
 }
 
-// The bound.
-
-TEST(LookedUpNames, BeyondTheBoundAreDroppedFromTheOldestOn) {
-  LookedUpNames names(nullptr, 3);
-  for (const char* name : {"a", "b", "c"}) names.look_up(1, 0, name, no_bytes);
-  EXPECT_TRUE(surplus_of(names).empty());
-
-  for (const char* name : {"d", "e"}) names.look_up(1, 0, name, no_bytes);
-
-  EXPECT_EQ(surplus_of(names), (std::vector<std::string>{"a", "b"}));
-  EXPECT_EQ(names.size(), 5U) << "only what the kernel forgets is gone";
-}
-
-TEST(LookedUpNames, ThatAreLookedUpAgainAreTheLastToBeDropped) {
-  LookedUpNames names(nullptr, 2);
-  for (const char* name : {"a", "b", "a", "c", "d"}) names.look_up(1, 0, name, no_bytes);
-
-  EXPECT_EQ(surplus_of(names), (std::vector<std::string>{"b", "a"}));
-}
-
-TEST(LookedUpNames, ThatAreOpenAreNotDropped) {
-  LookedUpNames names(nullptr, 1);
-  const std::uint64_t open = *names.look_up(1, 0, "a", no_bytes);
-  names.open(open);
-  names.open(open);
-  const std::uint64_t b = *names.look_up(1, 0, "b", no_bytes);
-  const std::uint64_t c = *names.look_up(1, 0, "c", no_bytes);
-  names.release(open);
-  EXPECT_EQ(surplus_of(names), (std::vector<std::string>{"b", "c"}));
-  for (const std::uint64_t dropped : {b, c}) names.forget(dropped, 1);
-
-  names.look_up(1, 0, "d", no_bytes);
-  names.release(open);
-  names.release(open);  // one release too many
-
-  EXPECT_EQ(surplus_of(names), std::vector<std::string>{"d"});
-  names.look_up(1, 0, "e", no_bytes);
-  EXPECT_EQ(surplus_of(names), std::vector<std::string>{"a"});
-}
-
-TEST(LookedUpNames, AreAskedForOnceUntilTheyAreUsedAgain) {
-  LookedUpNames names(nullptr, 1);
-  const std::uint64_t a = *names.look_up(1, 0, "a", no_bytes);
-  const std::uint64_t b = *names.look_up(1, 0, "b", no_bytes);
-  EXPECT_EQ(surplus_of(names), std::vector<std::string>{"a"});
-  EXPECT_TRUE(surplus_of(names).empty());
-
-  EXPECT_EQ(names.look_up(1, 0, "a", no_bytes), a) << "the kernel may hold the first still";
-  EXPECT_EQ(surplus_of(names), std::vector<std::string>{"b"});
-  names.open(b);
-  names.release(b);
-  EXPECT_EQ(surplus_of(names), std::vector<std::string>{"a"});
-  names.forget(a, 2);
-  names.forget(b, 1);
-
-  EXPECT_EQ(names.size(), 0U);
-}
-
-TEST(LookedUpNames, WakeWhoeverWaitsForTooMany) {
-  LookedUpNames names(nullptr, 50);
-  std::vector<std::uint64_t> dropped;
-  std::thread waiting([&] {
-    while (const auto name = names.wait_for_surplus()) {
-      dropped.push_back(name->number);
-      names.forget(name->number, 1);
-    }
-  });
-
-  for (int i = 0; i < 100; ++i) names.look_up(1, 0, std::to_string(i), no_bytes);
-  while (names.size() > 50) std::this_thread::yield();
-  names.stop();
-  waiting.join();
-
-  EXPECT_EQ(dropped.size(), 50U);
-  EXPECT_FALSE(names.wait_for_surplus()) << "it is over";
-}
-
 TEST(LookedUpNames, AreGoneAfterAMillionWereForgotten) {
   LookedUpNames names;
   for (int i = 0; i < 1'000'000; ++i) {
@@ -263,27 +177,6 @@ TEST(LookedUpNames, GiveTheirMemoryBackWhenManyAreForgotten) {
   EXPECT_LT(in_use(), before + 64 * 1024);
 }
 #endif
-
-TEST(LookedUpNames, ThatTheKernelKeptAreAskedForAgainWhenThereAreTooMany) {
-  LookedUpNames names(nullptr, 2);
-  const auto look_up = [&](char from, char to) {
-    for (char name = from; name <= to; ++name) names.look_up(1, 0, {&name, 1}, no_bytes);
-  };
-  look_up('a', 'd');
-  EXPECT_EQ(surplus_of(names),
-            (std::vector<std::string>{"a", "b"}));  // the kernel drops none of them
-
-  look_up('e', 'e');
-  EXPECT_EQ(surplus_of(names), std::vector<std::string>{"c"});
-  look_up('f', 'f');
-  EXPECT_EQ(surplus_of(names), (std::vector<std::string>{"d", "e"}));
-  EXPECT_EQ(surplus_of(names), std::vector<std::string>{});
-  look_up('g', 'h');
-
-  const std::vector<std::string> again = surplus_of(names);
-  EXPECT_NE(std::ranges::find(again, "a"), again.end());
-  EXPECT_NE(std::ranges::find(again, "b"), again.end());
-}
 
 }  // namespace
 }  // namespace stfs::test

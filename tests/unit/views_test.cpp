@@ -431,33 +431,6 @@ TEST(Slices, AreForgottenAsOftenAsTheyWereLookedUp) {
   EXPECT_EQ(mounted.read(found.inode, 0, 1, bytes), ENOENT);
 }
 
-TEST(LookedUpFiles, BeyondTheBoundAreDroppedFromTheOldestOnButNotThoseThatAreOpen) {
-  constexpr int kBound = LookedUpNames::kBound;
-  std::vector<std::uint64_t> dropped;
-  std::promise<void> two_dropped;
-  FileSystemOptions options;
-  options.drop = [&](std::uint64_t inode) {
-    dropped.push_back(inode);
-    if (dropped.size() == 2) two_dropped.set_value();
-    return dropped.size() < 2;  // false ends the asking
-  };
-  std::vector<std::uint64_t> looked_up;
-  {
-    const ServedCheckpoint mounted({random_tensor("w", "U8", {kBound})}, options);
-    for (const char* path : {"subset/*.safetensors", "npy-slice/w/3:5.npy", "slice/w/..."}) {
-      looked_up.push_back(mounted.inode(".stfs/"s + path));
-    }
-    EXPECT_EQ(mounted->open(looked_up[1]), 0);
-    const std::uint64_t slices = mounted.inode(".stfs/slice/w");
-
-    for (int i = 0; i < kBound; ++i) ASSERT_EQ(mounted.look_up(slices, std::to_string(i)), 0);
-    two_dropped.get_future().wait();
-    mounted->release(looked_up[1]);
-  }
-
-  EXPECT_EQ(dropped, (std::vector<std::uint64_t>{looked_up[0], looked_up[2]}));
-}
-
 TEST(Slices, ThatAreForgottenLeaveNothingBehind) {
   const ServedCheckpoint mounted({random_tensor("w", "U8", {1000, 1000})});
   const std::uint64_t w = mounted.inode(".stfs/slice/w");
