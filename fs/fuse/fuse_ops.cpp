@@ -203,14 +203,17 @@ ReaderState state_of(pid_t thread) {
 
 // Whether a reply that is computed is still waited for. A reader that catches a signal (a timer, a
 // profiler) waits for it as for a disk: a reply that is given up begins anew at its next try. The
-// kernel sends no interrupt for what it reads ahead, nor for O_DIRECT. Where a mount was handed
-// over to another pid namespace, the numbers of its threads mean nothing here: one that was never
-// there (`was_there` is false) has not ended.
-bool is_wanted(fuse_req_t request, bool& was_there) {
+// kernel sends no interrupt for what it reads ahead, nor for O_DIRECT. A thread whose read bypasses
+// the cache may end before the reply only if the read is asynchronous (io_submit, io_uring): then
+// others wait for it. Where a mount was handed over to another pid namespace, the numbers of its
+// threads mean nothing here: one that was never there (`was_there` is false) has not ended.
+bool is_wanted(fuse_req_t request, bool is_cached, bool& was_there) {
   if (context(request).is_unmounted) return false;
   const ReaderState state = state_of(fuse_req_ctx(request)->pid);
   if (state == ReaderState::kThere) was_there = true;
-  if (state == ReaderState::kGone) return !was_there && fuse_req_interrupted(request) == 0;
+  if (state == ReaderState::kGone) {
+    return fuse_req_interrupted(request) == 0 && (!is_cached || !was_there);
+  }
   return state == ReaderState::kThere;
 }
 
@@ -234,8 +237,9 @@ void read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset,
           fuse_file_info* file) {
   guarded(request, [&] {
     const bool is_cached = (file->flags & O_DIRECT) == 0 && !context(request).direct;
-    const WhileWanted while_wanted(
-        [request, was_there = false]() mutable { return is_wanted(request, was_there); });
+    const WhileWanted while_wanted([request, is_cached, was_there = false]() mutable {
+      return is_wanted(request, is_cached, was_there);
+    });
     filesystem(request).read(
         {inode, static_cast<std::uint64_t>(offset), size, file->fh, is_cached},
         [request](FileSystem::Ticket ticket) {

@@ -7,15 +7,21 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/aio_abi.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <zlib.h>
 
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <limits>
+#include <memory>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace stfs::test {
@@ -161,6 +167,39 @@ TEST_F(InterruptedReaders, OfWhatIsComputedEndTheComputation) {
   EXPECT_LT(ticks_of(daemon) - before, whole + whole / 2);
   std::string beginning;
   EXPECT_EQ(read_range(mount / "b", 0, 4096, beginning), 0) << "others are served";
+}
+
+// A read that io_submit began has no thread that waits for it.
+TEST_F(InterruptedReaders, OfAsynchronousReadsMayEndBeforeTheReply) {
+  const TempDir dir;
+  write_file(dir / "m.npz", slow_arrays(600));
+  const Mounted mount({dir / "m.npz"});
+  const int fd = ::open((mount / "a").c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  constexpr std::size_t kBytes = 65'536;
+  const std::unique_ptr<void, decltype(&std::free)> buffer(std::aligned_alloc(4096, kBytes),
+                                                           &std::free);
+  std::memset(buffer.get(), 1, kBytes);
+  aio_context_t context = 0;
+  ASSERT_EQ(::syscall(SYS_io_setup, 4, &context), 0);
+  iocb read{};
+  read.aio_lio_opcode = IOCB_CMD_PREAD;
+  read.aio_fildes = static_cast<std::uint32_t>(fd);
+  read.aio_buf = reinterpret_cast<std::uintptr_t>(buffer.get());
+  read.aio_nbytes = kBytes;
+  read.aio_offset = 599LL << 20;
+  iocb* reads = &read;
+
+  long submitted = 0;
+  std::thread([&] { submitted = ::syscall(SYS_io_submit, context, 1, &reads); }).join();
+  ASSERT_EQ(submitted, 1);
+  io_event event{};
+  EXPECT_EQ(::syscall(SYS_io_getevents, context, 1, 1, &event, nullptr), 1);
+
+  EXPECT_EQ(event.res, static_cast<std::int64_t>(kBytes));
+  EXPECT_EQ(static_cast<const char*>(buffer.get())[kBytes - 1], '\0');
+  ::syscall(SYS_io_destroy, context);
+  ::close(fd);
 }
 
 // libfuse keeps such an interrupt until the next request; LeakSanitizer sees the last one.
