@@ -5,8 +5,6 @@
 #include "core/format/guess.h"
 #include "core/remote/http/url.h"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -85,9 +83,13 @@ bool is_checkpoint_name(std::string_view name) {
 }
 
 bool is_one_of_several(std::string_view name) {
-  constexpr const char* kPattern = "*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].*";
-  return ::fnmatch(kPattern, std::string(name).c_str(), 0) == 0 &&
-         name.find("-of-00001.") == std::string_view::npos;
+  constexpr std::string_view kPattern = "-#####-of-#####.";  // # is a digit
+  const auto is_alike = [](char c, char pattern) {
+    return pattern == '#' ? c >= '0' && c <= '9' : c == pattern;
+  };
+  const auto* const found =
+      std::search(name.begin(), name.end(), kPattern.begin(), kPattern.end(), is_alike);
+  return found != name.end() && name.find("-of-00001.") == std::string_view::npos;
 }
 
 bool is_source_name(std::string_view name) {
