@@ -12,6 +12,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 import types
@@ -22,6 +23,10 @@ import numpy
 
 import stfs
 from support import ARRAYS, Base, Elsewhere, contents, in_child, write_checkpoint, write_q8_0
+
+
+def run_python(code, *words):
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code), *words], check=True, timeout=60)
 
 
 class CheckpointTest(Base):
@@ -156,6 +161,62 @@ class CheckpointTest(Base):
     def test_a_forked_child_computes_for_itself(self):
         w = stfs.open(write_q8_0(self.at("m.gguf")), dequantize="f32")["w"]
         self.assertTrue(in_child(lambda: self.assertEqual(bytes(w), (numpy.arange(-16, 16, dtype="f4") / 2).tobytes())))
+
+    def test_a_handler_that_asks_for_a_text_changes_no_other(self):
+        """At each of Python's operations while a text is read."""
+        checkpoint = stfs.open(self.path)
+        expected, first = checkpoint.info(), next(iter(checkpoint.values()))
+
+        def at(step):
+            left = step
+
+            def trace(frame, event, _):
+                nonlocal left
+                if "/stfs/" not in frame.f_code.co_filename:
+                    return None
+                frame.f_trace_opcodes = True
+                if event == "opcode":
+                    left -= 1
+                    if left == -1:
+                        sys.settrace(None)
+                        first.inputs  # the handler's own
+                return trace
+
+            sys.settrace(trace)
+            try:
+                self.assertEqual(checkpoint.info(), expected)
+            finally:
+                sys.settrace(None)
+            return left >= 0
+
+        step = 0
+        while not at(step):
+            step += 1
+        self.assertGreater(step, 10)
+
+    def test_a_call_where_no_thread_starts_is_made_all_the_same(self):
+        """gevent's start_new_thread makes a greenlet, which runs when the caller yields."""
+        run_python("""
+            import _thread, stfs, sys
+            _thread.start_new_thread = lambda *_: 1
+            stfs.open(sys.argv[1]).save(sys.argv[2])
+        """, self.path, self.at("saved.safetensors"))
+        self.assertEqual(list(stfs.open(self.at("saved.safetensors"))), list(stfs.open(self.path)))
+
+    def test_what_interrupts_the_start_of_a_call_is_raised(self):
+        run_python("""
+            import stfs, sys
+            def hook(event, _):
+                if event == "_thread.start_new_thread":
+                    raise KeyboardInterrupt
+            checkpoint = stfs.open(sys.argv[1])
+            sys.addaudithook(hook)
+            try:
+                checkpoint.save(sys.argv[2])
+            except KeyboardInterrupt:
+                sys.exit(0)
+            sys.exit("no KeyboardInterrupt")
+        """, self.path, self.at("saved.safetensors"))
 
     def test_an_exception_at_any_step_leaks_nothing(self):
         class Raised(Exception):

@@ -112,7 +112,10 @@ struct Python {
   void* (*no_memory)() = nullptr;  // sets the exception
   void* (*call)(void* function, void* arguments) = nullptr;
   void (*release)(void* object) = nullptr;
-  void (*clear)() = nullptr;  // the exception
+  void* (*bytes)(const char* data, std::ptrdiff_t length) = nullptr;
+  int (*is_raised)(void* type) = nullptr;
+  void** runtime_error = nullptr;  // the type
+  void (*clear)() = nullptr;       // the exception
   int (*check_signals)() = nullptr;
   void* (*unlock)() = nullptr;
   void (*lock)(void* state) = nullptr;
@@ -134,6 +137,9 @@ const Python& python_functions() {
     found.find(found.no_memory, "PyErr_NoMemory");
     found.find(found.call, "PyObject_CallObject");
     found.find(found.release, "Py_DecRef");
+    found.find(found.bytes, "PyBytes_FromStringAndSize");
+    found.find(found.is_raised, "PyErr_ExceptionMatches");
+    found.find(found.runtime_error, "PyExc_RuntimeError");
     found.find(found.clear, "PyErr_Clear");
     found.find(found.check_signals, "PyErr_CheckSignals");
     found.find(found.unlock, "PyEval_SaveThread");
@@ -463,6 +469,16 @@ void* stfs_python_release(void* capsule) {
   return made;
 }
 
+void* stfs_python_text(stfs_checkpoint* checkpoint, int which, size_t number, int* status) {
+  const Python& python = python_functions();
+  if (!python.is_there) return nullptr;
+  std::string text;
+  void* const state = python.unlock();
+  *status = guarded([&] { text = text_of(checked(checkpoint), which, number); });
+  python.lock(state);
+  return python.bytes(text.data(), static_cast<std::ptrdiff_t>(text.size()));
+}
+
 void stfs_python_ended(int* has_ended) {
   __atomic_store_n(has_ended, 1, __ATOMIC_RELEASE);
   ::syscall(SYS_futex, has_ended, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
@@ -475,7 +491,8 @@ int stfs_python_wait(stfs_checkpoint* checkpoint, void* start, int* has_ended) {
   if (!python.is_there) return -1;
   void* const started = python.call(start, nullptr);
   if (started == nullptr) {
-    python.clear();
+    if (python.is_raised(*python.runtime_error) == 0) return 0;
+    python.clear();  // "can't start new thread"
     return -1;
   }
   python.release(started);

@@ -257,10 +257,16 @@ STFS_API void* stfs_python_release(void* capsule);
  * another thread, and waits until that thread calls stfs_python_ended(has_ended). Meanwhile
  * Python's handlers of signals run. When one raises, cancels the call and waits for its end, in
  * which no handler runs; NULL in place of the checkpoint: leaves the call behind. Returns -1 where
- * `start` raises, else 0; a handler's exception is set then. In a child that a handler forked, it
- * returns at once. The caller is the main thread, and holds Python's lock. */
+ * `start` raises RuntimeError, because no thread can start; else 0, and what `start` or a handler
+ * raised is set then. In a child that a handler forked, it returns at once. The caller is the main
+ * thread, and holds Python's lock. */
 STFS_API int stfs_python_wait(stfs_checkpoint* checkpoint, void* start, int* has_ended);
 STFS_API void stfs_python_ended(int* has_ended);
+
+/* What stfs_text gives, as a Python `bytes`; sets `status` to the status, and the text is empty if
+ * it is not 0. A signal's handler that asks for another text changes nothing in this one. The
+ * caller holds Python's lock. NULL: as stfs_python_slot. */
+STFS_API void* stfs_python_text(stfs_checkpoint* checkpoint, int which, size_t number, int* status);
 
 /* Begins to fetch tensors of remote sources into the cache, behind what is read. Returns at once.
  */

@@ -118,12 +118,10 @@ class Checkpoint(Mapping[str, Tensor]):
         return texts
 
     def _text(self, which: int, number: int = 0) -> str:
-        def read() -> str:  # in one thread, which owns the text
-            text, length = ctypes.c_void_p(), ctypes.c_size_t()
-            check(library.stfs_text(self._handle, which, number, ctypes.byref(text), ctypes.byref(length)))
-            return text_of(text.value, length.value)
+        def read() -> str:
+            return _library.text(self._handle, which, number)
 
-        return str(self._run(read) if which == _library.TEXT_METADATA else read())
+        return str(self._run(read)) if which == _library.TEXT_METADATA else read()
 
     @property
     def sources(self) -> List[str]:

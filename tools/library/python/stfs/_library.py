@@ -9,6 +9,7 @@ import os
 import struct
 import sys
 import threading
+import types
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ._errors import error_of
@@ -87,7 +88,6 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("tensors", ctypes.c_int, Handle, ctypes.POINTER(Table)),
         ("find", ctypes.c_int, Handle, text, size, sizes),
         ("match", ctypes.c_int, Handle, text, size, ctypes.c_void_p, size, sizes),
-        ("text", ctypes.c_int, Handle, ctypes.c_int, size, out, sizes),
         ("read", ctypes.c_int, Handle, part, ctypes.c_uint64, ctypes.c_void_p, size),
         ("map", ctypes.c_int, Handle, size, ctypes.c_uint64, ctypes.c_uint64, out),
         ("map_private", ctypes.c_int, Handle, part, out, out),
@@ -126,7 +126,17 @@ _wait = ctypes.PYFUNCTYPE(ctypes.c_int, Handle, ctypes.py_object, ctypes.POINTER
     ("stfs_python_wait", library))
 _new_slot = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.POINTER(ctypes.POINTER(Handle)))(
     ("stfs_python_slot", library))
+_text = ctypes.PYFUNCTYPE(ctypes.py_object, Handle, ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int))(
+    ("stfs_python_text", library))
 release = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(("stfs_python_release", library))
+
+
+def text(handle: int, which: int, number: int) -> str:
+    """A text of the checkpoint; bytes that are not UTF-8 become surrogates, as in names of files (os.fsdecode)."""
+    status = ctypes.c_int()
+    found = _text(handle, which, number, ctypes.byref(status))
+    check(status.value)
+    return str(found, errors="surrogateescape")
 
 
 def interruptibly(call: Callable[[], Any], handle: Optional[int] = None) -> Any:
@@ -135,9 +145,12 @@ def interruptibly(call: Callable[[], Any], handle: Optional[int] = None) -> Any:
     `handle` is the checkpoint of the call. Whatever a handler of a signal raises, the call is cancelled, and has ended
     before this raises it. Without a handle the call is left behind. Memory that it writes to must belong to it. If a
     handler forks, the child does not have the thread: the call fails in the child, which may repeat it. Where no thread
-    can start, and while Python ends, the caller's thread makes the call, and Ctrl-C waits for it.
+    can start, where a program has put its own function in the place of start_new_thread (gevent's starts no thread), and
+    while Python ends, the caller's thread makes the call, and Ctrl-C waits for it.
     """
-    if threading.current_thread() is not threading.main_thread() or sys.is_finalizing():
+    start = _thread.start_new_thread
+    if (threading.current_thread() is not threading.main_thread() or sys.is_finalizing()
+            or not isinstance(start, types.BuiltinFunctionType)):
         return call()
     outcome: List[Tuple[Any, Optional[BaseException]]] = []
     has_ended = ctypes.c_int()
@@ -152,7 +165,7 @@ def interruptibly(call: Callable[[], Any], handle: Optional[int] = None) -> Any:
 
     # Started and awaited in C, where no handler runs but those that it asks for. Not a threading.Thread: before Python
     # 3.13, one whose join() was interrupted counts as ended.
-    if _wait(handle, functools.partial(_thread.start_new_thread, run, ()), ctypes.byref(has_ended)):
+    if _wait(handle, functools.partial(start, run, ()), ctypes.byref(has_ended)):
         return call()
     if not has_ended.value:
         raise error_of(3, "the process forked while this call waited: call again in the child", errno.ECHILD)
