@@ -8,7 +8,9 @@ import gc
 import json
 import multiprocessing
 import os
+import pathlib
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -44,6 +46,15 @@ class CheckpointTest(Base):
         self.assertEqual(m.info()["tensors"], len(ARRAYS))
         self.assertEqual(len(m.version), 64)
         self.assertEqual(stfs.open(self.at("")).version, m.version)
+
+    def test_every_option_stands_in_the_documents(self):
+        with self.assertRaises(ValueError) as raised:
+            stfs.open(self.path, colour="red")
+        known = str(raised.exception).partition("known are ")[2].split(", ")
+        self.assertGreater(len(known), 15)
+        root = pathlib.Path(__file__).resolve().parent.parent.parent
+        for document in (stfs.open.__doc__, *((root / path).read_text() for path in ("tools/library/include/stfs.h", "docs/man/stfs.3"))):
+            self.assertEqual([word for word in known if not re.search(rf"\b{word}\b", document)], [])
 
     def test_failures_are_the_built_in_exceptions_too(self):
         m = stfs.open(self.path)

@@ -75,12 +75,20 @@ typedef struct stfs_open_extra {
 /* Opens `count` sources as one checkpoint. A source is what the commands take: a file, an index, a
  * directory, a mount of stfs or a path in it, a URL (https://, s3://, hf://).
  *
- * An option is "key=value", or "key" for a switch: the words of `stfs -o` about the content, which
- * are allow_missing and the layers (dequantize=bf16|f16|f32, lora=[SCALE@]ADAPTER, edit=FILE; the
- * last two may be given several times, as may edits=LINES, lines in place of a file), about remote
- * sources (cache_dir, cache_size, connections, timeout, offline, insecure_http, s3_addressing,
- * s3_unsigned, s3_requester_pays), and version=HEX
- * fail with ESTALE unless stfs_version_of() is this
+ * An option is "key=value", or "key" for a switch. The options are those of `stfs -o` (stfs(1)):
+ *
+ *   delta=VERSION               what changed from one version of a run to the next; several
+ *                               times too, the oldest first
+ *   dequantize=bf16|f16|f32     the values of quantised weights
+ *   lora=[SCALE@]ADAPTER        adds an adapter; several times too
+ *   edit=FILE                   lines that change names, types and shapes; several times too
+ *   edits=LINES                 such lines in place of a file
+ *   allow_missing               the tensors of the files that are there
+ *   memory=BYTES                the most memory for what deltas change; 256M if it is not given
+ *   cache_dir=DIR, cache_size=BYTES, connections=COUNT, timeout=SECONDS, offline, insecure_http,
+ *   s3_addressing=path|virtual|auto, s3_unsigned, s3_requester_pays
+ *                               of remote sources, as in stfs(1)
+ *   version=HEX                 fails with ESTALE unless stfs_version_of() is this
  *
  * `extra` may be NULL. The caller frees the checkpoint with stfs_close. */
 STFS_API int stfs_open(const char* const* sources, size_t count, const char* const* options,

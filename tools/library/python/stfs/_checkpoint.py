@@ -20,9 +20,9 @@ def open(source: Union[Source, Sequence[Source]], *more: Source, **options: Any)
     A source is what the commands take: a safetensors or GGUF file, an index, a directory that holds a
     checkpoint, a mount of stfs, or a URL (https://, s3://, hf://org/model@revision).
 
-    Options are those of `stfs -o`: dequantize="bf16", lora="0.5@adapter" or a list, edit="file.edits",
-    edits=["drop *.bias"] (lines in place of a file), allow_missing=True, cache_dir=..., cache_size="100G",
-    connections=8, timeout=60, offline=True, insecure_http=True, s3_addressing="path",
+    Options are those of `stfs -o`: delta="step_20" or a list, dequantize="bf16", lora="0.5@adapter" or a list,
+    edit="file.edits", edits=["drop *.bias"] (lines in place of a file), allow_missing=True, memory="1G" (for what
+    deltas change), cache_dir=..., cache_size="100G", connections=8, timeout=60, offline=True, insecure_http=True, s3_addressing="path",
     s3_unsigned=True, s3_requester_pays=True; and version=m.version, which fails unless the sources are
     still what they were.
 
