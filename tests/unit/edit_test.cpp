@@ -275,6 +275,11 @@ TEST_F(EditTest, EachCommandShowsWhatItSays) {
             Lines{"model.b.weight F32 [2,2] eeeeffffgggghhhh"});
   EXPECT_EQ(shown("keep *b.weight\nreplace model.b.weight other.safetensors::x.1"),
             Lines{"model.b.weight F32 [4] 1111111111111111"});
+  EXPECT_EQ(shown("keep model.a* \nslice model.a.weight 1,:\nrename s/a.weight/c.weight/\n"
+                  "slice model.c.weight 0:1"),
+            shown("keep model.a* \nslice model.a.weight 1,:\nslice model.a.weight 0:1\n"
+                  "rename s/a.weight/c.weight/"))
+      << "a line finds the names that the lines before it made";
   EXPECT_EQ(shown("keep *b.weight\nreplace model.b.weight other.safetensors::y --reshape"),
             Lines{"model.b.weight F32 [4] yyyyyyyyyyyyyyyy"});
   EXPECT_EQ(shown("keep steps\nadd other.safetensors::x.*"),

@@ -88,8 +88,15 @@ Edited::Edited(const TensorList& list, Sources& sources, const LoadSource& load)
 Edited::~Edited() = default;
 
 Edited::Item* Edited::find(std::string_view name) {
-  const auto at = std::ranges::find(items, name, [](const Item& item) { return item.tensor.name; });
-  return at == items.end() ? nullptr : &*at;
+  const auto look = [&]() -> Item* {
+    const auto at = places_.find(name);
+    const bool is_there = at != places_.end() && at->second < items.size();
+    return is_there && items[at->second].tensor.name == name ? &items[at->second] : nullptr;
+  };
+  if (Item* const found = look()) return found;
+  places_.clear();  // lines may have changed names since
+  for (std::size_t i = 0; i < items.size(); ++i) places_.emplace(items[i].tensor.name, i);
+  return look();
 }
 
 std::string_view Edited::scheme_of_codes(const Item& item) {

@@ -20,6 +20,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -93,6 +94,8 @@ class Edited {
   Sources& sources_;
   const LoadSource& load_;
   std::unique_ptr<EditedTensors> made_;
+  std::unordered_map<std::string_view, std::size_t>
+      places_;  // of items by name, as find() last saw them
   std::map<std::string, std::size_t, std::less<>> other_at_;  // by path
   std::deque<TensorList> others_;
   std::vector<std::uint32_t> first_parts_;
