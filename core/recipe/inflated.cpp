@@ -91,27 +91,30 @@ class Inflated : public Producer {
 std::shared_ptr<const Inflater> InflatedPlaces::before(std::uint64_t member,
                                                        std::uint64_t position) const {
   const std::lock_guard lock(mutex_);
-  auto best = kept_.end();
-  for (auto at = kept_.begin(); at != kept_.end(); ++at) {
-    if (at->member != member || at->place->position() > position) continue;
-    if (best == kept_.end() || at->place->position() > best->place->position()) best = at;
-  }
-  if (best == kept_.end()) return nullptr;
-  kept_.splice(kept_.begin(), kept_, best);
-  return best->place;
+  auto found = by_key_.upper_bound({member, position});
+  if (found == by_key_.begin() || (--found)->first.first != member) return nullptr;
+  kept_.splice(kept_.begin(), kept_, found->second);
+  return found->second->place;
 }
 
 void InflatedPlaces::keep(std::uint64_t member, std::shared_ptr<const Inflater> place,
                           const Inflater* last) {
   std::list<Kept> gone;  // destroyed without the lock
+  const Key key{member, place->position()};
+  std::list<Kept> fresh{{key, std::move(place)}};
   const std::lock_guard lock(mutex_);
-  const auto same = std::ranges::find_if(kept_, [&](const Kept& kept) {
-    return kept.place.get() == last ||
-           (kept.member == member && kept.place->position() == place->position());
-  });
-  if (same != kept_.end()) gone.splice(gone.begin(), kept_, same);
-  kept_.push_front({member, std::move(place)});
-  if (kept_.size() > kMost) gone.splice(gone.begin(), kept_, std::prev(kept_.end()));
+  const auto drop = [&](const Key& old, const Inflater* expected) {
+    const auto found = by_key_.find(old);
+    if (found == by_key_.end()) return;
+    if (expected != nullptr && found->second->place.get() != expected) return;
+    gone.splice(gone.begin(), kept_, found->second);
+    by_key_.erase(found);
+  };
+  if (last != nullptr) drop({member, last->position()}, last);
+  drop(key, nullptr);
+  by_key_.emplace(key, fresh.begin());
+  kept_.splice(kept_.begin(), fresh);
+  if (kept_.size() > kMost) drop(kept_.back().key, nullptr);
 }
 
 std::unique_ptr<const Producer> inflated(Extent stored, Description::Deflated member,

@@ -14,8 +14,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 namespace stfs {
 
@@ -30,12 +32,14 @@ class InflatedPlaces {
   void keep(std::uint64_t member, std::shared_ptr<const Inflater> place, const Inflater* last);
 
  private:
+  using Key = std::pair<std::uint64_t, std::uint64_t>;  // the member, the position
   struct Kept {
-    std::uint64_t member;
+    Key key;
     std::shared_ptr<const Inflater> place;
   };
   mutable std::mutex mutex_;
   mutable std::list<Kept> kept_;  // the last used first
+  std::map<Key, std::list<Kept>::iterator> by_key_;
 };
 
 // The bytes [begin, begin + length) of a member. `stored`: its compressed bytes; `number`: that of
