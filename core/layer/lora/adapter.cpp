@@ -203,11 +203,13 @@ AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(st
   for (const auto& [task, head] : kHeads) {
     if (task == task_) saved_modules_.emplace_back(head);
   }
+  PatternBudget budget;
   const auto read_patterns = [&](const char* key, const auto& check, std::vector<Pattern>& out) {
     const OrderedJson& patterns = at(key);
     if (patterns.is_null()) return;
     if (!patterns.is_object()) refuse(in_quotes(key) + " is not an object");
     for (const auto& [expression, value] : patterns.items()) {
+      if (!budget.takes(expression)) refuse(in_quotes(key) + " has too many or too long keys");
       auto parsed = NamePattern::parse("(.*\\.)?(" + expression + ")$");
       if (!parsed) {
         refuse(in_quotes(key) + ": " + in_quotes(expression) + ": not an expression that is known");
@@ -249,7 +251,7 @@ const AdapterConfig::Pattern* AdapterConfig::first_match(const std::vector<Patte
   std::uint64_t work = 0;
   for (const Pattern& pattern : patterns) {
     const std::optional<bool> matches = pattern.expression.matches(module, work);
-    if (!matches) refuse("its patterns take too long to match " + in_quotes(module));
+    if (!matches) refuse("its patterns cannot be matched with " + in_quotes(module));
     if (*matches) return &pattern;
   }
   return nullptr;

@@ -7,7 +7,7 @@
 // Thread safety: values and pure functions; const members may be called from any thread.
 #pragma once
 
-#include "core/base/name_pattern.h"
+#include "core/base/pattern.h"
 
 #include <cstdint>
 #include <string>
@@ -27,7 +27,7 @@ class AdapterConfig {
     std::uint64_t rank;
     double alpha, divisor;
   };
-  // Throws Error kAdapter when a pattern of the file is too slow to match.
+  // Throws Error kAdapter if the name cannot be matched with a pattern of the file.
   Scaling scaling_of(std::string_view module) const;
 
   // Whether some module is stored as [in, out]. PEFT writes what holds for the last one alone.

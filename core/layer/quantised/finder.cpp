@@ -35,9 +35,10 @@ constexpr std::string_view kEndings[] = {
 static_assert(std::size(kEndings) <= 64, "a bit each");
 // clang-format on
 
-// Pairs of a step and a place that expressions may visit: seconds for any checkpoint.
-constexpr std::uint64_t kMostMatching = std::uint64_t{1} << 26;
-constexpr std::uint64_t kMatchingOfTensor = std::uint64_t{1} << 12;
+// The most that NamePattern::matches() may add to `work`: seconds for a hostile configuration, and
+// a millisecond more for each tensor.
+constexpr std::uint64_t kMostMatching = std::uint64_t{1} << 18;
+constexpr std::uint64_t kMatchingOfTensor = std::uint64_t{1} << 7;
 
 // The source of a stored tensor, or of the first input of one that is computed.
 const Source& source_of(const Tensor& tensor) {

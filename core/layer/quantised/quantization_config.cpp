@@ -108,27 +108,22 @@ const Json* object_at(const Json& object, const char* key, const std::string& fi
   return &*at;
 }
 
-// Compiles the expressions of a config, which may repeat a character thousands of times in a few.
+// Compiles the expressions of a config.
 class Compiler {
  public:
   explicit Compiler(const std::string& file) : file_(file) {}
 
   QuantizationConfig::Expression compile(std::string_view text) {
-    constexpr std::size_t kMostSteps = 1 << 20;  // an expression for each of 20,000 modules
-    constexpr std::size_t kOfUnknown = 64;       // it was tried
-    QuantizationConfig::Expression out{.text = std::string(text),
-                                       .pattern = NamePattern::parse(text)};
-    steps_ += out.pattern ? out.pattern->size() : kOfUnknown;
-    if (steps_ > kMostSteps) {
+    if (!budget_.takes(text)) {
       throw Error(ErrorCode::kQuantized, file_,
                   "the expressions for names of modules are too many or too long");
     }
-    return out;
+    return {.text = std::string(text), .pattern = NamePattern::parse(text)};
   }
 
  private:
   const std::string& file_;
-  std::size_t steps_ = 0;
+  PatternBudget budget_;
 };
 
 // Reads a group of config_groups, number `number`.

@@ -8,7 +8,7 @@
 // Thread safety: the functions may be called from any thread.
 #pragma once
 
-#include "core/base/name_pattern.h"
+#include "core/base/pattern.h"
 #include "core/remote/sources.h"
 
 #include <cstddef>
@@ -31,7 +31,7 @@ struct QuantizationConfig {
 
   struct Expression {
     std::string text;
-    std::optional<NamePattern> pattern;  // null: it is not known
+    std::optional<NamePattern> pattern;  // null: NamePattern refuses it
   };
   // A group of compressed-tensors. groups_of() gives the groups of a module.
   struct Group {
@@ -100,7 +100,7 @@ QuantizationConfig read_quantization_config(const std::string& directory, Source
 bool is_model_of_conv1d(std::string_view model_type);
 bool has_name_of_conv1d(std::string_view module);
 
-// The work of matching expressions so far, and its bound, as NamePattern counts it.
+// The work of matching expressions so far, as NamePattern counts it, and its limit.
 struct MatchingWork {
   std::uint64_t done = 0;
   std::uint64_t most = 0;

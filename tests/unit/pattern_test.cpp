@@ -1,4 +1,4 @@
-#include "core/base/name_pattern.h"
+#include "core/base/pattern.h"
 
 #include <gtest/gtest.h>
 
@@ -35,6 +35,13 @@ TEST(NamePattern, MatchesABeginningAsPythonDoes) {
       {R"(.*\.(?!gate$)\w+$)", "a.mlp.gate_proj", true},
       {R"(^(?=.*experts)model)", "model.mlp.experts.3", true},
       {R"(^(?=.*experts)model)", "model.mlp.shared", false},
+      {R"((?!.*gate)(?=.*mlp).*)", "model.mlp.up_proj", true},
+      {R"((?!.*gate)(?=.*mlp).*)", "model.mlp.gate", false},
+      {R"(m(?!(a|[)b])$).)", "mb", false},
+      {R"(m(?!(a|[)b])$).)", "mbb", true},
+      {R"(.*\b(?=b)\w+)", "a.b", true},
+      {R"(a{,2}b)", "aab", true},
+      {R"([{,2}]+$)", "{,2}", true},
       {R"(model\.layers\.([0-9]|1[0-5])\.)", "model.layers.15.mlp", true},
       {R"(model\.layers\.([0-9]|1[0-5])\.)", "model.layers.16.mlp", false},
       {R"(a{2,3}b)", "aab", true},
@@ -55,14 +62,14 @@ TEST(NamePattern, MatchesABeginningAsPythonDoes) {
   }
 }
 
-TEST(NamePattern, IsNothingForExpressionsOfOtherKinds) {
+TEST(NamePattern, RejectsOtherConstructs) {
   for (const char* const expression :
-       {"(", ")", "a)", "[", "[b-a]", "*a", "a**", "a++", "(?i)a", "(?<=a)b", R"((a)\1)", R"(\)",
-        "a{3", "a{3,2}", "a{99999}", R"(\p)", "(?=a)*", "(?#c)"}) {
+       {"(",     ")",      "a)",      "[",        "[b-a]",    "*a",        "a**",
+        "a++",   "(?i)a",  "(?<=a)b", R"((a)\1)", R"(\)",     "a{3,2}",    "a{99999}",
+        R"(\p)", "(?=a)*", "(?#c)",   "(?=a",     "(?=a)b|c", "(b(?!c))d", "(?!a)b(?!c)d"}) {
     EXPECT_FALSE(NamePattern::parse(expression)) << expression;
   }
   EXPECT_FALSE(NamePattern::parse(std::string(5000, 'a')));
-  EXPECT_FALSE(NamePattern::parse(std::string(1000, '(') + std::string(1000, ')')));
   EXPECT_FALSE(NamePattern::parse("((((a{50}){50}){50}){50}){50}"));
 }
 
@@ -75,23 +82,27 @@ TEST(NamePattern, HasAnyNumberOfAlternatives) {
   EXPECT_EQ(matches(expression, "layers.200.w"), false);
 }
 
-TEST(NamePattern, OfWhichAnyIsDoneInBoundedWork) {
-  const std::string name(2000, 'a');
-  EXPECT_EQ(matches("(a|a|(a*)*)*$b", name), false);
-  EXPECT_EQ(matches("(?=(?=(?=.*b).*b).*b)a", name), std::optional(false));
-  EXPECT_EQ(matches(".*.*.*.*.*.*.*.*b", std::string(1 << 20, 'a')), std::nullopt);
-  EXPECT_EQ(matches("(.?){2000}b", name), std::nullopt) << "four million pairs";
-  EXPECT_EQ(matches("b.{2000}", std::string(5000, 'a')), std::nullopt) << "memory for ten million";
+TEST(NamePattern, MatchesPrintableAsciiOnly) {
+  EXPECT_EQ(matches(R"(\w+$)", "caf\xC3\xA9"), std::nullopt);
+  EXPECT_EQ(matches("a$", "a\n"), std::nullopt);
+  EXPECT_EQ(matches("[^\xC3\xA9]", "e"), true);
 }
 
-TEST(NamePattern, CountsTheWorkOfAMatch) {
+TEST(NamePattern, MatchesInBoundedWork) {
+  const std::string name(2000, 'a');
+  EXPECT_EQ(matches("(a|a|(a*)*)*$b", name), false);
+  EXPECT_EQ(matches(".*(?=.*b)a", name.substr(0, 300)), false);
+  EXPECT_EQ(matches(".*.*.*.*.*.*.*.*b", std::string(1 << 20, 'a')), std::nullopt);
+  EXPECT_EQ(matches("(?:.?){1000}b(?!c)", name), std::nullopt);
+}
+
+TEST(NamePattern, CountsWork) {
   std::uint64_t work = 0;
   const auto pattern = NamePattern::parse("(?:.?){1000}b$");
   ASSERT_TRUE(pattern);
-  EXPECT_GT(pattern->size(), 2000U);
   EXPECT_EQ(pattern->matches(std::string(160, 'a'), work), false);
   const std::uint64_t first = work;
-  EXPECT_GT(first, 100'000U);
+  EXPECT_GT(first, 500U);
   EXPECT_EQ(pattern->matches(std::string(160, 'a'), work), false);
   EXPECT_EQ(work, 2 * first);
 }

@@ -1,0 +1,64 @@
+// The expressions for names of modules in configurations, which Python's re.match() matches there.
+//
+// RE2 matches them, in linear time. parse() also accepts looking ahead, (?=...) and (?!...), at one
+// place outside of groups. It refuses back-references, looking behind, flags and possessive
+// repetitions.
+//
+// Thread safety: const members may be called from any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace re2 {
+class RE2;
+}
+
+namespace stfs {
+
+class NamePattern {
+ public:
+  // Returns nullopt if the expression is too long or uses other constructs than those above.
+  static std::optional<NamePattern> parse(std::string_view expression);
+
+  // Returns whether a beginning of `name` matches. Returns nullopt if `name` has other characters
+  // than printable ASCII, because Python and RE2 classify those differently, and if the match would
+  // take too long. Adds to `work` the calls of RE2; long names and expressions count several times.
+  std::optional<bool> matches(std::string_view name, std::uint64_t& work) const;
+
+ private:
+  using Expression = std::shared_ptr<const re2::RE2>;  // copies of a pattern share it
+  struct Look {
+    Expression expression;
+    bool is_wanted;  // false: (?!...)
+  };
+
+  // With `looks_`, a name matches if it has a place up to which `begin_` matches, where each of
+  // `looks_` is as wanted, and from which a beginning matches `rest_`.
+  Expression begin_;  // null: empty
+  std::vector<Look> looks_;
+  Expression rest_;
+  std::size_t size_ = 0;  // of RE2's programs, in instructions
+};
+
+// Bounds the time and the memory that the expressions of a file take.
+class PatternBudget {
+ public:
+  static constexpr std::size_t kMaxCount = 4096;
+  static constexpr std::size_t kMaxBytes = 256 << 10;
+
+  // Returns false if the file has more expressions, or longer ones, than the limits allow.
+  bool takes(std::string_view expression) {
+    bytes_ += expression.size();
+    return ++count_ <= kMaxCount && bytes_ <= kMaxBytes;
+  }
+
+ private:
+  std::size_t count_ = 0, bytes_ = 0;
+};
+
+}  // namespace stfs
