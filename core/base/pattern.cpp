@@ -3,6 +3,9 @@
 #include <re2/re2.h>
 
 #include <algorithm>
+#include <array>
+#include <cctype>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -34,13 +37,25 @@ std::string take_token(std::string_view& text) {
   return std::string(token);
 }
 
-std::shared_ptr<const re2::RE2> compiled(const std::string& text) {
-  re2::RE2::Options options(re2::RE2::Latin1);
-  options.set_log_errors(false);
-  options.set_max_mem(kMaxMemory);
-  options.set_never_capture(true);
-  auto expression = std::make_shared<const re2::RE2>(text, options);
-  return expression->ok() ? expression : nullptr;
+[[noreturn]] void refuse(const std::string& rule) { throw std::invalid_argument(rule); }
+
+// Removes the text before the next delimiter, and the delimiter, from `rest`. Returns the text,
+// without the backslashes before delimiters.
+std::string take_field(std::string_view& rest, char delimiter) {
+  std::string field;
+  for (std::size_t i = 0; i < rest.size(); ++i) {
+    if (rest[i] == delimiter) {
+      rest.remove_prefix(i + 1);
+      return field;
+    }
+    if (rest[i] == '\\' && i + 1 < rest.size()) {
+      if (rest[i + 1] != delimiter) field += '\\';
+      ++i;
+    }
+    field += rest[i];
+  }
+  refuse("s" + std::string(1, delimiter) + "REGEX" + delimiter + "NEW" + delimiter +
+         " is expected, with all three delimiters");
 }
 
 }  // namespace
@@ -69,13 +84,17 @@ std::optional<NamePattern> NamePattern::parse(std::string_view expression) {
     if (depth == 0 && parts.back().look != 0) parts.push_back({0, ""});
   }
   if (parts.size() > 1 && has_alternatives) return std::nullopt;
+  re2::RE2::Options options(re2::RE2::Latin1);
+  options.set_log_errors(false);
+  options.set_max_mem(kMaxMemory);
+  options.set_never_capture(true);
   NamePattern out;
   for (const auto& [look, text] : parts) {
     const bool is_first = &text == &parts.front().text;
     const bool is_last = &text == &parts.back().text;
     if (is_first && !is_last && (text.empty() || text == "^")) continue;
-    Expression part = compiled(text);
-    if (!part || (look == 0 && !is_first && !is_last)) return std::nullopt;
+    auto part = std::make_shared<const re2::RE2>(text, options);
+    if (!part->ok() || (look == 0 && !is_first && !is_last)) return std::nullopt;
     out.size_ += static_cast<std::size_t>(part->ProgramSize());
     if (look != 0) {
       out.looks_.push_back({std::move(part), look == '='});
@@ -106,6 +125,79 @@ std::optional<bool> NamePattern::matches(std::string_view name, std::uint64_t& w
     if (looks_right && matches_from(rest_)) return true;
   }
   return false;
+}
+
+Substitution::Substitution(std::string_view text) {
+  if (text.size() < 2 || text[0] != 's' || std::ispunct(static_cast<unsigned char>(text[1])) == 0 ||
+      text[1] == '\\') {
+    refuse("s/REGEX/NEW/ is expected");
+  }
+  const char delimiter = text[1];
+  std::string_view rest = text.substr(2);
+  const std::string regex = take_field(rest, delimiter);
+  const std::string replacement = take_field(rest, delimiter);
+  if (!rest.empty() && rest != "g") refuse("behind the last delimiter g alone may stand");
+  is_global_ = !rest.empty();
+  if (regex.empty()) refuse("the expression is empty");
+  re2::RE2::Options options;
+  options.set_log_errors(false);
+  expression_ = std::make_shared<const re2::RE2>(regex, options);
+  if (!expression_->ok()) refuse("the expression is not one of RE2: " + expression_->error());
+  for (std::size_t i = 0; i < replacement.size(); ++i) {
+    if (replacement[i] == '&') {
+      rewrite_ += "\\0";
+    } else if (replacement[i] != '\\') {
+      rewrite_ += replacement[i];
+    } else {
+      const char next = ++i < replacement.size() ? replacement[i] : '\0';
+      if (next != '\\' && next != '&' && (next < '0' || next > '9')) {
+        refuse("a backslash in NEW stands before a digit, & or a backslash");
+      }
+      if (next != '&') rewrite_ += '\\';
+      rewrite_ += next;
+    }
+  }
+  const int group = re2::RE2::MaxSubmatch(rewrite_);
+  if (group > expression_->NumberOfCapturingGroups()) {
+    refuse("the expression has no group " + std::to_string(group));
+  }
+}
+
+std::optional<std::string> Substitution::apply(std::string_view name) const {
+  std::array<re2::StringPiece, 10> groups;  // \0 to \9
+  const int count = re2::RE2::MaxSubmatch(rewrite_) + 1;
+  const re2::StringPiece text(name.data(), name.size());
+  const auto references = static_cast<std::size_t>(std::ranges::count(rewrite_, '\\'));
+  std::string result;
+  std::size_t copied = 0;  // bytes of `name`
+  bool matches = false;
+  const auto reserve = [&](std::size_t bytes) {
+    // A & for each letter of a long name would need more memory than there is.
+    if (result.size() + bytes <= kMaxName) return;
+    refuse("a name would have more than " + std::to_string(kMaxName) + " bytes");
+  };
+  for (std::size_t from = 0;
+       from <= name.size() &&
+       expression_->Match(text, from, name.size(), re2::RE2::UNANCHORED, groups.data(), count);) {
+    const auto begin = static_cast<std::size_t>(groups[0].data() - name.data());
+    const std::size_t end = begin + groups[0].size();
+    from = end > begin ? end : end + 1;
+    // RE2 also finds an empty text inside a character of UTF-8.
+    const bool is_inside = end == begin && begin < name.size() &&
+                           (static_cast<unsigned char>(name[begin]) & 0xC0) == 0x80;
+    // An empty match right after the last one is none, as in sed.
+    if (is_inside || (matches && end == copied)) continue;
+    reserve(begin - copied + rewrite_.size() + references * (end - begin));
+    result += name.substr(copied, begin - copied);
+    expression_->Rewrite(&result, rewrite_, groups.data(), count);
+    matches = true;
+    copied = end;
+    if (!is_global_) break;
+  }
+  if (!matches) return std::nullopt;
+  reserve(name.size() - copied);
+  result += name.substr(copied);
+  return result;
 }
 
 }  // namespace stfs

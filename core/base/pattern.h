@@ -1,8 +1,4 @@
-// The expressions for names of modules in configurations, which Python's re.match() matches there.
-//
-// RE2 matches them, in linear time. parse() also accepts looking ahead, (?=...) and (?!...), at one
-// place outside of groups. It refuses back-references, looking behind, flags and possessive
-// repetitions.
+// Regular expressions on names, which RE2 matches in linear time.
 //
 // Thread safety: const members may be called from any thread.
 #pragma once
@@ -11,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -20,9 +17,12 @@ class RE2;
 
 namespace stfs {
 
+// An expression for names of modules in a configuration, which Python's re.match() matches there.
+// parse() accepts looking ahead, (?=...) and (?!...), at one place outside of groups. It refuses
+// back-references, looking behind, flags and possessive repetitions.
 class NamePattern {
  public:
-  // Returns nullopt if the expression is too long or uses other constructs than those above.
+  // Returns nullopt if the expression is too long or has a construct that it refuses.
   static std::optional<NamePattern> parse(std::string_view expression);
 
   // Returns whether a beginning of `name` matches. Returns nullopt if `name` has other characters
@@ -59,6 +59,25 @@ class PatternBudget {
 
  private:
   std::size_t count_ = 0, bytes_ = 0;
+};
+
+// s/REGEX/NEW/ on names, as sed does it: the first match, or all with g. \1 to \9 are groups, \0
+// and & the match. Any punctuation after the s delimits. REGEX is an expression of RE2.
+class Substitution {
+ public:
+  static constexpr std::size_t kMaxName = 1 << 20;
+
+  // Throws std::invalid_argument with the rule that the text breaks.
+  explicit Substitution(std::string_view text);
+
+  // Returns the name after the substitution, or nullopt if nothing matches. Throws
+  // std::invalid_argument if the new name could have more than kMaxName bytes.
+  std::optional<std::string> apply(std::string_view name) const;
+
+ private:
+  std::shared_ptr<const re2::RE2> expression_;  // copies of a substitution share it
+  std::string rewrite_;                         // NEW in the syntax of RE2::Rewrite()
+  bool is_global_ = false;
 };
 
 }  // namespace stfs

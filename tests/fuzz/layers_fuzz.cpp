@@ -6,10 +6,10 @@
 //   2  a frame of a delta upon a tensor of zeros: nothing behind its end, no endless loop
 //   3  a NumPy file
 #include "core/base/error.h"
+#include "core/base/pattern.h"
 #include "core/layer/delta/frame.h"
 #include "core/layer/edit/edit_lines.h"
 #include "core/layer/edit/npy_file.h"
-#include "core/layer/edit/substitution.h"
 #include "core/layer/lora/adapter.h"
 #include "core/source/local_file.h"
 #include "tests/fuzz/check.h"

@@ -1,11 +1,11 @@
 // Edits: the splitter of lines, substitutions, casts, and each command beside what it should show.
 #include "core/base/error.h"
+#include "core/base/pattern.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/format/narrow.h"
 #include "core/layer/edit/cast.h"
 #include "core/layer/edit/edit_layer.h"
 #include "core/layer/edit/edit_lines.h"
-#include "core/layer/edit/substitution.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 
@@ -334,7 +334,7 @@ TEST_F(EditTest, ALineThatMeansOrTouchesNothingIsRefusedWithItsNumber) {
       {"rename s/a/\\1/", "no group 1"},
       {"rename s/a/b/i", "g alone may stand"},
       {"copy s/steps/&&/ 2", "copy s/REGEX/NEW/ is expected"},
-      {"rename s/steps/" + std::string(Substitution::kMostName, 'x') + "&/", "more than"},
+      {"rename s/steps/" + std::string(Substitution::kMaxName, 'x') + "&/", "more than"},
       {"cast m* f8_e8m0", "is expected"},
       {"rename", "rename s/REGEX/NEW/ is expected"},
       {"rename s/a/b/ s/c/d/", "is expected"},

@@ -217,9 +217,7 @@ TEST(Structure, LibrariesThatOneThingNeedsAreIncludedThereAlone) {
     const std::string folder = folder_of(file.string());
     for (const auto& [is_quoted, target] : includes_of(file)) {
       EXPECT_TRUE(folder == "core/layer/delta" || !target.starts_with("zstd")) << file;
-      EXPECT_TRUE(file == "core/base/pattern.cpp" || folder == "core/layer/edit" ||
-                  !target.starts_with("re2/"))
-          << file;
+      EXPECT_TRUE(file == "core/base/pattern.cpp" || !target.starts_with("re2/")) << file;
       EXPECT_TRUE(file == "core/format/inflate.cpp" || target != "zlib.h") << file;
     }
   }

@@ -1,10 +1,10 @@
 // The commands of edits: a row each.
 #include "core/base/error.h"
+#include "core/base/pattern.h"
 #include "core/base/text.h"
 #include "core/layer/edit/cast.h"
 #include "core/layer/edit/edit_layer.h"
 #include "core/layer/edit/edited.h"
-#include "core/layer/edit/substitution.h"
 #include "core/recipe/elements.h"
 #include "core/recipe/slice.h"
 #include "core/remote/http/url.h"
