@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
+#include <zlib.h>
 
 #include <algorithm>
 #include <array>
@@ -171,16 +172,9 @@ void DeltaDigest::add(std::span<const std::byte> bytes) {
     XXH3_128bits_update(static_cast<XXH3_state_t*>(xxh3_), bytes.data(), bytes.size());
     return;
   }
-  constexpr std::size_t kSome = 5552;  // the sums of so many bytes fit 32 bits (RFC 1950, zlib)
-  constexpr std::uint32_t kModulus = 65521;
-  for (; !bytes.empty(); bytes = bytes.subspan(std::min(kSome, bytes.size()))) {
-    for (const std::byte byte : bytes.first(std::min(kSome, bytes.size()))) {
-      a_ += static_cast<std::uint8_t>(byte);
-      b_ += a_;
-    }
-    a_ %= kModulus;
-    b_ %= kModulus;
-  }
+  if (bytes.empty()) return;  // for null, zlib returns the first value
+  const auto* const data = reinterpret_cast<const Bytef*>(bytes.data());
+  adler32_ = static_cast<std::uint32_t>(::adler32_z(adler32_, data, bytes.size()));
 }
 
 std::string DeltaDigest::hex() const {
@@ -191,7 +185,7 @@ std::string DeltaDigest::hex() const {
                   static_cast<unsigned long long>(hash.high64),
                   static_cast<unsigned long long>(hash.low64));
   } else {
-    std::snprintf(text.data(), text.size(), "%08x", b_ << 16 | a_);
+    std::snprintf(text.data(), text.size(), "%08x", adler32_);
   }
   return text.data();
 }

@@ -50,7 +50,7 @@ class DeltaDigest {
  private:
   DeltaChecksum checksum_;
   void* xxh3_ = nullptr;
-  std::uint32_t a_ = 1, b_ = 0;  // of adler32
+  std::uint32_t adler32_ = 1;
 };
 
 struct DeltaVersion {

@@ -2,6 +2,8 @@
 
 #include "core/values/moments.h"
 
+#include <zlib.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -77,45 +79,6 @@ std::uint64_t pixels_for(std::uint64_t elements, std::uint64_t block) {
 
 // --- the file (PNG, third edition; RFC 1950; RFC 1951)
 
-constexpr std::array<std::uint32_t, 256> crc_table() {
-  std::array<std::uint32_t, 256> table{};
-  for (std::uint32_t byte = 0; byte < table.size(); ++byte) {
-    std::uint32_t crc = byte;
-    for (int bit = 0; bit < 8; ++bit) crc = (crc & 1) != 0 ? 0xEDB88320U ^ crc >> 1 : crc >> 1;
-    table[byte] = crc;
-  }
-  return table;
-}
-constexpr std::array<std::uint32_t, 256> kCrc = crc_table();
-
-std::uint32_t crc32(std::string_view bytes) {
-  std::uint32_t crc = ~0U;
-  for (const char c : bytes) crc = kCrc[(crc ^ static_cast<unsigned char>(c)) & 0xFF] ^ crc >> 8;
-  return ~crc;
-}
-
-class Adler32 {
- public:
-  void add(std::string_view bytes) {
-    constexpr std::size_t kMost = 5552;  // bytes until b_ could overflow
-    while (!bytes.empty()) {
-      for (const char c : bytes.substr(0, kMost)) {
-        a_ += static_cast<unsigned char>(c);
-        b_ += a_;
-      }
-      a_ %= kBase;
-      b_ %= kBase;
-      bytes.remove_prefix(std::min(kMost, bytes.size()));
-    }
-  }
-  std::uint32_t value() const { return b_ << 16 | a_; }
-
- private:
-  static constexpr std::uint32_t kBase = 65521;
-  std::uint32_t a_ = 1;
-  std::uint32_t b_ = 0;
-};
-
 void add_u32(std::string& out, std::size_t value) {  // big-endian
   for (const unsigned shift : {24U, 16U, 8U, 0U}) out += static_cast<char>(value >> shift & 0xFF);
 }
@@ -129,7 +92,8 @@ void add_chunk(std::string& out, std::string_view type, const Add& add) {
   std::string length;
   add_u32(length, out.size() - begin - 8);
   out.replace(begin, 4, length);
-  add_u32(out, crc32(std::string_view(out).substr(begin + 4)));
+  const auto* const summed = reinterpret_cast<const Bytef*>(out.data() + begin + 4);
+  add_u32(out, ::crc32_z(0, summed, out.size() - begin - 4));
 }
 
 constexpr std::size_t kMostStored = 65535;  // bytes of a stored block
@@ -246,16 +210,16 @@ std::string Pixels::png(const ValueStats& stats) const {
     out.append("\x08\x03\0\0\0", 5);  // 8 bits, a palette
   });
   add_chunk(out, "PLTE", [&] { out += palette(); });
-  Adler32 adler;
+  uLong adler = ::adler32_z(0, nullptr, 0);
   std::string row(width + 1, '\0');  // filter 0: none
   for (std::size_t y = 0; y < height; ++y) {
     for (std::size_t x = 0; x < width; ++x) row[x + 1] = static_cast<char>(pixels[y * width + x]);
-    adler.add(row);
+    adler = ::adler32_z(adler, reinterpret_cast<const Bytef*>(row.data()), row.size());
     const bool is_last = y + 1 == height;
     add_chunk(out, "IDAT", [&] {
       if (y == 0) out += "\x78\x01";  // zlib: deflate, a window of 32 KiB, no compression
       add_stored(out, row, is_last);
-      if (is_last) add_u32(out, adler.value());
+      if (is_last) add_u32(out, adler);
     });
   }
   add_chunk(out, "IEND", [] {});
