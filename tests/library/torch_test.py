@@ -19,17 +19,6 @@ except ImportError:
     sys.exit(77)
 
 
-class Tied(torch.nn.Module):
-    """Two names of the same weight, as a model that ties its embeddings has them; and a weight with gaps."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = torch.nn.Embedding(4, 3)
-        self.head = torch.nn.Linear(3, 4)
-        self.head.weight = self.embed.weight
-        self.turned = torch.nn.Parameter(torch.rand(2, 5).t())
-
-
 class TorchTest(Base):
     def setUp(self):
         super().setUp()
@@ -64,62 +53,12 @@ class TorchTest(Base):
             numpy.testing.assert_array_equal(part[[2, 0]].numpy(), ARRAYS["f32"][1][[2, 0]])
             numpy.testing.assert_array_equal(part[:20, -1].numpy(), ARRAYS["f32"][1][:20, -1])
 
-    def test_torch_saves_and_loads(self):
-        tensors = {"a": torch.arange(6.).reshape(2, 3), "b": torch.ones(3, dtype=torch.bfloat16), "e": torch.ones(0)}
-        stfs.torch.save_file(tensors, self.at("out.safetensors"))
-        for loaded in (stfs.torch.load_file(self.at("out.safetensors")), stfs.torch.load(stfs.torch.save(tensors))):
-            self.assertEqual(loaded.keys(), tensors.keys())
-            for name, tensor in tensors.items():
-                self.assertTrue(torch.equal(loaded[name], tensor))
-                loaded[name].zero_()
-        for tensor in torch.tensor([1 + 2j]).conj(), torch.tensor([1., 2.])._neg_view():
-            self.assertTrue(torch.equal(stfs.torch.load(stfs.torch.save({"a": tensor}))["a"], tensor.clone()))
-        base = torch.ones(4, 4)
-        disjoint = {"a": base[1:], "b": base[:1]}
-        self.assertEqual(stfs.torch.save(disjoint), stfs.torch.save({name: t.clone() for name, t in disjoint.items()}))
-        for wrong, error in ({"a": base.to_sparse()}, ValueError), ({"a": 1}, ValueError), \
-                            ({"a": base.t()}, ValueError), ({"a": base, "b": base[0]}, RuntimeError), ([], ValueError):
-            with self.assertRaises(error):
-                stfs.torch.save(wrong)
-
-    def test_a_module_is_saved_without_its_second_names_and_loaded_with_them(self):
-        model, path, texts = Tied(), self.at("tied.safetensors"), {"a": "b"}
-        stfs.torch.save_model(model, path, texts)
-        self.assertEqual(stfs.open(path).metadata, {"a": "b", "head.weight": "embed.weight"})
-        self.assertEqual((texts, set(stfs.open(path))), ({"a": "b"}, {"embed.weight", "head.bias", "turned"}))
-        other = Tied()
-        self.assertEqual(stfs.torch.load_model(other, path), ([], []))
-        for name, tensor in model.state_dict().items():
-            self.assertTrue(torch.equal(other.state_dict()[name], tensor), name)
-        # A file may have the other name.
-        stfs.open(path, edits=["rename s/embed.weight/head.weight/"]).save(self.at("renamed.safetensors"))
-        self.assertEqual(stfs.torch.load_model(Tied(), self.at("renamed.safetensors")), ([], []))
-        with self.assertRaisesRegex(ValueError, "force_contiguous=True"):
-            stfs.torch.save_model(model, path, force_contiguous=False)
-
-    def test_a_module_and_a_source_that_do_not_fit_are_told(self):
-        apart, tied = Tied(), Tied()
-        apart.head.weight = torch.nn.Parameter(torch.rand(4, 3))
-        stfs.torch.save_model(apart, self.at("apart.safetensors"))
-        with self.assertRaisesRegex(RuntimeError, 'Unexpected key.*"head.weight"'):
-            stfs.torch.load_model(tied, self.at("apart.safetensors"))
-        stfs.torch.save_model(tied, self.at("tied.safetensors"))
-        with self.assertRaisesRegex(RuntimeError, 'Missing key.*"head.weight"'):
-            stfs.torch.load_model(apart, self.at("tied.safetensors"))
-        self.assertEqual(stfs.torch.load_model(apart, self.at("tied.safetensors"), strict=False), (["head.weight"], []))
-
-    def test_memory_that_no_name_has_whole_is_not_saved(self):
-        base = torch.rand(6)
-        module = torch.nn.Module()
-        module.a, module.b = torch.nn.Parameter(base[:4]), torch.nn.Parameter(base[2:])
-        with self.assertRaisesRegex(RuntimeError, "'a', 'b'.*none of them has all of it"):
-            stfs.torch.save_model(module, self.at("none.safetensors"))
-        module.b = torch.nn.Parameter(base[4:])
-        stfs.torch.save_model(module, self.at("parts.safetensors"))
-        self.assertTrue(torch.equal(stfs.torch.load_file(self.at("parts.safetensors"))["b"], base[4:]))
-        meta = torch.empty(2, device="meta")
-        self.assertEqual((stfs.torch.storage_ptr(base[2:]), stfs.torch.storage_size(base[2:])), (base.data_ptr(), 24))
-        self.assertEqual((stfs.torch.storage_ptr(meta), stfs.torch.storage_size(meta)), (0, 8))
+    def test_torch_loads_tensors_that_may_be_written_to(self):
+        for loaded in stfs.torch.load_file(self.path), stfs.torch.load(contents(self.path)):
+            self.assertEqual(list(loaded), list(ARRAYS))
+            numpy.testing.assert_array_equal(loaded["f32"].numpy(), ARRAYS["f32"][1])
+            self.assertEqual(loaded["bf16"].dtype, torch.bfloat16)
+            loaded["f32"].zero_()
 
 
 class LoaderTest(Elsewhere):
