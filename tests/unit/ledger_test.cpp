@@ -230,22 +230,5 @@ TEST(LookedUpNamesInALedger, AreKnownToTheNextProcessUntilTheyAreForgotten) {
   EXPECT_EQ(names.find(kept), nullptr);
 }
 
-TEST(LookedUpNamesInALedger, AreDroppedByTheNextProcessToo) {
-  Ledger ledger(0);
-  {
-    LookedUpNames names(&ledger, 2);
-    for (const char* name : {"a", "b", "c", "d"}) names.look_up(1, 2, name, empty);
-  }
-
-  LookedUpNames names(&ledger, 2);
-  names.restore();
-
-  ASSERT_TRUE(names.take_surplus());
-  EXPECT_TRUE(names.take_surplus());
-  EXPECT_FALSE(names.take_surplus());
-  names.release(0);  // an earlier worker opened it
-  EXPECT_EQ(names.size(), 4U);
-}
-
 }  // namespace
 }  // namespace stfs::test
