@@ -190,7 +190,7 @@ class CheckpointTest(Base):
                     left -= 1
                     if left == -1:
                         sys.settrace(None)
-                        first.inputs  # the handler's own
+                        first.from_  # the handler's own
                 return trace
 
             sys.settrace(trace)
@@ -213,21 +213,6 @@ class CheckpointTest(Base):
             stfs.open(sys.argv[1]).save(sys.argv[2])
         """, self.path, self.at("saved.safetensors"))
         self.assertEqual(list(stfs.open(self.at("saved.safetensors"))), list(stfs.open(self.path)))
-
-    def test_what_interrupts_the_start_of_a_call_is_raised(self):
-        run_python("""
-            import stfs, sys
-            def hook(event, _):
-                if event == "_thread.start_new_thread":
-                    raise KeyboardInterrupt
-            checkpoint = stfs.open(sys.argv[1])
-            sys.addaudithook(hook)
-            try:
-                checkpoint.save(sys.argv[2])
-            except KeyboardInterrupt:
-                sys.exit(0)
-            sys.exit("no KeyboardInterrupt")
-        """, self.path, self.at("saved.safetensors"))
 
     def test_an_exception_at_any_step_leaks_nothing(self):
         class Raised(Exception):
