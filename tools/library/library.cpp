@@ -476,6 +476,8 @@ void* stfs_python_text(stfs_checkpoint* checkpoint, int which, size_t number, in
   void* const state = python.unlock();
   *status = guarded([&] { text = text_of(checked(checkpoint), which, number); });
   python.lock(state);
+  // The object has a copy.
+  // cppcheck-suppress returnDanglingLifetime
   return python.bytes(text.data(), static_cast<std::ptrdiff_t>(text.size()));
 }
 
