@@ -5,7 +5,7 @@
 
 /* The ABI of the structs: they may only grow at their ends. */
 #define LAYOUT(name, condition) typedef char name[(condition) ? 1 : -1]
-LAYOUT(extra_data, offsetof(stfs_open_extra, data) == 16 && sizeof(stfs_open_extra) >= 24);
+LAYOUT(extra_reserved, offsetof(stfs_open_extra, reserved) == 8 && sizeof(stfs_open_extra) >= 24);
 LAYOUT(tensor_offset, offsetof(stfs_tensor, offset) == 64 && sizeof(stfs_tensor) >= 72);
 LAYOUT(table_names_bytes, offsetof(stfs_table, names_bytes) == 40 && sizeof(stfs_table) >= 48);
 LAYOUT(part_as, offsetof(stfs_part, as) == 24 && sizeof(stfs_part) >= 32);

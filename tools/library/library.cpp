@@ -31,9 +31,8 @@
 using stfs::abi::refuse;
 
 struct stfs_checkpoint {
-  stfs_checkpoint(std::vector<std::string> sources, stfs::OpenOptions options,
-                  stfs::Opened::Interrupted interrupted)
-      : opened(std::move(sources), std::move(options), std::move(interrupted)) {}
+  stfs_checkpoint(std::vector<std::string> sources, stfs::OpenOptions options)
+      : opened(std::move(sources), std::move(options)) {}
 
   stfs::Opened opened;
   std::string names;  // each with a NUL behind it
@@ -253,13 +252,11 @@ int stfs_open(const char* const* sources, size_t count, const char* const* optio
   return guarded([&] {
     stfs::abi::prepare(checkpoint);
     const stfs_open_extra given = stfs::abi::read_sized(extra, "the extra");
-    stfs::Opened::Interrupted interrupted;
-    if (given.interrupted != nullptr) {
-      interrupted = [given] { return given.interrupted(given.data) != 0; };
+    if (given.reserved[0] != nullptr) {
+      refuse("the extra: libstfs calls no callback while it waits: call stfs_cancel() instead");
     }
     auto handle = std::make_unique<stfs_checkpoint>(
-        texts(sources, count, "source"), stfs::OpenOptions(texts(options, option_count, "option")),
-        std::move(interrupted));
+        texts(sources, count, "source"), stfs::OpenOptions(texts(options, option_count, "option")));
     make_table(*handle);
     *checkpoint = handle.release();
   });

@@ -18,9 +18,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
-#include <condition_variable>
-#include <exception>
 #include <limits>
 #include <system_error>
 #include <thread>
@@ -55,8 +52,6 @@ bool has_secret(std::string_view text) {
   }
   return false;
 }
-
-constexpr std::chrono::milliseconds kLook{100};  // between two questions to the user
 
 constexpr std::size_t kLeastMapped = 256 << 10;  // bytes: less is read
 
@@ -156,13 +151,11 @@ Opened::Loaded::~Loaded() {
   }
 }
 
-Opened::Opened(std::vector<std::string> sources, OpenOptions options, Interrupted interrupted)
-    : names_(std::move(sources)),
-      options_(std::move(options)),
-      interrupted_(std::move(interrupted)) {
+Opened::Opened(std::vector<std::string> sources, OpenOptions options)
+    : names_(std::move(sources)), options_(std::move(options)) {
   if (names_.empty()) refuse("no source is named");
   for (const std::string& name : names_) again_.push_back(is_url(name) ? name : absolute(name));
-  std::unique_ptr<Loaded> first = load_first();
+  std::unique_ptr<Loaded> first = load(names_, options_, "");
   const Checkpoint& checkpoint = *first->checkpoint;
   version_ = version_of(checkpoint.list());
   options_.load.layers = checkpoint.layers();  // for children, wherever they are
@@ -210,49 +203,6 @@ std::unique_ptr<Opened::Loaded> Opened::load(std::span<const std::string> names,
   if (!resolutions.empty()) loaded->sources->start_fetching();
   loaded->mapped = std::make_unique<std::atomic<std::byte*>[]>(loaded->checkpoint->parts().size());
   return loaded;
-}
-
-std::unique_ptr<Opened::Loaded> Opened::load_first() const {
-  if (!interrupted_) return load(names_, options_, "");
-  // Loading cannot be stopped. Once the user wants it to end it goes on alone, and its result ends
-  // with it.
-  struct Loading {
-    Loading(std::vector<std::string> of, OpenOptions with)
-        : names(std::move(of)), options(std::move(with)) {}
-
-    std::vector<std::string> names;
-    OpenOptions options;
-    std::mutex mutex;  // of the rest
-    std::condition_variable ended;
-    bool has_ended = false;
-    std::unique_ptr<Loaded> loaded = nullptr;
-    std::exception_ptr failure = nullptr;
-  };
-  const auto loading = std::make_shared<Loading>(names_, options_);
-  start_thread([loading] {
-    std::unique_ptr<Loaded> loaded;
-    std::exception_ptr failure;
-    try {
-      loaded = load(loading->names, loading->options, "");
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    const std::lock_guard lock(loading->mutex);
-    loading->loaded = std::move(loaded);
-    loading->failure = failure;
-    loading->has_ended = true;
-    loading->ended.notify_all();
-  }).detach();
-  std::unique_lock lock(loading->mutex);
-  while (!loading->ended.wait_for(lock, kLook, [&] { return loading->has_ended; })) {
-    lock.unlock();
-    if (interrupted_()) {
-      throw Error(ErrorCode::kUnreadable, public_name(names_.front()), "cancelled", ECANCELED);
-    }
-    lock.lock();
-  }
-  if (loading->failure) std::rethrow_exception(loading->failure);
-  return std::move(loading->loaded);
 }
 
 std::unique_ptr<Opened::Loaded> Opened::load_here() const {
@@ -390,41 +340,8 @@ std::unique_ptr<const Checkpoint> Opened::with_model_files(const Loaded& from) c
 int Opened::wait_for(Loaded& from,
                      const std::function<int(const std::atomic<bool>& stop)>& work) const {
   Call call(from);
-  const auto run = [&] {
-    const WhileWanted while_wanted([&] { return !call.stop(); });  // also while it computes
-    return work(call.stop());
-  };
-  if (!interrupted_) return run();
-  std::mutex mutex;
-  std::condition_variable ended;
-  bool has_ended = false;
-  int error = 0;
-  std::exception_ptr failure;
-  std::thread worker = start_thread([&] {
-    int outcome = 0;
-    std::exception_ptr thrown;
-    try {
-      outcome = run();
-    } catch (...) {
-      thrown = std::current_exception();
-    }
-    const std::lock_guard lock(mutex);
-    error = outcome;
-    failure = thrown;
-    has_ended = true;
-    ended.notify_all();
-  });
-  {
-    std::unique_lock lock(mutex);
-    while (!ended.wait_for(lock, kLook, [&] { return has_ended; })) {
-      lock.unlock();
-      if (interrupted_()) call.stop() = true;
-      lock.lock();
-    }
-  }
-  worker.join();
-  if (failure) std::rethrow_exception(failure);
-  return error;
+  const WhileWanted while_wanted([&] { return !call.stop(); });  // also while it computes
+  return work(call.stop());
 }
 
 int Opened::copy(Loaded& from, const Content& content, std::uint64_t offset,

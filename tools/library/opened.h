@@ -54,11 +54,8 @@ struct PartRecipe {
 
 class Opened {
  public:
-  // Asked by the calling thread while it waits for a network; true ends the call.
-  using Interrupted = std::function<bool()>;
-
   // Throws Error.
-  Opened(std::vector<std::string> sources, OpenOptions options, Interrupted interrupted);
+  Opened(std::vector<std::string> sources, OpenOptions options);
   Opened(const Opened&) = delete;
   Opened& operator=(const Opened&) = delete;
   ~Opened();
@@ -119,7 +116,6 @@ class Opened {
 
   static std::unique_ptr<Loaded> load(std::span<const std::string> names,
                                       const OpenOptions& options, std::string_view resolutions);
-  std::unique_ptr<Loaded> load_first() const;
   std::unique_ptr<Loaded> load_here() const;  // in a child
   Loaded& loaded() const;                     // of this process
   static Memory private_part(Loaded& from, const Extent& extent, int descriptor);
@@ -131,8 +127,7 @@ class Opened {
   // The same version with the files for loaders, which a directory gets too.
   std::unique_ptr<const Checkpoint> with_model_files(const Loaded& from) const;
   void keep_warnings(const Checkpoint& saved);
-  // Runs the work, which returns EINTR soon after `stop` is set: by cancel(), or because the user
-  // wants it.
+  // Runs the work, which returns EINTR soon after cancel() sets `stop`.
   int wait_for(Loaded& from, const std::function<int(const std::atomic<bool>& stop)>& work) const;
   // The mapping of a part's whole file, which has this descriptor; null where mmap(2) fails.
   static std::byte* file_of(Loaded& from, std::uint32_t part, int descriptor);
@@ -140,7 +135,6 @@ class Opened {
   const std::vector<std::string> names_;  // as they are given
   std::vector<std::string> again_;        // for later, wherever the process is then
   OpenOptions options_;
-  const Interrupted interrupted_;
   Loaded* first_ = nullptr;                     // freed by the process that made it
   mutable std::atomic<Loaded*> own_ = nullptr;  // of the child
   bool is_plain_ = false;                       // all tensors stand in local files

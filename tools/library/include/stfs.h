@@ -56,20 +56,17 @@ typedef struct stfs_checkpoint stfs_checkpoint;
 STFS_API const char* stfs_last_error(void);
 
 /* The errno behind that failure: ENOENT, EACCES, ESTALE (a source has changed), EIO, ETIMEDOUT,
- * ECANCELED (cancelled or interrupted), ENOMEM; 0 when there is none. */
+ * ECANCELED (cancelled), ENOMEM; 0 when there is none. */
 STFS_API int stfs_last_errno(void);
 
 /* The version of the library, "0.2.0". Never freed. */
 STFS_API const char* stfs_version(void);
 
-/* Asked about ten times a second, on the calling thread, while a call waits for a network. Nonzero
- * ends the call with STFS_UNREADABLE and ECANCELED. */
-typedef int (*stfs_interrupted)(void* data);
-
+/* Room for later additions. Version 0.2.0 had a callback here that ended waits; stfs_open refuses a
+ * value other than NULL. stfs_cancel ends waits. */
 typedef struct stfs_open_extra {
-  size_t size;                  /* sizeof(stfs_open_extra) */
-  stfs_interrupted interrupted; /* of all calls with the checkpoint; NULL: never */
-  void* data;                   /* its argument */
+  size_t size;             /* sizeof(stfs_open_extra) */
+  const void* reserved[2]; /* NULL */
 } stfs_open_extra;
 
 /* Opens `count` sources as one checkpoint. A source is what the commands take: a file, an index, a
@@ -90,7 +87,7 @@ typedef struct stfs_open_extra {
  *                               of remote sources, as in stfs(1)
  *   version=HEX                 fails with ESTALE unless stfs_version_of() is this
  *
- * `extra` may be NULL. The caller frees the checkpoint with stfs_close. */
+ * `extra` is NULL. The caller frees the checkpoint with stfs_close. */
 STFS_API int stfs_open(const char* const* sources, size_t count, const char* const* options,
                        size_t option_count, const stfs_open_extra* extra,
                        stfs_checkpoint** checkpoint);
