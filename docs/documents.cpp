@@ -1,5 +1,4 @@
-// stfs_documents SOURCE_DIR OUTPUT_DIR: writes the man pages and the completions of stfs, stfs-info
-// and stfs-gpu.
+// stfs_documents SOURCE_DIR OUTPUT_DIR: writes the man pages of stfs, stfs-info and stfs-gpu.
 #include "docs/documents.h"
 
 #include "fs/fuse/options.h"
@@ -35,21 +34,10 @@ void write_all(const std::filesystem::path& source, const std::filesystem::path&
   for (const CommandRow* command : {&mount_command(), &info_command(), &gpu::gpu_command()}) {
     const std::string name(command->name);
     write(output / (name + ".1"), man_page(*command, read(source / "man" / (name + ".1.in"))));
-    write(output / (name + ".bash"), bash_completion(*command));
-    write(output / ("_" + name), zsh_completion(*command));
   }
 }
 
 }  // namespace
-
-std::string joined(const std::vector<std::string_view>& parts, std::string_view between) {
-  std::string out;
-  for (const std::string_view part : parts) {
-    if (!out.empty()) out += between;
-    out += part;
-  }
-  return out;
-}
 
 }  // namespace stfs::documents
 

@@ -1,10 +1,21 @@
 #include "docs/documents.h"
 #include <algorithm>
 #include <cctype>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 namespace stfs::documents {
 namespace {
+
+std::string joined(const std::vector<std::string_view>& parts, std::string_view between) {
+  std::string out;
+  for (const std::string_view part : parts) {
+    if (!out.empty()) out += between;
+    out += part;
+  }
+  return out;
+}
 
 std::string lower(std::string_view text) {
   std::string out(text);

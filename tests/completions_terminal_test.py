@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""completions_terminal_test.py COMPLETIONS STFS STFS_INFO: what a user gets who types the beginning of a word,
+"""completions_terminal_test.py COMPLETIONS STFS STFS_INFO STFS_GPU: what a user gets who types the beginning of a word,
 Tab and Enter in bash, and in zsh where it is installed. Whatever a file, a mountpoint, a device or a tensor is called,
 the command receives that very name, and no part of it is executed. COMPLETIONS is a directory."""
 import fcntl
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import termios
 
-COMPLETIONS, STFS, STFS_INFO = map(os.path.abspath, sys.argv[1:4])
+COMPLETIONS, STFS, STFS_INFO, STFS_GPU = map(os.path.abspath, sys.argv[1:5])
 LIMIT = float(os.environ.get("STFS_TEST_LIMIT", "60"))  # seconds to wait for a shell
 
 # Each would leave a file `executed` if a shell expanded it.
@@ -52,9 +52,10 @@ if os.fsencode(NAMES[-1]) != NAMES[-1].encode():
     sys.exit("run this in a UTF-8 locale")
 
 RECORDER = """#!/bin/sh
-case $0$1 in
-  *-infocomplete) exec "$STFS_INFO" "$@" ;;
-  *-gpudevices) cat devices 2>/dev/null; exit ;;
+case $0:$1 in
+  *-gpu:--complete) cat devices 2>/dev/null || exec "$STFS_GPU" "$@"; exit ;;
+  *-info:--complete) exec "$STFS_INFO" "$@" ;;
+  *:--complete) exec "$STFS" "$@" ;;
 esac
 { printf '%s\\0' "$@"; printf 'end of arguments\\0'; } >"$ARGUMENTS"
 """
@@ -63,7 +64,7 @@ BASH = """
 shopt -u checkwinsize
 set -o history -o histexpand
 PROMPT_COMMAND='PS1="@$((++n))@"'
-for program in stfs stfs-info stfs-gpu; do source "$COMPLETIONS/$program.bash"; done
+source "$COMPLETIONS/stfs.bash"
 """
 ZSH = """
 fpath=("$COMPLETIONS" $fpath)
@@ -87,7 +88,7 @@ class Shell:
         if self.pid == 0:
             os.chdir(directory)
             os.environ.update(PATH=f"{directory}/bin:{os.environ['PATH']}", ARGUMENTS=self.fifo_path, TERM="xterm",
-                              STFS_INFO=STFS_INFO, COMPLETIONS=COMPLETIONS, INPUTRC="/dev/null", PS1="@0@",
+                              STFS=STFS, STFS_INFO=STFS_INFO, STFS_GPU=STFS_GPU, COMPLETIONS=COMPLETIONS, INPUTRC="/dev/null", PS1="@0@",
                               HISTFILE=f"{directory}/history", LC_ALL="C.UTF-8", ZDOTDIR=directory)
             os.execvp(words[0], words)
         fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 2000, 0, 0))
@@ -282,12 +283,12 @@ def mountpoints(shells, directory):
 
 
 def devices(shells, directory):
-    for number, name in enumerate(n for n in NAMES if n.isprintable() and " " not in n and n[0] != "-"):
+    for number, name in enumerate(NAMES):
         place = Place(directory, "device", number)
         with open(os.path.join(place.path, "devices"), "w") as lines:
-            lines.write(f"d{name} 80 GiB\n")
+            lines.write(f"device\0\0d{name} \0\0")
         for shell in shells:
-            if shell.name == "bash":  # zsh asks for no list
+            if completes(shell, name):
                 in_place(shell, place, "stfs-gpu load -d \t\r", ["load", "-d", f"d{name}"])
 
 

@@ -1,29 +1,27 @@
 #!/usr/bin/env bash
-# completions_test.sh COMPLETIONS DATA STFS_GPU STFS_INFO: what bash offers for words of the three commands, as
-# readline would hand them over. COMPLETIONS and DATA are directories.
+# completions_test.sh SCRIPT DATA STFS STFS_INFO STFS_GPU: what bash offers for words of the three commands, as
+# readline would hand them over. DATA is a directory.
 # shellcheck disable=SC2016  # names that a shell must not expand
 set -uo pipefail
 
-completions=${1:?usage: completions_test.sh COMPLETIONS DATA STFS_GPU STFS_INFO}
+script=${1:?usage: completions_test.sh SCRIPT DATA STFS STFS_INFO STFS_GPU}
 data=$2
-stfs_gpu=$3
+stfs=$3
 stfs_info=$4
-PATH=$(dirname "$stfs_info"):$PATH
+stfs_gpu=$5
 failures=0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/checkpoint"
 touch "$work/a.safetensors" "$work/a.safetensors.index.json" "$work/notes.txt" "$work/a:b.safetensors" "$work/q.gguf"
 cd "$work" || exit 1
-for program in stfs stfs-info stfs-gpu; do
-  # shellcheck source=/dev/null
-  source "$completions/$program.bash" || exit 1
-done
+# shellcheck source=docs/completions/stfs.bash
+source "$script" || exit 1
 
 # offered LINE: what is offered at the end of a line, sorted, in one line. The words are split where
 # readline splits them.
 offered() {
-  local line=$1 function reply word
+  local line=$1 reply word
   COMP_WORDS=()
   while read -r word; do COMP_WORDS+=("$word"); done < <(tr ' ' '\n' <<<"$line" |
     sed -E 's/([=:]+)/\n\1\n/g' | sed -e '/^$/d')
@@ -33,11 +31,13 @@ offered() {
   COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
   word=${COMP_WORDS[COMP_CWORD]}
   [[ $word == *[=:] ]] && word=''
-  function=_${COMP_WORDS[0]//-/_}
-  [[ ${COMP_WORDS[0]} == stfs-gpu ]] && COMP_WORDS[0]=$stfs_gpu
-  [[ ${COMP_WORDS[0]} == stfs-info ]] && COMP_WORDS[0]=$stfs_info
+  case ${COMP_WORDS[0]} in
+    stfs) COMP_WORDS[0]=$stfs ;;
+    stfs-info) COMP_WORDS[0]=$stfs_info ;;
+    stfs-gpu) COMP_WORDS[0]=$stfs_gpu ;;
+  esac
   COMPREPLY=()
-  "$function" "${COMP_WORDS[0]}" "$word" "${COMP_WORDS[COMP_CWORD - 1]}"
+  _stfs "${COMP_WORDS[0]}" "$word" "${COMP_WORDS[COMP_CWORD - 1]}"
   for reply in "${COMPREPLY[@]}"; do printf '%s\n' "$reply"; done | LC_ALL=C sort | tr '\n' ' '
 }
 
@@ -76,6 +76,11 @@ expect 'stfs hf://org/mo'
 expect 'stfs-info show hf://org/model lm'
 expect 'stfs-info show s3://bucket/model lm'
 expect 'stfs -uz ch'
+expect 'stfs -u --' --help --lazy --version
+expect 'stfs -f --f'
+expect 'stfs -oviews=hid' hidden
+expect 'stfs -o cache_dir=ch' checkpoint/
+expect './no-such-program --'
 
 expect 'stfs-info ' info list show check cat where stats hash diff report extract edit delta follow cache
 expect 'stfs-info cache ' list prune verify
@@ -84,6 +89,8 @@ expect 'stfs-info s' show stats
 expect 'stfs-info --' --help --version
 expect 'stfs-info list a' a.safetensors a.safetensors.index.json a:b.safetensors
 expect 'stfs-info list --so' --sort
+expect 'stfs-info list --sort name --so'
+expect 'stfs-info complete '
 expect 'stfs-info list --sort ' name size offset
 expect 'stfs-info list --sort=' name size offset
 expect 'stfs-info list --sort=na' name
@@ -178,13 +185,13 @@ rm "$work/pipe.safetensors"
 }
 cp "$work/t.safetensors" "$work/b c.safetensors"
 COMP_WORDS=("$stfs_info" show 'b\ c.safetensors' 'lm') COMP_CWORD=3
-_stfs_info "$stfs_info" lm 'b\ c.safetensors'
+_stfs "$stfs_info" lm 'b\ c.safetensors'
 [[ ${COMPREPLY[*]} == lm_head ]] || {
   printf 'b\\ c.safetensors: offered "%s"\n' "${COMPREPLY[*]}" >&2
   failures=$((failures + 1))
 }
 COMP_WORDS=("$stfs_gpu" load 'b\ c.safetensors' :: lm) COMP_CWORD=4
-_stfs_gpu "$stfs_gpu" lm ::
+_stfs "$stfs_gpu" lm ::
 [[ ${COMPREPLY[*]} == lm_head ]] || {
   printf 'b\\ c.safetensors::lm: offered "%s"\n' "${COMPREPLY[*]}" >&2
   failures=$((failures + 1))
@@ -193,7 +200,7 @@ _stfs_gpu "$stfs_gpu" lm ::
 edit_line() { # WORD EXPECTED...
   local found
   COMP_WORDS=("$stfs_info" edit t.safetensors -e "$1") COMP_CWORD=4 COMPREPLY=()
-  _stfs_info "$stfs_info" "${1#\'}" -e
+  _stfs "$stfs_info" "${1#\'}" -e
   shift
   found=${COMPREPLY[*]}
   [[ $found == "$*" ]] || {
@@ -214,8 +221,8 @@ rm -r "$work/indexed"
 
 # A name is compared without its quotes, and one with a space stays one word.
 cp -r "$data/single" "$work/with space"
-COMP_WORDS=(stfs 'with\ sp') COMP_CWORD=1
-_stfs stfs 'with\ sp' stfs
+COMP_WORDS=("$stfs" 'with\ sp') COMP_CWORD=1
+_stfs "$stfs" 'with\ sp' "$stfs"
 [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == 'with\ space/' ]] || {
   printf 'with\\ sp: offered "%s"\n' "${COMPREPLY[*]}" >&2
   failures=$((failures + 1))

@@ -83,8 +83,6 @@ share/man/man1/stfs.1
 share/man/man3/stfs.3
 share/man/man3/stfs_gpu.3
 share/zsh/$1/_stfs
-share/zsh/$1/_stfs-gpu
-share/zsh/$1/_stfs-info
 LIST
 }
 # same_list WHAT EXPECTED FOUND

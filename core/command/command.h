@@ -1,5 +1,5 @@
 // A command line as a table with a row for each option, operand and verb. The parser, the help, the
-// man page and the completions are all made from these rows.
+// man page and the completions all read these rows.
 //
 // Thread safety: the functions may be called from any thread. Lifetime: rows are constants; their
 // texts are string literals.
@@ -90,7 +90,8 @@ struct CommandRow {
   std::string_view verb_of_path = {};  // stands before a path or a URL in place of a verb; "": none
   std::span<const VerbRow> verbs = {};
   std::span<const OptionRow> options = {};
-  std::span<const OptionRow> list = {};  // the options in the value of a kList row
+  std::span<const OptionRow> list = {};             // the options in the value of a kList row
+  std::vector<std::string> (*devices)() = nullptr;  // returns the values of a kDevice row
 };
 
 bool is_operand(const OptionRow& row);

@@ -4,6 +4,7 @@
 #include "core/base/text.h"
 #include "core/base/without_queries.h"
 #include "core/command/build.h"
+#include "core/command/complete.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <span>
 #include <utility>
 
 namespace stfs {
@@ -32,6 +34,9 @@ void fill_closed_standard_descriptors() {
 }  // namespace
 
 int run_command(const CommandRow& command, std::vector<std::string> words, void* arguments) {
+  if (!words.empty() && words.front() == kCompleteWord) {
+    return complete(command, std::span(words).subspan(1));
+  }
   const Parsed parsed = parse_command(command, std::move(words), arguments);
   if (parsed.action == Parsed::Action::kHelp) {
     std::fputs(help_text(command, parsed.verb).c_str(), stdout);

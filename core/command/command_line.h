@@ -13,7 +13,8 @@
 namespace stfs {
 
 // Parses the words after the program's name into `arguments` and runs the verb with them, or prints
-// the help or the version. Returns the exit status; throws Error, and any exception of the verb.
+// the help, the version or what a shell may complete (complete.h). Returns the exit status; throws
+// Error, and any exception of the verb.
 int run_command(const CommandRow& command, std::vector<std::string> words, void* arguments);
 
 // Runs a command and returns its exit status. Prints an exception as one line on standard error and

@@ -4,6 +4,7 @@
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/mounted.h"
 #include "core/command/build.h"
+#include "core/command/complete.h"
 #include "core/remote/cache/cache.h"
 #include "core/remote/http/url.h"
 #include "core/remote/sources.h"
@@ -37,6 +38,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -395,6 +397,10 @@ void open_standard_descriptors() {
 int run(int argc, char** argv) {
   open_standard_descriptors();
   set_signals();
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  if (!words.empty() && words.front() == kCompleteWord) {
+    return complete(mount_command(), std::span(words).subspan(1));
+  }
   const Options options = parse_options(argc, argv);
   close_inherited_descriptors(options.descriptor);
   switch (options.command) {

@@ -89,12 +89,13 @@ TEST_F(RemoteInfo, ASecretOfAUrlIsInNoMessage) {
 }
 
 TEST_F(RemoteInfo, CompletionAsksNobody) {
-  EXPECT_EQ(info({"complete", url(), ""}).out, "");
+  const std::vector<std::string> words{"--complete", "show", url(), ""};
+  EXPECT_EQ(info(words).out, "");
   EXPECT_EQ(server_.requests().size(), 0U);
   EXPECT_EQ(info({"list", url()}).status, 0);
   server_.forget_requests();
 
-  EXPECT_EQ(info({"complete", url(), ""}).out, "w\na.b\n");
+  EXPECT_EQ(info(words).out, std::string("tensor\0\0w \0\0a.b \0\0", 18));
   EXPECT_EQ(info({"list", url(), "--offline"}).status, 0);
   EXPECT_EQ(server_.requests().size(), 0U);
 }

@@ -25,7 +25,6 @@ constexpr std::array kVerbs = {
     VerbRow{"delta", "write what changed between two checkpoints", run_verb<delta>},
     VerbRow{"follow", "print each version of a run once it is complete", run_verb<follow>},
     VerbRow{"cache", "list, prune or verify what is kept of sources elsewhere", run_verb<cache>},
-    VerbRow{"complete", "", run_verb<complete>},
 };
 
 Layers& layers_of(void* arguments) { return static_cast<Arguments*>(arguments)->layers; }
@@ -37,7 +36,7 @@ void add_edit_line(void* arguments, const std::string& line) {
 
 constexpr std::array kOwnOptions = {
     OptionRow{.flags = "SOURCE",
-              .verbs = "list! show! cat! stats! hash! extract! edit! complete!",
+              .verbs = "list! show! cat! stats! hash! extract! edit!",
               .value = Value::kSource,
               .set = set<&Arguments::source>,
               .help = kSourceHelp},
@@ -47,7 +46,7 @@ constexpr std::array kOwnOptions = {
               .set = set<&Arguments::paths>,
               .help = kSourceHelp},
     OptionRow{.flags = "TENSOR",
-              .verbs = "cat! complete",
+              .verbs = "cat!",
               .value = Value::kTensor,
               .set = set<&Arguments::tensor>,
               .help = "the name of a tensor, or a glob that means one tensor"},

@@ -136,10 +136,6 @@ int follow(const Arguments& arguments);
 // Prints the entries of the cache of sources elsewhere, removes them, or reads and checks them.
 int cache(const Arguments& arguments);
 
-// Prints the names of tensors of `source` that begin with `tensor`, for a shell to complete. Of an
-// index it reads the JSON alone. On any error it prints nothing and returns 0.
-int complete(const Arguments& arguments);
-
 // The table of the command line. Its setters take an Arguments.
 const CommandRow& info_command();
 

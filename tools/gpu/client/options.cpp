@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 namespace stfs::gpu {
 namespace {
@@ -230,6 +231,12 @@ constexpr std::array kOptions =
            source_rows<&GpuArguments::sources>("plan load get evict pin unpin run",
                                                "plan load get evict pin unpin run", false));
 
+std::vector<std::string> device_names() {
+  std::vector<std::string> names;
+  for (const DeviceInfo& device : list_devices()) names.push_back(device.id);
+  return names;
+}
+
 constexpr CommandRow kCommand = {
     .name = "stfs-gpu",
     .help = "Copy mapped tensors into device memory and keep them there.",
@@ -237,7 +244,8 @@ constexpr CommandRow kCommand = {
         "Exit status: 0 done, 1 a checkpoint breaks the format, 2 wrong usage, 3 a source\n"
         "cannot be read or has changed, 5 the device failed.\n",
     .verbs = kVerbs,
-    .options = kOptions};
+    .options = kOptions,
+    .devices = device_names};
 
 }  // namespace
 
