@@ -59,4 +59,10 @@ std::string shape_json(std::span<const std::uint64_t> shape) {
   return text;
 }
 
+bool are_one(const Tensor& a, const Tensor& b) {
+  return a.dtype == b.dtype && a.locator && b.locator && a.locator->offset == b.locator->offset &&
+         a.locator->length == b.locator->length &&
+         a.locator->source->token() == b.locator->source->token();
+}
+
 }  // namespace stfs

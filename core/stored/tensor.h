@@ -62,4 +62,7 @@ class ComputedTensor {
 void write_shape(std::span<const std::uint64_t> shape, TextWriter& out);
 std::string shape_json(std::span<const std::uint64_t> shape);
 
+// Whether two tensors are the same bytes of one version of a source.
+bool are_one(const Tensor& a, const Tensor& b);
+
 }  // namespace stfs

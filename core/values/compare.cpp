@@ -2,12 +2,6 @@
 
 namespace stfs {
 
-bool are_one(const Tensor& a, const Tensor& b) {
-  return a.dtype == b.dtype && a.locator && b.locator && a.locator->offset == b.locator->offset &&
-         a.locator->length == b.locator->length &&
-         a.locator->source->token() == b.locator->source->token();
-}
-
 Comparison compare_tensors(const Tensor& before, const Tensor& after, CompareBy by,
                            const PassOptions& options,
                            const std::function<int(ValueSink&)>& pass_over_after,

@@ -26,9 +26,6 @@ enum class CompareBy {
   kValues,  // of any types but complex ones
 };
 
-// Whether two tensors are the same bytes of one version of a source: nothing needs to be read.
-bool are_one(const Tensor& a, const Tensor& b);
-
 // Compares two tensors of equal shape. The distance of their values is relative to `before`;
 // progress counts the bytes of one of them. Two tensors in one extent of one version are equal:
 // nothing is read.

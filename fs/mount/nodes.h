@@ -6,7 +6,7 @@
 
 #include "core/base/turns.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/writer.h"
+#include "core/write/writer.h"
 #include "fs/mount/looked_up.h"
 #include "fs/mount/recipes.h"
 #include "fs/view/kept_stats.h"

@@ -10,11 +10,11 @@
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/gguf_writer.h"
 #include "core/checkpoint/names.h"
-#include "core/checkpoint/writer.h"
 #include "core/recipe/content.h"
 #include "core/source/counters.h"
+#include "core/write/gguf_writer.h"
+#include "core/write/writer.h"
 #include "fs/view/name_list.h"
 
 #include <atomic>

@@ -1,11 +1,11 @@
 // New GGUF files: byte by byte, read back by our reader, and read by ggml's.
-#include "core/checkpoint/writer.h"
+#include "core/write/writer.h"
 
 #include "core/base/error.h"
-#include "core/checkpoint/gguf_writer.h"
 #include "core/format/gguf.h"
 #include "core/format/gguf_split.h"
 #include "core/source/local_file.h"
+#include "core/write/gguf_writer.h"
 #include "tests/gguf/ggml.h"
 #include "tests/gguf/gguf_file.h"
 #include "tests/support/checkpoint_writer.h"

@@ -47,6 +47,28 @@ class CheckpointTest(Base):
         self.assertEqual(len(m.version), 64)
         self.assertEqual(stfs.open(self.at("")).version, m.version)
 
+    def test_a_delta_that_is_saved_is_a_layer(self):
+        old = write_checkpoint(self.at("old.safetensors"), {"a": ("F32", numpy.arange(1000, dtype="<f4")), "b": ("U8", numpy.arange(9, dtype="u1")),
+                                                            "": ("I64", numpy.arange(3, dtype="<i8"))})
+        new = write_checkpoint(self.at("new.safetensors"), {"a": ("F32", numpy.arange(1000, dtype="<f4") * 2), "b": ("U8", numpy.arange(9, dtype="u1")),
+                                                            "": ("I64", numpy.arange(3, dtype="<i8") + 1)})
+        before, after = stfs.open(old), stfs.open(new)
+        for number, options in enumerate(({}, {"encoding": "overwrite", "checksum": "adler32"}, {"shard_size": 1}, {"version": 7, "base": 0}), 1):
+            with self.subTest(options):
+                delta = self.at(f"weight_v{number:06}")
+                self.assertEqual(after.save_delta(delta, before, **({"base": 0} | options)), 2)
+                self.assertEqual(contents(stfs.open(old, delta=delta)), contents(after))
+                self.assertEqual(len([name for name in os.listdir(delta) if name.endswith(".safetensors")]), 2 if "shard_size" in options else 1)
+        with self.assertRaisesRegex(stfs.UsageError, "encoding, checksum, version, base"):
+            after.save_delta(self.at("weight_v000009"), before, colour="red")
+        with self.assertRaisesRegex(stfs.UsageError, "end in the number of a version"):
+            after.save_delta(self.at("weights"), before)
+        with self.assertRaisesRegex(stfs.UsageError, "no empty directory|exists|there is"):
+            after.save_delta(self.at("weight_v000001"), before)
+        with self.assertRaisesRegex(stfs.UsageError, "only the old checkpoint has it"):
+            stfs.open(new, edits=["drop b"]).save_delta(self.at("weight_v000009"), before)
+        self.assertFalse(os.path.exists(self.at("weight_v000009")))
+
     def test_every_option_stands_in_the_documents(self):
         with self.assertRaises(ValueError) as raised:
             stfs.open(self.path, colour="red")

@@ -1,9 +1,9 @@
 // A new file appears complete, whether it begins without a name or with a temporary one.
-#include "core/checkpoint/new_file.h"
+#include "core/write/new_file.h"
 
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/saved.h"
+#include "core/write/saved.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 

@@ -1,5 +1,5 @@
 // New files, byte by byte and read back by the parser of headers.
-#include "core/checkpoint/writer.h"
+#include "core/write/writer.h"
 
 #include "core/format/safetensors.h"
 #include "tests/support/checkpoint_writer.h"

@@ -1,3 +1,4 @@
+#include "core/command/delta_rows.h"
 #include "core/command/layer_rows.h"
 #include "core/command/source_rows.h"
 #include "tools/info/verbs.h"
@@ -123,45 +124,6 @@ constexpr std::array kOwnOptions = {
               .help = "the directory to write, such as weight_v000012",
               .man = "The new directory, whose name ends in the number of the version, as "
                      "`weight_v000012` does."},
-    OptionRow{.flags = "--encoding",
-              .verbs = "delta",
-              .argument = "xor|overwrite",
-              .value = Value::kChoice,
-              .set = set<&Arguments::encoding>,
-              .help = "how changes are written (default: xor)",
-              .man = "How changes are written: `xor`, the default, as differences of all bytes, or "
-                     "`overwrite`, as positions and new bytes."},
-    OptionRow{.flags = "--checksum",
-              .verbs = "delta",
-              .argument = "xxh3-128|adler32",
-              .value = Value::kChoice,
-              .set = set<&Arguments::checksum>,
-              .help = "the checksum of each tensor (default: xxh3-128)",
-              .man = "The checksum of each changed tensor; `xxh3-128` by default."},
-    OptionRow{.flags = "--version",
-              .verbs = "delta",
-              .argument = "N",
-              .value = Value::kNumber,
-              .set =
-                  [](void* to, const std::string& value) {
-                    static_cast<Arguments*>(to)->version_number = std::stoull(value);
-                  },
-              .help = "the number of the version (default: from the name of DIR)",
-              .man = "The number of the version, in place of that in the name of <dir>.",
-              .least = 1,
-              .most = 999999999},
-    OptionRow{.flags = "--base",
-              .verbs = "delta",
-              .argument = "N",
-              .value = Value::kNumber,
-              .set =
-                  [](void* to, const std::string& value) {
-                    static_cast<Arguments*>(to)->base_number = std::stoull(value);
-                  },
-              .help = "the number of OLD (default: one less)",
-              .man = "The number of <old>; by default one less than that of the version.",
-              .least = 0,
-              .most = 999999999},
     OptionRow{.flags = "--latest",
               .verbs = "follow",
               .set = set<&Arguments::latest>,
@@ -358,7 +320,7 @@ constexpr std::array kLayerOptions =
                   layer_rows<new_layers_of>("diff report delta", false, LayersOf::kNew)));
 
 constexpr std::array kOptions = joined(
-    joined(kOwnOptions, kLayerOptions),
+    joined(joined(kOwnOptions, delta_rows<&Arguments::delta>(false)), kLayerOptions),
     source_rows<&Arguments::sources>(
         "info list show check cat stats hash diff report extract edit delta follow",
         "info list show check cat stats hash diff report extract edit delta follow cache", false));

@@ -6,7 +6,7 @@
 
 #include "core/base/posix.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/new_file.h"
+#include "core/write/new_file.h"
 #include "tools/info/verbs.h"
 
 #include <optional>

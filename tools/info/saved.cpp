@@ -1,9 +1,9 @@
 #include "tools/info/saved.h"
 
 #include "core/base/text.h"
-#include "core/checkpoint/saved.h"
 #include "core/command/terminal.h"
 #include "core/format/types.h"
+#include "core/write/saved.h"
 #include "tools/info/output.h"
 
 #include <algorithm>

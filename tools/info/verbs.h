@@ -9,6 +9,7 @@
 #include "core/layer/layer.h"
 #include "core/remote/http/url.h"
 #include "core/remote/sources.h"
+#include "core/write/delta.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -49,9 +50,7 @@ struct Arguments {
   bool allow_missing = false;
   Layers layers;
   Layers old_layers, new_layers;  // of one of two checkpoints
-  std::string encoding = "xor";   // of delta, as is what follows
-  std::string checksum = "xxh3-128";
-  std::optional<std::uint64_t> version_number, base_number;
+  DeltaOptions delta;
   bool latest = false;  // of follow, as is what follows
   std::string marker;   // a file; "": none
   Sort sort = Sort::kName;

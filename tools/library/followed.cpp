@@ -29,9 +29,9 @@ constexpr auto kAllFollowRows =
 }  // namespace
 
 FollowOptions::FollowOptions(std::span<const std::string> options) {
-  std::string known;
-  for (const OptionRow& row : kAllFollowRows) (known += known.empty() ? "" : ", ") += row.flags;
-  for (const std::string& option : options) set_option(kAllFollowRows, option, known, this);
+  for (const std::string& option : options) {
+    set_option(kAllFollowRows, option, words_of(kAllFollowRows), this);
+  }
 }
 
 Followed::Followed(std::string directory, const FollowOptions& options)

@@ -530,6 +530,18 @@ int stfs_save(stfs_checkpoint* checkpoint, const char* path, const stfs_save_opt
   });
 }
 
+int stfs_save_delta(stfs_checkpoint* before, stfs_checkpoint* after, const char* directory,
+                    const char* const* options, size_t option_count, size_t* changed) {
+  return guarded([&] {
+    stfs_checkpoint& handle = checked(after);
+    if (directory == nullptr) refuse("the directory: NULL");
+    const stfs::DeltaWords given(texts(options, option_count, "option"));
+    const stfs::NewDelta made =
+        handle.opened.save_delta(checked(before).opened, directory, given.delta);
+    if (changed != nullptr) *changed = made.changed;
+  });
+}
+
 int stfs_follow(const char* directory, const char* const* options, size_t option_count,
                 stfs_follower** follower) {
   return guarded([&] {

@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/command/command.h"
+#include "core/command/delta_rows.h"
 #include "core/command/source_rows.h"
 #include "core/layer/layer.h"
 #include "tools/library/option_words.h"
@@ -74,6 +75,22 @@ OpenOptions::OpenOptions(std::span<const std::string> options) {
     if (key != kVersionOption) others.push_back(std::move(set));
   }
   load.missing_hint = "the option allow_missing opens the rest";
+}
+
+DeltaWords::DeltaWords(std::span<const std::string> options) {
+  static constexpr std::array kOwn = {OptionRow{
+      .flags = "shard_size",
+      .argument = "SIZE",
+      .value = Value::kSize,
+      .set =
+          [](void* to, const std::string& value) {
+            static_cast<DeltaWords*>(to)->delta.shard_size = std::stoull(value);
+          },
+  }};
+  static constexpr auto kDeltaRows = joined(kOwn, delta_rows<&DeltaWords::delta>(true));
+  for (const std::string& option : options) {
+    set_option(kDeltaRows, option, words_of(kDeltaRows), this);
+  }
 }
 
 }  // namespace stfs

@@ -5,11 +5,11 @@
 #include "core/base/text.h"
 #include "core/base/while_wanted.h"
 #include "core/checkpoint/mounted.h"
-#include "core/checkpoint/saved.h"
 #include "core/recipe/arrival.h"
 #include "core/recipe/elements.h"
 #include "core/recipe/slice.h"
 #include "core/remote/http/url.h"
+#include "core/write/saved.h"
 #include "tools/library/option_words.h"
 
 #include <sys/mman.h>
@@ -281,6 +281,38 @@ PartRecipe Opened::recipe_of(const Checkpoint& checkpoint, const PartOfTensor& p
           .shape = slice.shape};
 }
 
+NewDelta Opened::save_delta(Opened& before, const std::string& directory, DeltaOptions options) {
+  Loaded& from = loaded();
+  const Checkpoint& old = before.checkpoint_here();
+  options.output = directory;
+  options.threads = std::clamp(std::thread::hardware_concurrency(), 1U, 8U);
+  options.at_signal = AtSignal::kNothing;
+  set_numbers(options);
+  NewDelta made;
+  write_while_wanted(from, [&](const std::atomic<bool>& stop) {
+    options.stop = &stop;
+    made = write_delta(old, *from.checkpoint, names_.front(), options, [](std::uint64_t) {});
+  });
+  return made;
+}
+
+// Runs `work`, which throws an Error soon after `stop` is set.
+void Opened::write_while_wanted(Loaded& from,
+                                const std::function<void(const std::atomic<bool>& stop)>& work) {
+  const int error = wait_for(from, [&](const std::atomic<bool>& stop) {
+    try {
+      work(stop);
+    } catch (const Error&) {
+      if (!stop) throw;
+      return ECANCELED;
+    }
+    return 0;
+  });
+  if (error != 0) {
+    throw Error(ErrorCode::kUnreadable, public_name(names_.front()), "cancelled", error);
+  }
+}
+
 std::uint64_t Opened::save(const SaveTo& to) {
   Loaded& from = loaded();
   struct stat status {};
@@ -289,25 +321,18 @@ std::uint64_t Opened::save(const SaveTo& to) {
                 "there is a file of this name: choose another, or ask for `replace`");
   }
   std::uint64_t shared = 0;
-  const int error = wait_for(from, [&](const std::atomic<bool>& stop) {
+  write_while_wanted(from, [&](const std::atomic<bool>& stop) {
     const SaveOptions how{
         .source = names_.front(), .output = to.path, .shard_size = to.shard_size, .stop = &stop};
-    try {
-      if (means_directory(how)) {
-        const auto now = with_model_files(from);
-        shared = stfs::save(*now, *from.sources, how, to.replaces);
-        keep_warnings(*now);
-      } else {
-        shared = stfs::save(*from.checkpoint, *from.sources, how, to.replaces);
-      }
-    } catch (const Error&) {
-      if (!stop) throw;
-      return ECANCELED;
+    if (means_directory(how)) {
+      const auto now = with_model_files(from);
+      shared = stfs::save(*now, *from.sources, how, to.replaces);
+      keep_warnings(*now);
+    } else {
+      shared = stfs::save(*from.checkpoint, *from.sources, how, to.replaces);
     }
-    return 0;
   });
-  if (error == 0) return shared;
-  throw Error(ErrorCode::kUnreadable, public_name(names_.front()), "cancelled", error);
+  return shared;
 }
 
 void Opened::keep_warnings(const Checkpoint& saved) {

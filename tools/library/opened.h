@@ -19,6 +19,7 @@
 #include "core/format/types.h"
 #include "core/recipe/content.h"
 #include "core/remote/sources.h"
+#include "core/write/delta.h"
 #include "tools/library/memory.h"
 #include "tools/library/open_options.h"
 
@@ -85,13 +86,16 @@ class Opened {
   std::string metadata_text(std::uint32_t entry);
 
   // Writes all tensors to a file or a directory, by the ending of its name
-  // (core/checkpoint/saved.h), and returns the bytes that are shared with the sources.
+  // (core/write/saved.h), and returns the bytes that are shared with the sources.
   struct SaveTo {
     std::string path;
     std::uint64_t shard_size;  // bytes; 0: one file
     bool replaces;             // a file that exists
   };
   std::uint64_t save(const SaveTo& to);
+  // Writes a delta from `before` to this checkpoint (core/write/delta.h). The output, the threads
+  // and the signals of `options` are set here.
+  NewDelta save_delta(Opened& before, const std::string& directory, DeltaOptions options);
   // Those of the checkpoint, then what save() found of files beside it; nullptr behind the last.
   const char* warning(std::size_t index) const;
 
@@ -127,6 +131,8 @@ class Opened {
   // The same version with the files for loaders, which a directory gets too.
   std::unique_ptr<const Checkpoint> with_model_files(const Loaded& from) const;
   void keep_warnings(const Checkpoint& saved);
+  void write_while_wanted(Loaded& from,
+                          const std::function<void(const std::atomic<bool>& stop)>& work);
   // Runs the work, which returns EINTR soon after cancel() sets `stop`.
   int wait_for(Loaded& from, const std::function<int(const std::atomic<bool>& stop)>& work) const;
   // The mapping of a part's whole file, which has this descriptor; null where mmap(2) fails.

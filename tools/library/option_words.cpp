@@ -13,6 +13,12 @@ std::string absolute(const std::string& path) {
   return std::filesystem::absolute(path, error).string();
 }
 
+std::string words_of(std::span<const OptionRow> rows) {
+  std::string words;
+  for (const OptionRow& row : rows) (words += words.empty() ? "" : ", ") += row.flags;
+  return words;
+}
+
 std::string set_option(std::span<const OptionRow> rows, const std::string& option,
                        const std::string& known, void* to) {
   const auto refuse = [&](const std::string& rule) {

@@ -13,6 +13,9 @@ namespace stfs {
 // A path that stays true when the working directory changes.
 std::string absolute(const std::string& path);
 
+// The words of rows, for messages: "a, b".
+std::string words_of(std::span<const OptionRow> rows);
+
 // Sets what `option`, "key=value" or "key", means after its row; `to` is the argument of the rows'
 // setters. Returns the option as it was set: a path is absolute. Throws Error kUsage; `known` are
 // all words, for the message.

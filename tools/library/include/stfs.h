@@ -291,6 +291,15 @@ typedef struct stfs_save_options {
 STFS_API int stfs_save(stfs_checkpoint* checkpoint, const char* path,
                        const stfs_save_options* options, uint64_t* shared);
 
+/* Writes what changed from `before` to `after`, as trainers publish it, to a new directory, whole
+ * or not at all: stfs_open("delta=...") and `stfs -o delta=...` show it, and so do SGLang and
+ * slime. Both have the same names, types and shapes. Options are encoding=xor|overwrite,
+ * checksum=xxh3-128|adler32, shard_size=BYTES, version=N in place of the number at the end of the
+ * directory's name (weight_v000012), and base=N in place of the number before it. `changed` gets
+ * the number of tensors that changed, and may be NULL. stfs_cancel(after) ends it. */
+STFS_API int stfs_save_delta(stfs_checkpoint* before, stfs_checkpoint* after, const char* directory,
+                             const char* const* options, size_t option_count, size_t* changed);
+
 /* A directory whose versions are named as they appear: what a trainer publishes. */
 typedef struct stfs_follower stfs_follower;
 

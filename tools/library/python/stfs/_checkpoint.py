@@ -247,6 +247,26 @@ class Checkpoint(Mapping[str, Tensor]):
         self._warn(3)
         return int(shared.value)
 
+    def save_delta(self, path: Source, before: "Checkpoint", **options: Any) -> int:
+        """Writes what changed from `before` to this checkpoint, as trainers publish it, to a new directory, whole or
+        not at all. stfs.open(..., delta=path) shows it. Returns the number of tensors that changed.
+
+        Options are encoding="xor" or "overwrite", checksum="xxh3-128" or "adler32", shard_size="5G", version=12 in
+        place of the number at the end of the directory's name, and base=11 in place of the number before it.
+
+        >>> new = stfs.open(path, edits=["cast * F64", "cast * F32"])
+        >>> new.save_delta(directory + "/weight_v000001", stfs.open(path))
+        0
+        """
+        keys, changed = _array(_words(options)), ctypes.c_size_t()
+        (given,) = _array([path])
+
+        def save(_: Any = before) -> None:  # a call that was left behind reads it too
+            check(library.stfs_save_delta(before._handle, self._handle, given, keys, len(keys), ctypes.byref(changed)))
+
+        interruptibly(save, self._handle)
+        return int(changed.value)
+
     def cancel(self) -> None:
         """Ends the calls that wait for a network, in all threads, with stfs.Cancelled."""
         library.stfs_cancel(self._handle)

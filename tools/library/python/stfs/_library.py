@@ -95,6 +95,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("export", ctypes.c_int, Handle, part, ctypes.c_uint, out),
         ("export_unversioned", ctypes.c_int, Handle, part, ctypes.c_uint, out),
         ("save", ctypes.c_int, Handle, text, ctypes.POINTER(SaveOptions), ctypes.POINTER(ctypes.c_uint64)),
+        ("save_delta", ctypes.c_int, Handle, Handle, text, texts, size, sizes),
         ("prefetch", ctypes.c_int, Handle, sizes, size),
         ("python_ended", None, ctypes.POINTER(ctypes.c_int)),
         ("follow", ctypes.c_int, text, texts, size, out), ("next_version", ctypes.c_int, Handle, ctypes.POINTER(text)),

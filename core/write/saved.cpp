@@ -1,13 +1,14 @@
-#include "core/checkpoint/saved.h"
+#include "core/write/saved.h"
 
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
-#include "core/checkpoint/new_file.h"
-#include "core/checkpoint/placement.h"
-#include "core/checkpoint/read_files.h"
 #include "core/recipe/written.h"
 #include "core/remote/http/url.h"
+#include "core/write/header.h"
+#include "core/write/new_file.h"
+#include "core/write/placement.h"
+#include "core/write/read_files.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -46,11 +47,8 @@ constexpr std::string_view kSafetensorsEnding = ".safetensors";
               error);
 }
 
-std::string shard_name(std::size_t i, std::size_t count) {
-  if (count == 1) return "model.safetensors";
-  std::array<char, 64> name{};
-  std::snprintf(name.data(), name.size(), "model-%05zu-of-%05zu.safetensors", i + 1, count);
-  return name.data();
+std::string file_name(std::size_t i, std::size_t count) {
+  return count == 1 ? "model.safetensors" : shard_name(i + 1, count);
 }
 
 // The bytes of whole blocks that lie in a file as they lie in a local file.
@@ -140,7 +138,7 @@ std::uint64_t Plan::write_directory(AtSignal at_signal, const Progress& progress
                           options_.output + "/" + name, progress, options_.stop);
     directory.finish(file, name);
   };
-  for (std::size_t i = 0; i < files_.size(); ++i) write(files_[i], shard_name(i, files_.size()));
+  for (std::size_t i = 0; i < files_.size(); ++i) write(files_[i], file_name(i, files_.size()));
   for (const ModelFile& file : checkpoint_.model_files()) {
     Content content;
     if (file.text) {
@@ -242,16 +240,11 @@ std::string Plan::index() const {
       total += checkpoint_.tensor(number).length;
     }
   }
-  std::string text;
-  TextWriter out(text);
-  out.add("{\n  \"metadata\": {\"total_size\": ").number(total).add("},\n  \"weight_map\": {");
-  const char* separator = "\n    ";
+  std::vector<std::pair<std::string_view, std::string>> rows;
   for (const auto& [name, shard] : shard_of) {
-    out.add(separator).json(name).add(": ").json(shard_name(shard, shards_.size()));
-    separator = ",\n    ";
+    rows.emplace_back(name, file_name(shard, shards_.size()));
   }
-  out.add("\n  }\n}\n");
-  return text;
+  return index_json("{\"total_size\": " + std::to_string(total) + "}", rows);
 }
 
 std::uint64_t save(const Checkpoint& checkpoint, const Sources& sources, const SaveOptions& options,

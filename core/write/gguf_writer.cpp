@@ -1,4 +1,4 @@
-#include "core/checkpoint/gguf_writer.h"
+#include "core/write/gguf_writer.h"
 
 #include "core/base/text.h"
 #include "core/format/gguf.h"

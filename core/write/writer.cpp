@@ -1,10 +1,10 @@
-#include "core/checkpoint/writer.h"
+#include "core/write/writer.h"
 
 #include "core/base/text.h"
-#include "core/checkpoint/catalogue.h"
 #include "core/format/safetensors.h"
 #include "core/recipe/elements.h"
 #include "core/recipe/table.h"
+#include "core/write/header.h"
 
 #include <algorithm>
 #include <limits>
@@ -15,8 +15,6 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kLengthBytes = 8;
-constexpr std::uint64_t kAlignment = 4096;
 // A file's size is a signed number. Leaves room for the header.
 constexpr std::uint64_t kMostBytes = std::numeric_limits<std::int64_t>::max() - 2 * kMaxJsonLength;
 
@@ -73,10 +71,8 @@ struct HeaderRows {
     }
     const Tensor tensor = checkpoint->tensor(tensors[i]);
     if (i > 0 || follows_metadata) out.add(",");
-    out.json(tensor.name).add(":{\"dtype\":\"").add(dtype_name(type_in_safetensors(tensor)));
-    out.add("\",\"shape\":");
-    write_shape(tensor.shape, out);
-    out.add(",\"data_offsets\":[").number(begins[i]).add(",").number(begins[i + 1]).add("]}");
+    write_header_row(tensor.name, type_in_safetensors(tensor), tensor.shape, begins[i],
+                     begins[i + 1], out);
   }
 
   const Checkpoint* checkpoint;
@@ -85,15 +81,6 @@ struct HeaderRows {
   std::vector<std::uint32_t> tensors;
   std::vector<std::uint64_t> begins;  // offset of each tensor in the data; then the data's length
 };
-
-// The size of a JSON with its padding, in bytes, so that what follows begins at `phase` modulo the
-// alignment; nullopt when it is over the format's limit.
-std::optional<std::uint64_t> padded(std::uint64_t json, std::uint64_t phase = 0) {
-  const std::uint64_t least = kLengthBytes + json;
-  const std::uint64_t length =
-      least + (phase + kAlignment - least % kAlignment) % kAlignment - kLengthBytes;
-  return length <= kMaxJsonLength ? std::optional(length) : std::nullopt;
-}
 
 }  // namespace
 
@@ -132,8 +119,9 @@ std::optional<std::uint64_t> SafetensorsFiles::size(std::vector<std::uint32_t> t
   if (!rows.fits) return std::nullopt;
   TextWriter counted;
   for (std::uint64_t row = 0; row < rows.count(); ++row) rows.write(row, counted);
-  const auto length = padded(metadata_size_ + counted.size());
-  return length ? std::optional(kLengthBytes + *length + rows.begins.back()) : std::nullopt;
+  const auto length = header_length(metadata_size_ + counted.size());
+  return length ? std::optional(header_prefix(*length).size() + *length + rows.begins.back())
+                : std::nullopt;
 }
 
 std::optional<Content> SafetensorsFiles::make(std::vector<std::uint32_t> tensors) const {
@@ -154,15 +142,11 @@ std::optional<Content> SafetensorsFiles::make(std::vector<std::uint32_t> tensors
   auto table = std::make_unique<Table>(
       rows->count(), [rows](std::uint64_t row, TextWriter& out) { rows->write(row, out); });
   const std::uint64_t json = metadata_size_ + table->size();
-  const auto length = padded(json, phase);
+  const auto length = header_length(json, phase);
   if (!length) return std::nullopt;
-  std::string prefix;
-  for (unsigned i = 0; i < kLengthBytes; ++i) {
-    prefix += static_cast<char>(*length >> (8 * i) & 0xFF);
-  }
 
   Content content;
-  content.literal(std::move(prefix));
+  content.literal(header_prefix(*length));
   content.borrowed(metadata());
   content.production(std::move(table));
   content.literal(std::string(static_cast<std::size_t>(*length - json), ' '));

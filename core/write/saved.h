@@ -8,10 +8,10 @@
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/gguf_writer.h"
-#include "core/checkpoint/new_file.h"
-#include "core/checkpoint/writer.h"
 #include "core/recipe/content.h"
+#include "core/write/gguf_writer.h"
+#include "core/write/new_file.h"
+#include "core/write/writer.h"
 
 #include <atomic>
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "core/checkpoint/new_file.h"
+#include "core/write/new_file.h"
 
 #include "core/base/error.h"
 #include "core/base/text.h"

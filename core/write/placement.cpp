@@ -1,6 +1,6 @@
-#include "core/checkpoint/placement.h"
+#include "core/write/placement.h"
 
-#include "core/checkpoint/writer.h"
+#include "core/write/writer.h"
 
 #include <algorithm>
 #include <map>

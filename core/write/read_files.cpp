@@ -1,4 +1,4 @@
-#include "core/checkpoint/read_files.h"
+#include "core/write/read_files.h"
 
 #include "core/base/error.h"
 #include "core/base/posix.h"
