@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
+#include "core/base/while_wanted.h"
 #include "core/layer/delta/encoder.h"
 #include "core/recipe/arrival.h"
 #include "core/remote/http/url.h"
@@ -101,6 +102,7 @@ class DeltaWriter {
     encoded_.resize(after_.tensor_count());
     std::atomic<std::uint32_t> next = 0;
     on_threads(options_.threads, [&](std::size_t) {
+      const WhileWanted while_wanted([&] { return !is_stopped(); });
       for (std::uint32_t i = next++; i < after_.tensor_count(); i = next++) {
         if (has_failed_) return;
         try {
@@ -113,6 +115,11 @@ class DeltaWriter {
     });
   }
 
+  bool is_stopped() const { return options_.stop != nullptr && *options_.stop; }
+  void refuse_if_stopped() const {
+    if (is_stopped()) throw Error(ErrorCode::kUnreadable, options_.output, "interrupted", EINTR);
+  }
+
   void encode(std::uint32_t i) {
     const Tensor after = after_.tensor(i);
     const Tensor before = before_.tensor(*before_.find(after.name));
@@ -122,9 +129,7 @@ class DeltaWriter {
     FrameEncoder encoder(encoding_, checksum_, after.length);
     std::vector<std::byte> old_tile, new_tile;
     for (std::uint64_t at = 0; at < after.length;) {
-      if (options_.stop != nullptr && *options_.stop) {
-        throw Error(ErrorCode::kUnreadable, options_.output, "interrupted", EINTR);
-      }
+      refuse_if_stopped();
       const auto some = static_cast<std::size_t>(std::min<std::uint64_t>(kTile, after.length - at));
       old_tile.resize(some);
       new_tile.resize(some);
@@ -158,7 +163,7 @@ class DeltaWriter {
     throw_errno(ErrorCode::kUnreadable, "", subject, error);
   }
 
-  // The frames in files of at most Arguments::shard_size bytes.
+  // The frames in files of at most DeltaOptions::shard_size bytes.
   void write_shards() {
     std::uint64_t bytes = 0;
     for (const EncodedTensor& tensor : encoded_) {
@@ -205,6 +210,7 @@ class DeltaWriter {
     std::vector<std::byte> buffer;
     for (const EncodedTensor* const tensor : shards_[i]) {
       for (std::uint64_t done = 0; done < tensor->length; done += buffer.size()) {
+        refuse_if_stopped();
         buffer.resize(
             static_cast<std::size_t>(std::min<std::uint64_t>(kTile, tensor->length - done)));
         if (const int error = pread_exact(frames.get(), buffer, tensor->offset + done)) {
