@@ -26,13 +26,13 @@ class Described : public ComputedTensor {
     Content content;
     if (from.strides.empty()) {
       content.production(inflated(stored(), *from.deflated, from.begin, record.length, places_,
-                                  record.description));
+                                  from.stored.offset));
       return content;
     }
     Content below;
     if (from.deflated) {
       below.production(inflated(stored(), *from.deflated, 0, from.deflated->length, places_,
-                                record.description));
+                                from.stored.offset));
     } else {
       below.extent(*stored().source, from.stored.offset, from.stored.length);
     }
