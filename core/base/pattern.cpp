@@ -31,7 +31,27 @@ std::string take_token(std::string_view& text) {
   const std::string_view token = text.substr(0, length);
   text.remove_prefix(length);
   if (token == "\\Z") return "\\z";
-  if (token == "{" && text.starts_with(',')) return "{0";  // RE2 takes {,2} as a text
+  if (token.front() == '[' && token.find("[:", 1) != std::string_view::npos) return "";  // POSIX's
+  if (token == "{") {
+    // A repetition. RE2 takes {,2} and {01} as texts.
+    std::string_view rest = text;
+    const auto take_digits = [&rest] {
+      const std::size_t end = std::min(rest.find_first_not_of("0123456789"), rest.size());
+      const std::string_view digits = rest.substr(0, end);
+      rest.remove_prefix(end);
+      return digits;
+    };
+    const std::string_view least = take_digits();
+    const bool has_most = rest.starts_with(',');
+    if (has_most) rest.remove_prefix(1);
+    const std::string_view most = has_most ? take_digits() : std::string_view();
+    const bool is_repetition = rest.starts_with('}');
+    const auto has_zeros = [](std::string_view digits) {
+      return digits.size() > 1 && digits.front() == '0';
+    };
+    if (is_repetition && (has_zeros(least) || has_zeros(most))) return "";
+    if (is_repetition && has_most && least.empty()) return "{0";
+  }
   const bool is_special_group = token == "(" && text.starts_with('?');
   if (is_special_group && !text.starts_with("?:") && !text.starts_with("?P<")) return "";
   return std::string(token);
@@ -65,7 +85,11 @@ std::optional<NamePattern> NamePattern::parse(std::string_view expression) {
     char look;  // '=' or '!', or 0 for a part that does not look ahead
     std::string text;
   };
-  if (expression.size() > kMaxExpression) return std::nullopt;
+  // In Latin1 a quantifier after "é" would repeat its last byte alone.
+  const auto is_ascii = [](char c) { return static_cast<unsigned char>(c) < 0x80; };
+  if (expression.size() > kMaxExpression || !std::ranges::all_of(expression, is_ascii)) {
+    return std::nullopt;
+  }
   std::vector<Part> parts{{0, ""}};  // the beginning, the look-aheads, and the rest
   bool has_alternatives = false;
   for (int depth = 0; !expression.empty();) {

@@ -19,7 +19,8 @@ namespace stfs {
 
 // An expression for names of modules in a configuration, which Python's re.match() matches there.
 // parse() accepts looking ahead, (?=...) and (?!...), at one place outside of groups. It refuses
-// back-references, looking behind, flags and possessive repetitions.
+// back-references, looking behind, flags, possessive repetitions, counts with leading zeros, what
+// RE2 takes for a class of POSIX, and characters that are not ASCII.
 class NamePattern {
  public:
   // Returns nullopt if the expression is too long or has a construct that it refuses.

@@ -64,9 +64,10 @@ TEST(NamePattern, MatchesABeginningAsPythonDoes) {
 
 TEST(NamePattern, RejectsOtherConstructs) {
   for (const char* const expression :
-       {"(",     ")",      "a)",      "[",        "[b-a]",    "*a",        "a**",
-        "a++",   "(?i)a",  "(?<=a)b", R"((a)\1)", R"(\)",     "a{3,2}",    "a{99999}",
-        R"(\p)", "(?=a)*", "(?#c)",   "(?=a",     "(?=a)b|c", "(b(?!c))d", "(?!a)b(?!c)d"}) {
+       {"(",           ")",      "a)",      "[",        "[b-a]",    "*a",        "a**",
+        "a++",         "(?i)a",  "(?<=a)b", R"((a)\1)", R"(\)",     "a{3,2}",    "a{99999}",
+        R"(\p)",       "(?=a)*", "(?#c)",   "(?=a",     "(?=a)b|c", "(b(?!c))d", "(?!a)b(?!c)d",
+        "[[:digit:]]", "a{01}",  "a{5,05}", "\xC3\xA9?"}) {
     EXPECT_FALSE(NamePattern::parse(expression)) << expression;
   }
   EXPECT_FALSE(NamePattern::parse(std::string(5000, 'a')));
