@@ -238,9 +238,9 @@ class DeltaWriter {
         rows.emplace_back(tensor->name, shard_name(i, shards_.size()));
       }
     }
-    const UniqueFd file = directory_.create(kIndexName);
+    const UniqueFd file = directory_.create(std::string(kIndexName));
     write_text(file, index_json(metadata, rows));
-    directory_.finish(file, kIndexName);
+    directory_.finish(file, std::string(kIndexName));
   }
 
   void write_text(const UniqueFd& file, const std::string& text) const {
