@@ -46,6 +46,21 @@ class NamePattern {
   std::size_t size_ = 0;  // of RE2's programs, in instructions
 };
 
+// The work of matching the expressions of a file so far, as NamePattern counts it, and its limit.
+struct MatchingWork {
+  // The limit for a checkpoint of so many tensors: seconds for hostile expressions, and a
+  // millisecond more for each tensor.
+  static MatchingWork for_tensors(std::size_t count) {
+    constexpr std::uint64_t kMost = std::uint64_t{1} << 18;
+    constexpr std::uint64_t kOfTensor = std::uint64_t{1} << 7;
+    return {.done = 0, .most = kMost + kOfTensor * count};
+  }
+  bool is_over() const { return done > most; }
+
+  std::uint64_t done = 0;
+  std::uint64_t most = 0;
+};
+
 // Bounds the time and the memory that the expressions of a file take.
 class PatternBudget {
  public:

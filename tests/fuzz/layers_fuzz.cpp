@@ -64,7 +64,8 @@ void edits(std::string_view text) {
 
 void adapter(std::string_view text) {
   const AdapterConfig config("c", text);
-  const auto scaling = config.scaling_of("model.layers.10.self_attn.q_proj");
+  MatchingWork work = MatchingWork::for_tensors(1);
+  const auto scaling = config.scaling_of("model.layers.10.self_attn.q_proj", work);
   check(scaling.rank > 0 && scaling.divisor > 0);
   adapter_tensor(text);
 }

@@ -140,6 +140,25 @@ TEST_F(LoraTest, ValuesAreThoseOfANaiveLoopWithAllInstructions) {
   });
 }
 
+// Each module alone is matched soon.
+TEST(AdapterConfigTest, TheWorkOfMatchingAllModulesIsBounded) {
+  std::string patterns;
+  for (int i = 0; i < 100; ++i) {
+    patterns += (i == 0 ? "\"" : ",\"") + std::string(200, 'a') + std::to_string(i) + "\":4";
+  }
+  const AdapterConfig config("c.json", R"({"peft_type":"LORA","rank_pattern":{)" + patterns + "}}");
+  MatchingWork work = MatchingWork::for_tensors(100);
+  const std::string module(1000, 'a');
+  EXPECT_EQ(config.scaling_of(module, work).rank, 8U);
+  try {
+    for (int i = 0; i < 100; ++i) config.scaling_of(module, work);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "c.json: matching its patterns with the names of modules takes too long");
+  }
+}
+
 TEST_F(LoraTest, AnyRangeHasTheBytesOfTheWhole) {
   constexpr std::uint64_t kOut = 9, kIn = 40;
   write_safetensors(dir_ / "base.safetensors",
@@ -328,6 +347,12 @@ TEST_F(LoraTest, WhatIsNotMergedIsRefusedByName) {
   std::string keys;
   for (int i = 0; i < 100'000; ++i) keys += ",\"x" + std::to_string(i) + "\":null";
   EXPECT_NE(refused(keys).find("more than 20000 keys"), std::string::npos);
+  std::string names;
+  for (int i = 0; i < 5'000; ++i) names += ",\"x" + std::to_string(i) + "\"";
+  for (const std::string key : {"modules_to_save", "target_parameters"}) {
+    EXPECT_NE(refused(",\"" + key + "\":[\"x\"" + names + "]").find("too many or too long names"),
+              std::string::npos);
+  }
   EXPECT_THROW(AdapterConfig("c.json", "[]"), Error);
   EXPECT_THROW(AdapterConfig("c.json", R"({"peft_type":"LOHA"})"), Error);
   EXPECT_THROW(AdapterConfig("c.json", "{"), Error);

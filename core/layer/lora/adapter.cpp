@@ -182,12 +182,14 @@ AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(st
   fan_in_fan_out_ = flag("fan_in_fan_out");
   ties_weights_ = flag("ensure_weight_tying");
   task_ = word_of(at("task_type"));
+  PatternBudget budget;
   const auto names = [&](const char* key) {
     std::vector<std::string> list;
     if (!at(key).is_null() && !at(key).is_array())
       refuse(in_quotes(key) + " is not a list of names");
     for (const auto& name : at(key)) {
       if (word_of(name).empty()) refuse(in_quotes(key) + " has what is no name");
+      if (!budget.takes(word_of(name))) refuse(in_quotes(key) + " has too many or too long names");
       list.push_back(word_of(name));
     }
     return list;
@@ -203,7 +205,6 @@ AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(st
   for (const auto& [task, head] : kHeads) {
     if (task == task_) saved_modules_.emplace_back(head);
   }
-  PatternBudget budget;
   const auto read_patterns = [&](const char* key, const auto& check, std::vector<Pattern>& out) {
     const OrderedJson& patterns = at(key);
     if (patterns.is_null()) return;
@@ -226,9 +227,9 @@ void AdapterConfig::refuse(const std::string& rule) const {
 }
 
 bool AdapterConfig::saves_module_of(std::string_view tensor) const {
+  const std::string name = "." + std::string(tensor);
   return std::ranges::any_of(saved_modules_, [&](const std::string& saved) {
-    const std::size_t at = ("." + std::string(tensor)).find("." + saved + ".");
-    return at != std::string::npos;
+    return name.find("." + saved + ".") != std::string::npos;
   });
 }
 
@@ -247,19 +248,22 @@ std::vector<std::string> AdapterConfig::parameters_of(std::string_view module) c
 }
 
 const AdapterConfig::Pattern* AdapterConfig::first_match(const std::vector<Pattern>& patterns,
-                                                         std::string_view module) const {
-  std::uint64_t work = 0;
+                                                         std::string_view module,
+                                                         MatchingWork& work) const {
   for (const Pattern& pattern : patterns) {
-    const std::optional<bool> matches = pattern.expression.matches(module, work);
+    if (work.is_over()) refuse("matching its patterns with the names of modules takes too long");
+    ++work.done;
+    const std::optional<bool> matches = pattern.expression.matches(module, work.done);
     if (!matches) refuse("its patterns cannot be matched with " + in_quotes(module));
     if (*matches) return &pattern;
   }
   return nullptr;
 }
 
-AdapterConfig::Scaling AdapterConfig::scaling_of(std::string_view module) const {
-  const Pattern* const rank = first_match(ranks_, module);
-  const Pattern* const alpha = first_match(alphas_, module);
+AdapterConfig::Scaling AdapterConfig::scaling_of(std::string_view module,
+                                                 MatchingWork& work) const {
+  const Pattern* const rank = first_match(ranks_, module, work);
+  const Pattern* const alpha = first_match(alphas_, module, work);
   const std::uint64_t r = rank != nullptr ? static_cast<std::uint64_t>(rank->value) : rank_;
   return {.rank = r,
           .alpha = alpha != nullptr ? alpha->value : alpha_,

@@ -27,8 +27,9 @@ class AdapterConfig {
     std::uint64_t rank;
     double alpha, divisor;
   };
-  // Throws Error kAdapter if the name cannot be matched with a pattern of the file.
-  Scaling scaling_of(std::string_view module) const;
+  // Throws Error kAdapter if the name cannot be matched with a pattern of the file, and if matching
+  // takes too long.
+  Scaling scaling_of(std::string_view module, MatchingWork& work) const;
 
   // Whether some module is stored as [in, out]. PEFT writes what holds for the last one alone.
   bool fan_in_fan_out() const { return fan_in_fan_out_; }
@@ -47,7 +48,8 @@ class AdapterConfig {
     NamePattern expression;  // (.*\.)?(KEY)$
     double value;
   };
-  const Pattern* first_match(const std::vector<Pattern>& patterns, std::string_view module) const;
+  const Pattern* first_match(const std::vector<Pattern>& patterns, std::string_view module,
+                             MatchingWork& work) const;
 
   std::string file_;
   std::uint64_t rank_ = 0;

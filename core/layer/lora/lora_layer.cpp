@@ -133,6 +133,7 @@ class Merger {
 
     std::map<std::string, Pair, std::less<>> pairs;
     const TensorList& adapter = adapters_.back();
+    work_ = MatchingWork::for_tensors(adapter.size());
     for (std::uint32_t i = 0; i < adapter.size(); ++i) sort_in(adapter.tensor(i), i, pairs);
     std::map<std::string, std::vector<const Pair*>> of_parameters;  // by module
     for (const auto& [module, pair] : pairs) {
@@ -472,7 +473,7 @@ class Merger {
   }
 
   void add(const std::string& module, const Pair& pair, double scale) {
-    const AdapterConfig::Scaling scaling = config_->scaling_of(module);
+    const AdapterConfig::Scaling scaling = config_->scaling_of(module, work_);
     const std::uint64_t rank = scaling.rank;
     const Tensor &a = *pair.a, &b = *pair.b;
     const bool are_matrices =
@@ -590,7 +591,7 @@ class Merger {
         if (fits == 0) {
           refuse_factors(*pairs[at], "they fit no parameter of " + in_quotes(module) +
                                          " that \"target_parameters\" names, with the rank " +
-                                         std::to_string(config_->scaling_of(module).rank));
+                                         std::to_string(config_->scaling_of(module, work_).rank));
         }
       }
       if (fits != 1) {
@@ -609,8 +610,8 @@ class Merger {
       }
       if (!fit.is_stack) is_transposed = is_stored_transposed(parameter.number, pair);
       require_floats(base_of(parameter.number));
-      add_update(parameter.number, pair, config_->scaling_of(parameter.name), scale, is_transposed,
-                 fit.is_stack);
+      add_update(parameter.number, pair, config_->scaling_of(parameter.name, work_), scale,
+                 is_transposed, fit.is_stack);
       pairs.erase(pairs.begin() + static_cast<std::ptrdiff_t>(at - 1));
       parameters.erase(parameters.begin() + static_cast<std::ptrdiff_t>(fitting));
     }
@@ -627,8 +628,8 @@ class Merger {
     Orientation fit{.is_stack = shape.size() == 3};
     const std::uint64_t matrices = fit.is_stack ? shape[0] : 1;
     std::uint64_t ranks = 0;
-    if (__builtin_mul_overflow(matrices, config_->scaling_of(name).rank, &ranks) || a[0] != ranks ||
-        b[1] != ranks) {
+    if (__builtin_mul_overflow(matrices, config_->scaling_of(name, work_).rank, &ranks) ||
+        a[0] != ranks || b[1] != ranks) {
       return {};
     }
     const std::span<const std::uint64_t> matrix = shape.last(2);
@@ -691,6 +692,7 @@ class Merger {
   bool is_tied_ = false;                           // the model has one tensor as both
   bool diverges_ = false;                          // the embeddings have changed without the head
   std::optional<AdapterConfig> config_;            // of the adapter that is merged
+  MatchingWork work_;                              // of its patterns
   std::string place_, name_;                       // of that adapter
   bool changes_rows_ = false;  // that adapter changes the number of the embeddings
   std::string tokenizer_;      // the directory of the last one that did

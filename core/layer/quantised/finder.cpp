@@ -35,11 +35,6 @@ constexpr std::string_view kEndings[] = {
 static_assert(std::size(kEndings) <= 64, "a bit each");
 // clang-format on
 
-// The most that NamePattern::matches() may add to `work`: seconds for a hostile configuration, and
-// a millisecond more for each tensor.
-constexpr std::uint64_t kMostMatching = std::uint64_t{1} << 18;
-constexpr std::uint64_t kMatchingOfTensor = std::uint64_t{1} << 7;
-
 // The source of a stored tensor, or of the first input of one that is computed.
 const Source& source_of(const Tensor& tensor) {
   return *(tensor.locator ? tensor : tensor.computed->inputs().front()).locator->source;
@@ -60,9 +55,7 @@ int fetched(const Content& content, std::span<std::byte> out) {
 std::span<const std::string_view> known_endings() { return kEndings; }
 
 Finder::Finder(const TensorList& list, Sources& sources)
-    : list_(list),
-      sources_(sources),
-      work_{.most = kMostMatching + kMatchingOfTensor * list.size()} {
+    : list_(list), sources_(sources), work_(MatchingWork::for_tensors(list.size())) {
   for (std::uint32_t i = 0; i < list.size(); ++i) {
     const std::string_view name = list.name(i);
     for (std::size_t k = 0; k < std::size(kEndings); ++k) {

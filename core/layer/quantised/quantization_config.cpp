@@ -621,7 +621,7 @@ namespace {
 std::optional<bool> matches(const QuantizationConfig& config,
                             const QuantizationConfig::Expression& expression,
                             std::string_view module, MatchingWork& work) {
-  if (work.done > work.most) {
+  if (work.is_over()) {
     throw Error(ErrorCode::kQuantized, config.file,
                 "matching its expressions with the names of modules takes too long");
   }

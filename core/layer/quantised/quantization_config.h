@@ -100,12 +100,6 @@ QuantizationConfig read_quantization_config(const std::string& directory, Source
 bool is_model_of_conv1d(std::string_view model_type);
 bool has_name_of_conv1d(std::string_view module);
 
-// The work of matching expressions so far, as NamePattern counts it, and its limit.
-struct MatchingWork {
-  std::uint64_t done = 0;
-  std::uint64_t most = 0;
-};
-
 // The groups that a module may belong to.
 struct GroupsOfModule {
   std::vector<const QuantizationConfig::Group*> groups;
