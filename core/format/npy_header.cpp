@@ -18,7 +18,8 @@ class NpyParser {
   NpyHeader parse(std::string_view header) {
     out_.length = header.size();
     dict_ = header.substr(header[kNpyMagic.size()] == 1 ? 10 : 12);
-    const bool is_good = read_dtype() && read_shape() && read_order() && count();
+    const bool is_good =
+        has_each_key_once() && read_dtype() && read_shape() && read_order() && count();
     if (!is_good && out_.refusal.empty()) out_.refusal = "its header is broken";
     return std::move(out_);
   }
@@ -27,6 +28,17 @@ class NpyParser {
   bool refuse(std::string why) {
     out_.refusal = std::move(why);
     return false;
+  }
+
+  // NumPy takes the last value of a key that is repeated.
+  bool has_each_key_once() {
+    for (const std::string key : {"'descr'", "'fortran_order'", "'shape'"}) {
+      const std::size_t at = dict_.find(key);
+      if (at != std::string_view::npos && dict_.find(key, at + 1) != std::string_view::npos) {
+        return refuse("its header has " + key + " twice");
+      }
+    }
+    return true;
   }
 
   // The text behind a key of the dictionary, which NumPy writes in one way; "" for none.

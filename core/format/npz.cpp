@@ -27,7 +27,8 @@ class NpzReader {
     {
       Refusals refusals(place_, header_);
       for (const ZipMember& member : zip.members) {
-        if (!member.name.ends_with('/')) add(member, refusals);
+        const bool is_directory = member.name.ends_with('/') && member.unpacked == 0;
+        if (!is_directory) add(member, refusals);
       }
     }
     finish_header(header_, place_);

@@ -406,7 +406,7 @@ TEST_F(TorchFile, StridesThatGoBackAndForthOverACompressedStorageAreRefused) {
   }
 }
 
-// Each 8 MiB would decompress all of it.
+// Each 32 MiB would decompress all of it.
 TEST_F(NumPyArchive, ACompressedArrayInFortranOrderOfMoreThanAGibibyteIsRefused) {
   for (const bool is_fortran : {false, true}) {
     ZipFile zip;
@@ -421,6 +421,28 @@ TEST_F(NumPyArchive, ACompressedArrayInFortranOrderOfMoreThanAGibibyteIsRefused)
     EXPECT_EQ(shown().size(), is_fortran ? 1U : 2U);
     EXPECT_EQ(warns("\"a\": is compressed and in Fortran order"), is_fortran);
   }
+}
+
+TEST_F(NumPyArchive, AHeaderWithAKeyTwiceIsRefused) {
+  ZipFile zip;
+  zip.add("a.npy", npy_file("<f4', 'descr': '<i4", "(1,)", "1234"));
+  zip.add("b.npy", npy_file("<f4", "(1,), 'shape': (2,)", "1234"));
+  zip.add("c.npy", npy_file("<f4", "(1,)", "1234"));
+  open(zip.bytes(), "m.npz");
+  EXPECT_EQ(shown(), (std::vector<std::string>{"c F32 [1]"}));
+  EXPECT_TRUE(warns("\"a\": its header has 'descr' twice"));
+  EXPECT_TRUE(warns("\"b\": its header has 'shape' twice"));
+}
+
+TEST_F(NumPyArchive, ADirectoryWithBytesIsNamed) {
+  ZipFile zip;
+  zip.add("a.npy", npy_file("<f4", "(1,)", "1234"));
+  zip.add("b.npy/", npy_file("<f4", "(1,)", "1234"));
+  zip.add("c/", "");
+  open(zip.bytes(), "m.npz");
+  EXPECT_EQ(shown(), (std::vector<std::string>{"a F32 [1]"}));
+  EXPECT_TRUE(warns("\"b.npy/\": is no NumPy array"));
+  EXPECT_FALSE(warns("\"c/\""));
 }
 
 // "nothing of it", or its arrays, or more than what is shown.
