@@ -382,6 +382,22 @@ std::string human_bytes(std::uint64_t bytes) {
   return buffer.data();
 }
 
+void write_shape(std::span<const std::uint64_t> shape, TextWriter& out) {
+  const char* separator = "[";
+  for (const std::uint64_t dim : shape) {
+    out.add(separator).number(dim);
+    separator = ",";
+  }
+  out.add(shape.empty() ? "[]" : "]");
+}
+
+std::string shape_json(std::span<const std::uint64_t> shape) {
+  std::string text;
+  TextWriter out(text);
+  write_shape(shape, out);
+  return text;
+}
+
 std::string rfc3339(std::int64_t seconds, std::int64_t nanoseconds) {
   const std::time_t time = seconds;
   std::tm utc{};

@@ -6,6 +6,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -73,6 +74,10 @@ std::string hex(std::string_view bytes);
 // The insertions, deletions and replacements of bytes that turn one text into the other; `most` + 1
 // when more than `most` are needed.
 std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t most);
+
+// Numbers as JSON without spaces: "[4096,4096]", "[]".
+void write_shape(std::span<const std::uint64_t> shape, TextWriter& out);
+std::string shape_json(std::span<const std::uint64_t> shape);
 
 // 1536 -> "1.5 KiB", 17 -> "17 B".
 std::string human_bytes(std::uint64_t bytes);

@@ -1,5 +1,7 @@
 #include "core/recipe/slice.h"
 
+#include "core/base/text.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -264,6 +266,22 @@ int parse_slice(std::string_view expression, DType dtype, std::span<const std::u
   std::vector<Range> ranges;
   if (const int error = parse_ranges(expression, shape, ranges)) return error;
   return slice_of(ranges, type_info(dtype), shape, slice);
+}
+
+std::string slice_refusal(std::string_view expression, DType dtype,
+                          std::span<const std::uint64_t> shape) {
+  std::vector<Range> ranges;
+  const int error = parse_ranges(expression, shape, ranges);
+  if (error == ERANGE) return "index out of bounds (the shape is " + shape_json(shape) + ")";
+  if (error != 0) {
+    return "not a slice of this tensor (its shape is " + shape_json(shape) + "; " +
+           std::string(kSliceRule) + ")";
+  }
+  Slice slice;
+  const TypeInfo& type = type_info(dtype);
+  if (slice_of(ranges, type, shape, slice) == 0) return "";
+  return "begins or ends inside a block of " + std::to_string(type.block_elements) +
+         " elements (f32 takes any part)";
 }
 
 Slice elements_of(std::span<const Range> ranges, std::span<const std::uint64_t> shape) {

@@ -4,6 +4,7 @@
 #include "core/base/sort.h"
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
+#include "core/opened/read_failure.h"
 #include "core/remote/http/url.h"
 #include "core/report/facts.h"
 #include "core/report/findings.h"
@@ -175,12 +176,6 @@ class Picture {
   ThumbnailPixels pixels_;
 };
 
-std::string failure_of(const Tensor& tensor, int error) {
-  if (error == ESTALE) return "changed while it was read";
-  const std::string why = tensor.locator ? tensor.locator->source->failure_text() : "";
-  return why.empty() ? errno_text(error) : why;
-}
-
 class Collector {
  public:
   Collector(const Checkpoint& checkpoint, const Checkpoint* against, const PassOptions& options,
@@ -260,7 +255,7 @@ class Collector {
   void fail(std::uint32_t i, int error) {
     if (is_stopped()) return;
     ReportTensor& shown = report_.tensors[i];
-    shown.failure = failure_of(checkpoint_.tensor(order_[i]), error);
+    shown.failure = read_failure(sources_of(checkpoint_.tensor(order_[i])), "", error).message();
     shown.stats.reset();
     shown.histogram.reset();
     shown.thumbnail.reset();
@@ -271,7 +266,7 @@ class Collector {
   void fail_there(std::uint32_t i, const Tensor& other, int error) {
     if (is_stopped()) return;
     const std::lock_guard lock(mutex_);
-    unreadable_there_.emplace(i, failure_of(other, error));
+    unreadable_there_.emplace(i, read_failure(sources_of(other), "", error).message());
   }
 
   void read_picture(std::uint32_t i, unsigned threads) {

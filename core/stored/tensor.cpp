@@ -43,22 +43,6 @@ int Tensor::verify() const {
   return computed != nullptr ? computed->content().verify() : locator->source->verify();
 }
 
-void write_shape(std::span<const std::uint64_t> shape, TextWriter& out) {
-  const char* separator = "[";
-  for (const std::uint64_t dim : shape) {
-    out.add(separator).number(dim);
-    separator = ",";
-  }
-  out.add(shape.empty() ? "[]" : "]");
-}
-
-std::string shape_json(std::span<const std::uint64_t> shape) {
-  std::string text;
-  TextWriter out(text);
-  write_shape(shape, out);
-  return text;
-}
-
 bool are_one(const Tensor& a, const Tensor& b) {
   return a.dtype == b.dtype && a.locator && b.locator && a.locator->offset == b.locator->offset &&
          a.locator->length == b.locator->length &&

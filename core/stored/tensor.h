@@ -58,10 +58,6 @@ class ComputedTensor {
   virtual bool is_dequantized() const { return false; }  // its value stands for quantised codes
 };
 
-// The shape as JSON without spaces: "[4096,4096]", "[]".
-void write_shape(std::span<const std::uint64_t> shape, TextWriter& out);
-std::string shape_json(std::span<const std::uint64_t> shape);
-
 // Whether two tensors are the same bytes of one version of a source.
 bool are_one(const Tensor& a, const Tensor& b);
 

@@ -5,6 +5,7 @@
 #include "core/base/text.h"
 #include "core/base/while_wanted.h"
 #include "core/layer/delta/encoder.h"
+#include "core/opened/read_failure.h"
 #include "core/recipe/arrival.h"
 #include "core/remote/http/url.h"
 #include "core/write/header.h"
@@ -133,14 +134,16 @@ class DeltaWriter {
       const auto some = static_cast<std::size_t>(std::min<std::uint64_t>(kTile, after.length - at));
       old_tile.resize(some);
       new_tile.resize(some);
-      if (const int error = old_reader.copy_unverified(at, old_tile)) fail(before, error);
-      if (const int error = new_reader.copy_unverified(at, new_tile)) fail(after, error);
+      if (const int error = old_reader.copy_unverified(at, old_tile))
+        throw read_failure(before, error);
+      if (const int error = new_reader.copy_unverified(at, new_tile))
+        throw read_failure(after, error);
       encoder.add(old_tile, new_tile);
       at += some;
       progress_(some);
     }
-    if (const int error = old_bytes.verify()) fail(before, error);
-    if (const int error = new_bytes.verify()) fail(after, error);
+    if (const int error = old_bytes.verify()) throw read_failure(before, error);
+    if (const int error = new_bytes.verify()) throw read_failure(after, error);
     if (!encoder.has_changes()) return;
     const std::vector<std::byte> frame = encoder.finish();
     const std::lock_guard lock(mutex_);
@@ -149,18 +152,6 @@ class DeltaWriter {
     }
     encoded_[i] = {after.name, frames_end_, frame.size(), encoder.digest()};
     frames_end_ += frame.size();
-  }
-
-  [[noreturn]] static void fail(const Tensor& tensor, int error) {
-    const std::vector<Tensor> inputs =
-        tensor.computed != nullptr ? tensor.computed->inputs() : std::vector{tensor};
-    const std::string subject = "tensor " + in_quotes(tensor.name);
-    for (const Tensor& input : inputs) {
-      if (!input.locator) continue;
-      const Source& source = *input.locator->source;
-      throw_read_failure(source, public_name(source.path()), subject, error);
-    }
-    throw_errno(ErrorCode::kUnreadable, "", subject, error);
   }
 
   // The frames in files of at most DeltaOptions::shard_size bytes.

@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
+#include "core/opened/read_failure.h"
 #include "core/recipe/written.h"
 #include "core/remote/http/url.h"
 #include "core/write/header.h"
@@ -31,22 +32,6 @@ constexpr std::string_view kGgufEnding = ".gguf";
 constexpr std::array<std::string_view, 5> kOtherEndings{".npz", ".npy", ".pt", ".pth", ".ckpt"};
 constexpr std::string_view kSafetensorsEnding = ".safetensors";
 
-// Throws for a read that failed: with the reason of the source that knows one.
-[[noreturn]] void fail_read_of(const Checkpoint& checkpoint, const std::string& name, int error) {
-  for (const Part& part : checkpoint.parts()) {
-    const std::string why = part.source->failure_text();
-    if (!why.empty()) throw Error(ErrorCode::kUnreadable, public_name(part.source->path()), why);
-  }
-  if (error != ESTALE) throw_errno(ErrorCode::kUnreadable, public_name(name), "", error);
-  const auto parts = checkpoint.parts();
-  const auto changed =
-      std::ranges::find_if(parts, [](const Part& part) { return part.source->verify() != 0; });
-  throw Error(ErrorCode::kUnreadable,
-              public_name(changed == parts.end() ? name : (*changed).source->path()),
-              "changed while it was read: run the command again when no program writes to it",
-              error);
-}
-
 std::string file_name(std::size_t i, std::size_t count) {
   return count == 1 ? "model.safetensors" : shard_name(i + 1, count);
 }
@@ -64,13 +49,13 @@ std::uint64_t shareable_bytes(const Content& content) {
 }  // namespace
 
 std::uint64_t write_bytes(const Checkpoint& checkpoint, const Content& content, int fd,
-                          const std::string& source, const std::string& output,
-                          const Progress& progress, const std::atomic<bool>* stop) {
+                          const std::string& output, const Progress& progress,
+                          const std::atomic<bool>* stop) {
   const auto tell = [&](std::uint64_t bytes) {
     if (progress) progress(bytes);
   };
   const Written written = write_content(content, fd, tell, stop);
-  if (written.is_of_source) fail_read_of(checkpoint, source, written.error);
+  if (written.is_of_source) throw read_failure(checkpoint, "", written.error);
   if (written.error != 0) throw_errno(ErrorCode::kUnreadable, output, "", written.error);
   return written.shared;
 }
@@ -125,8 +110,7 @@ std::uint64_t Plan::shareable() const {
 }
 
 std::uint64_t Plan::write_file(int fd, const std::string& output, const Progress& progress) const {
-  return write_bytes(checkpoint_, files_.front(), fd, options_.source, output, progress,
-                     options_.stop);
+  return write_bytes(checkpoint_, files_.front(), fd, output, progress, options_.stop);
 }
 
 std::uint64_t Plan::write_directory(AtSignal at_signal, const Progress& progress) const {
@@ -134,8 +118,8 @@ std::uint64_t Plan::write_directory(AtSignal at_signal, const Progress& progress
   std::uint64_t shared = 0;
   const auto write = [&](const Content& content, const std::string& name) {
     const UniqueFd file = directory.create(name);
-    shared += write_bytes(checkpoint_, content, file.get(), options_.source,
-                          options_.output + "/" + name, progress, options_.stop);
+    shared += write_bytes(checkpoint_, content, file.get(), options_.output + "/" + name, progress,
+                          options_.stop);
     directory.finish(file, name);
   };
   for (std::size_t i = 0; i < files_.size(); ++i) write(files_[i], file_name(i, files_.size()));

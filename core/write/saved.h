@@ -39,10 +39,10 @@ bool means_directory(const SaveOptions& options);
 using Progress = std::function<void(std::uint64_t bytes)>;
 
 // Writes a recipe to `fd`, and returns the bytes that the file shares with its sources. Messages
-// name `source` and `output`. Throws Error kUnreadable.
+// name the source that failed, or `output`. Throws Error kUnreadable.
 std::uint64_t write_bytes(const Checkpoint& checkpoint, const Content& content, int fd,
-                          const std::string& source, const std::string& output,
-                          const Progress& progress, const std::atomic<bool>* stop = nullptr);
+                          const std::string& output, const Progress& progress,
+                          const std::atomic<bool>* stop = nullptr);
 
 class Plan {
  public:

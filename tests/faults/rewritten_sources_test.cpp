@@ -452,7 +452,7 @@ TEST_F(RewrittenSource, FailsAnEditThatReadsItAndIsNamed) {
 
       const Outcome ended = edit.wait();
       EXPECT_EQ(ended.status, 3);
-      EXPECT_NE(ended.err.find(read + ": changed while it was read"), std::string::npos)
+      EXPECT_NE(ended.err.find(read + ": changed while it was open"), std::string::npos)
           << ended.err;
       EXPECT_EQ(names_in(dir_ / "out"), std::vector<std::string>());
     }

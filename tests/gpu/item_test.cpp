@@ -181,7 +181,7 @@ TEST(GpuItem, OfABlockTypeTakesAnyPartOfItsValuesAndOnlyWholeBlocksOfItsBytes) {
   const std::string refused = refusal(of_blocks);
   EXPECT_TRUE(
       refused.ends_with(": slice \"3:40\": begins or ends inside a block of 32 elements "
-                        "(--as f32 takes any part)"))
+                        "(f32 takes any part)"))
       << refused;
   for (const DType as : {DType::kF32, DType::kBF16}) {
     const Item item = with([&](ItemRequest& r) {

@@ -255,7 +255,7 @@ TEST_F(LibStfs, ASourceThatChangesIsEstale) {
   stfs_mapping* mapping = nullptr;
   EXPECT_EQ(read_part(handle, "b").status, STFS_UNREADABLE);
   EXPECT_EQ(stfs_last_errno(), ESTALE);
-  EXPECT_NE(std::string(stfs_last_error()).find("has changed since it was opened"),
+  EXPECT_NE(std::string(stfs_last_error()).find("changed while it was open"),
             std::string::npos)
       << stfs_last_error();
   EXPECT_EQ(stfs_map(handle.get(), 1, 0, 96, &address), STFS_UNREADABLE);

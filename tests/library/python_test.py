@@ -57,7 +57,8 @@ class CheckpointTest(Base):
             with self.subTest(options):
                 delta = self.at(f"weight_v{number:06}")
                 self.assertEqual(after.save_delta(delta, before, **({"base": 0} | options)), 2)
-                self.assertEqual(contents(stfs.open(old, delta=delta)), contents(after))
+                shown = stfs.open(old, delta=delta)
+                self.assertEqual({name: bytes(shown[name]) for name in shown}, {name: bytes(after[name]) for name in after})
                 self.assertEqual(len([name for name in os.listdir(delta) if name.endswith(".safetensors")]), 2 if "shard_size" in options else 1)
         with self.assertRaisesRegex(stfs.UsageError, "encoding, checksum, version, base"):
             after.save_delta(self.at("weight_v000009"), before, colour="red")

@@ -153,7 +153,7 @@ TEST_F(Interrupted, ASourceThatChangesIsToldInWords) {
 
     EXPECT_EQ(result.status, 3);
     EXPECT_TRUE(result.err.ends_with(
-        "changed while it was read: run the command again when no program writes to it\n"))
+        "changed while it was open: open it again when no program writes to it\n"))
         << result.err;
     EXPECT_EQ(left(), Words());
   }

@@ -154,8 +154,9 @@ TEST(AdapterConfigTest, TheWorkOfMatchingAllModulesIsBounded) {
     for (int i = 0; i < 100; ++i) config.scaling_of(module, work);
     ADD_FAILURE();
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(),
-                 "c.json: matching its patterns with the names of modules takes too long");
+    EXPECT_STREQ(
+        error.what(),
+        "c.json: matching its patterns with the names of modules takes too long (Adapter)");
   }
 }
 

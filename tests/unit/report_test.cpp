@@ -283,11 +283,13 @@ TEST_F(Reports, OfAFileThatIsCutShowTheRestAndSayWhatCannotBeRead) {
   EXPECT_EQ(collect_report(checkpoint, nullptr, sources, {stop}, report), 0);
   EXPECT_TRUE(named(report, "there").stats);
   EXPECT_FALSE(named(report, "cut").stats);
-  EXPECT_EQ(named(report, "cut").failure, "changed while it was read");
+  EXPECT_EQ(named(report, "cut").failure,
+            "changed while it was open: open it again when no program writes to it");
   ASSERT_EQ(report.findings.size(), 1U);
   EXPECT_EQ(report.findings[0].kind, Kind::kUnreadable);
   EXPECT_EQ(report.findings[0].text,
-            "1 tensor cannot be read: \"cut\" (changed while it was read)");
+            "1 tensor cannot be read: \"cut\" (changed while it was open: open it again when no "
+            "program writes to it)");
 }
 
 // Reads the sources as one checkpoint, and cuts the first one when the first pass has read all of
@@ -312,7 +314,8 @@ TEST_F(Reports, OfASourceThatChangesBeforeItsSecondPassSaySo) {
   const Report report =
       of_sources_that_change({write("a", {f32("x", {1, 2})}), write("b", {f32("y", {1, 2})}),
                               write("c", {f32("z", {3, 4})})});
-  EXPECT_EQ(named(report, "x").failure, "changed while it was read");
+  EXPECT_EQ(named(report, "x").failure,
+            "changed while it was open: open it again when no program writes to it");
   EXPECT_FALSE(named(report, "x").stats);
   EXPECT_EQ(named(report, "y").failure, "");
   ASSERT_EQ(report.findings.size(), 1U);
@@ -326,7 +329,8 @@ TEST_F(Reports, OfASourceThatChangesBeforeItsPicturesSaySo) {
   }
   const Report report = of_sources_that_change(
       {write("a", {f32("odd", {1, std::numeric_limits<float>::infinity()})}), write("b", others)});
-  EXPECT_EQ(named(report, "odd").failure, "changed while it was read");
+  EXPECT_EQ(named(report, "odd").failure,
+            "changed while it was open: open it again when no program writes to it");
   EXPECT_FALSE(named(report, "odd").stats);
   ASSERT_EQ(report.findings.size(), 1U);
   EXPECT_EQ(report.findings[0].kind, Kind::kUnreadable);
@@ -342,12 +346,15 @@ TEST_F(Reports, OfComplexTensorsThatCannotBeReadSayWhere) {
   EXPECT_EQ(collect_report(a, &b, here, {stop}, report), 0);
   ASSERT_EQ(report.findings.size(), 1U);
   EXPECT_EQ(report.findings[0].text,
-            "1 tensor of the other checkpoint cannot be read: \"c\" (changed while it was read)");
+            "1 tensor of the other checkpoint cannot be read: \"c\" (changed while it was open: "
+            "open it again when no program writes to it)");
   EXPECT_TRUE(named(report, "c").stats);
   std::filesystem::resize_file(here[0], 20);
   EXPECT_EQ(collect_report(a, &b, here, {stop}, report), 0);
   ASSERT_EQ(report.findings.size(), 2U) << "and the other one";
-  EXPECT_EQ(report.findings[0].text, "1 tensor cannot be read: \"c\" (changed while it was read)");
+  EXPECT_EQ(report.findings[0].text,
+            "1 tensor cannot be read: \"c\" (changed while it was open: open it again when no "
+            "program writes to it)");
 }
 
 TEST_F(Reports, EndSoonAfterTheyAreStopped) {

@@ -102,11 +102,12 @@ const std::map<std::string, std::set<std::string>> kArrows = [] {
     return known;
   };
   const std::set<std::string> core = chain(
-      {}, {"core/base",         "core/source",          "core/remote/http", "core/remote/stores",
-           "core/remote/cache", "core/remote",          "core/format",      "core/recipe",
-           "core/stored",       "core/layer/quantised", "core/layer/delta", "core/layer/lora",
-           "core/layer/edit",   "core/layer",           "core/checkpoint",  "core/write",
-           "core/values",       "core/values/picture",  "core/report",      "core/command"});
+      {}, {"core/base",         "core/source",          "core/remote/http",    "core/remote/stores",
+           "core/remote/cache", "core/remote",          "core/format",         "core/recipe",
+           "core/stored",       "core/layer/quantised", "core/layer/delta",    "core/layer/lora",
+           "core/layer/edit",   "core/layer",           "core/checkpoint",     "core/opened",
+           "core/write",        "core/values",          "core/values/picture", "core/report",
+           "core/command"});
   chain(core, {"fs/view", "fs/mount", "fs/fuse"});
   chain(core, {"tools/info"});
   chain(core, {"tools/library"});

@@ -6,6 +6,7 @@
 #include "core/format/types.h"
 #include "core/layer/quantised/quantised_layer.h"
 #include "core/layer/quantised/schemes.h"
+#include "core/opened/read_failure.h"
 #include "core/values/compare.h"
 #include "core/values/digest.h"
 #include "tools/info/diff_rows.h"
@@ -38,7 +39,8 @@ namespace {
 std::optional<std::uint64_t> first_difference_of(const Tensor& a, const Tensor& b,
                                                  const PassOptions& options) {
   const Comparison found = compare_tensors(a, b, CompareBy::kBytes, options);
-  if (found.error != 0 && !options.stop) fail(found.is_in_before ? a : b, found.error);
+  if (found.error != 0 && !options.stop)
+    throw read_failure(found.is_in_before ? a : b, found.error);
   return found.first_byte;
 }
 
@@ -56,7 +58,7 @@ bool is_compared_by_value(const Pair& pair, bool wants_values) {
 ValueDifference value_difference(const Tensor& a, const Tensor& b, const std::atomic<bool>& stop,
                                  const Progress& progress) {
   const Comparison found = compare_tensors(a, b, CompareBy::kValues, {stop, progress});
-  if (found.error != 0 && !stop) fail(found.is_in_before ? a : b, found.error);
+  if (found.error != 0 && !stop) throw read_failure(found.is_in_before ? a : b, found.error);
   return found.values.value_or(ValueDifference{});
 }
 
@@ -135,7 +137,7 @@ class Renames {
                    std::string digest;
                    const auto progress = [&bar](std::uint64_t n) { bar.add(n); };
                    const int error = sha256(read.content(), stop, digest, progress);
-                   if (error != 0 && !stop) fail(read, error);
+                   if (error != 0 && !stop) throw read_failure(read, error);
                    keys[i] = std::string(dtype_name(read.dtype)) + shape_json(read.shape) + digest;
                    return "";
                  });

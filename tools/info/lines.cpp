@@ -83,17 +83,4 @@ void add_in_order(Lines& out, std::size_t count, unsigned jobs,
   if (failure) std::rethrow_exception(failure);
 }
 
-void fail(const Tensor& tensor, int error) {
-  const std::vector<Tensor> inputs =
-      tensor.computed != nullptr ? tensor.computed->inputs() : std::vector{tensor};
-  // The one that can say why.
-  const auto telling = std::ranges::find_if(
-      inputs, [](const Tensor& input) { return !input.locator->source->failure_text().empty(); });
-  const Source* const source = telling != inputs.end() ? telling->locator->source
-                               : inputs.empty()        ? nullptr
-                                                       : inputs.front().locator->source;
-  fail_read(source != nullptr ? source->path() : "", "tensor " + in_quotes(tensor.name), error,
-            source != nullptr ? source->failure_text() : "");
-}
-
 }  // namespace stfs

@@ -35,7 +35,4 @@ class Lines {
 void add_in_order(Lines& out, std::size_t count, unsigned jobs,
                   const std::function<std::string(std::size_t, const std::atomic<bool>&)>& make);
 
-// Throws Error kUnreadable for a read of a tensor that failed with `error`.
-[[noreturn]] void fail(const Tensor& tensor, int error);
-
 }  // namespace stfs

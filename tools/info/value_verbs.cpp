@@ -3,6 +3,7 @@
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/command/terminal.h"
+#include "core/opened/read_failure.h"
 #include "core/values/digest.h"
 #include "core/values/stats.h"
 #include "tools/info/json.h"
@@ -76,7 +77,7 @@ int stats(const Arguments& arguments) {
         const Tensor of = tensor.valued();
         if (const int error =
                 value_stats(of.content(), of.dtype, {stop, progress, threads}, values)) {
-          fail(tensor, error);
+          throw read_failure(tensor, error);
         }
         return rows.line(position, tensor, values);
       },
@@ -88,7 +89,8 @@ int hash(const Arguments& arguments) {
   return for_selected(arguments, [&](std::size_t, const Tensor& tensor,
                                      const std::atomic<bool>& stop, const Progress& progress) {
     std::string hex;
-    if (const int error = sha256(tensor.content(), stop, hex, progress)) fail(tensor, error);
+    if (const int error = sha256(tensor.content(), stop, hex, progress))
+      throw read_failure(tensor, error);
     if (!arguments.json) {
       if (for_people) return hex + "  " + printable(tensor.path);
       std::string line = sha256sum_line(hex, tensor.path);

@@ -94,19 +94,6 @@ inline LoadOptions load_options(const Arguments& arguments, Sources& sources,
           .sources = &sources};
 }
 
-// Throws Error kUnreadable for a read of `source` that failed with `error`.
-// `why` is Source::failure_text().
-[[noreturn]] inline void fail_read(const std::string& source, const std::string& subject, int error,
-                                   const std::string& why = "") {
-  const std::string place = public_name(source);
-  if (!why.empty()) {
-    throw Error(ErrorCode::kUnreadable, place, subject.empty() ? why : subject + ": " + why);
-  }
-  if (error != ESTALE) throw_errno(ErrorCode::kUnreadable, place, subject, error);
-  throw Error(ErrorCode::kUnreadable, place,
-              "changed while it was read: run the command again when no program writes to it");
-}
-
 // Runs `work` in another thread, since a read may never return and this thread can still take a
 // signal; in this one where the system refuses threads. Throws the exception of `work`.
 void run_beside(const std::function<void()>& work);

@@ -93,12 +93,12 @@ stfs::PartOfTensor part_of(const stfs_checkpoint& handle, const stfs_part* given
   if (given == nullptr) refuse("the part: NULL");
   const stfs_part part = stfs::abi::read_sized(given, "the part");
   stfs::PartOfTensor request{.tensor = tensor_of(handle, part.tensor)};
-  if (part.slice != nullptr) request.slice = part.slice;
+  if (part.slice != nullptr) request.options.slice = part.slice;
   if (part.as != nullptr) {
     if (std::string_view(part.as) != "f32") {
       refuse("as " + stfs::in_quotes(part.as) + ": \"f32\" is expected, or NULL");
     }
-    request.as_f32 = true;
+    request.options.as_f32 = true;
   }
   return request;
 }

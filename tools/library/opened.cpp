@@ -5,9 +5,8 @@
 #include "core/base/text.h"
 #include "core/base/while_wanted.h"
 #include "core/checkpoint/mounted.h"
+#include "core/opened/read_failure.h"
 #include "core/recipe/arrival.h"
-#include "core/recipe/elements.h"
-#include "core/recipe/slice.h"
 #include "core/remote/http/url.h"
 #include "core/write/saved.h"
 #include "tools/library/option_words.h"
@@ -89,36 +88,15 @@ std::string subject_of(const Checkpoint& checkpoint, std::uint32_t tensor) {
   return "tensor " + in_quotes(checkpoint.name(tensor));
 }
 
-// Throws for a read that failed, with the reason of the source that knows one: those of the tensor
-// first.
-[[noreturn]] void fail(const Checkpoint& checkpoint, const std::string& subject, int error,
-                       const Tensor* tensor = nullptr) {
-  if (error == EINTR) {
-    throw Error(ErrorCode::kUnreadable, "", subject + ": cancelled", ECANCELED);
-  }
-  std::vector<const Source*> sources;
-  if (tensor != nullptr && tensor->locator) sources.push_back(tensor->locator->source);
-  if (tensor != nullptr && tensor->computed != nullptr) {
-    for (const Tensor& input : tensor->computed->inputs()) {
-      if (input.locator) sources.push_back(input.locator->source);
-    }
-  }
-  for (const Part& part : checkpoint.parts()) sources.push_back(part.source.get());
-  for (const Source* const source : sources) {
-    if (error == ESTALE && source->has_changed()) {
-      throw Error(ErrorCode::kUnreadable, source->path(),
-                  subject + ": the file has changed since it was opened: open it again", error);
-    }
-    if (!source->failure_text().empty()) {
-      throw_read_failure(*source, source->path(), subject, error);
-    }
-  }
-  throw_errno(ErrorCode::kUnreadable, sources.front()->path(), subject, error);
+void refuse_cancelled(const std::string& subject, int error) {
+  if (error != EINTR) return;
+  throw Error(ErrorCode::kUnreadable, "", subject + ": cancelled", ECANCELED);
 }
 
+// Throws for a read that failed.
 [[noreturn]] void fail(const Checkpoint& checkpoint, std::uint32_t tensor, int error) {
-  const Tensor failed = checkpoint.tensor(tensor);
-  fail(checkpoint, subject_of(checkpoint, tensor), error, &failed);
+  refuse_cancelled(subject_of(checkpoint, tensor), error);
+  throw read_failure(checkpoint.tensor(tensor), error);
 }
 
 }  // namespace
@@ -226,7 +204,7 @@ std::unique_ptr<Opened::Loaded> Opened::load_here() const {
   };
   if (is_known()) return loaded;
   throw Error(ErrorCode::kUnreadable, public_name(names_.front()),
-              "has changed since it was opened: open it again", ESTALE);
+              "changed while it was open: open it again when no program writes to it", ESTALE);
 }
 
 Opened::Loaded& Opened::loaded() const {
@@ -242,43 +220,12 @@ Opened::Loaded& Opened::loaded() const {
 }
 
 PartRecipe Opened::recipe_of(const Checkpoint& checkpoint, const PartOfTensor& part) {
-  const Tensor stored = checkpoint.tensor(part.tensor);
-  const Tensor tensor = part.as_f32 ? stored.valued() : stored;
-  const auto refuse_part = [&](const std::string& rule) {
-    refuse(subject_of(checkpoint, part.tensor) + ": " + rule);
-  };
-  const std::string dtype(dtype_name(tensor.dtype));
-  if (part.as_f32 && !has_f32(tensor.dtype, tensor.elements())) {
-    refuse_part(dtype + " has no form as f32: it is not a floating type");
+  const Tensor tensor = checkpoint.tensor(part.tensor);
+  PartRecipe recipe;
+  if (part_recipe(tensor, part.options, recipe) != 0) {
+    refuse(subject_of(checkpoint, part.tensor) + ": " + part_refusal(tensor, part.options));
   }
-  if (!part.slice) {
-    return {.content = part.as_f32 ? f32_content(tensor.content(), tensor.dtype, tensor.elements())
-                                   : tensor.content(),
-            .dtype = part.as_f32 ? DType::kF32 : tensor.dtype,
-            .shape = {tensor.shape.begin(), tensor.shape.end()}};
-  }
-  std::vector<Range> ranges;
-  const int error = parse_ranges(*part.slice, tensor.shape, ranges);
-  const auto refuse_slice = [&](const std::string& rule) {
-    refuse_part("slice " + in_quotes(*part.slice) + " of shape " + shape_json(tensor.shape) + ": " +
-                rule);
-  };
-  if (error == ERANGE) refuse_slice("an index lies outside of its dimension");
-  if (error != 0) {
-    refuse_slice("not a slice: " + std::string(kSliceRule) + ", \"0:128,:\"");
-  }
-  if (part.as_f32) {
-    return {.content = f32_slice_content(tensor.content(), tensor.dtype, ranges, tensor.shape),
-            .dtype = DType::kF32,
-            .shape = elements_of(ranges, tensor.shape).shape};
-  }
-  Slice slice;
-  if (slice_of(ranges, type_info(tensor.dtype), tensor.shape, slice) != 0) {
-    refuse_slice("begins or ends inside of a block of " + dtype + ": read it as f32");
-  }
-  return {.content = slice_content(slice, tensor.content()),
-          .dtype = tensor.dtype,
-          .shape = slice.shape};
+  return recipe;
 }
 
 NewDelta Opened::save_delta(Opened& before, const std::string& directory, DeltaOptions options) {
@@ -505,7 +452,9 @@ std::string Opened::metadata_text(std::uint32_t entry) {
   int error = make_text(item, content);
   std::string text(static_cast<std::size_t>(content.size()), '\0');
   if (error == 0) error = copy(from, content, 0, std::as_writable_bytes(std::span(text)));
-  if (error != 0) fail(*from.checkpoint, "metadata " + in_quotes(item.key), error);
+  const std::string subject = "metadata " + in_quotes(item.key);
+  refuse_cancelled(subject, error);
+  if (error != 0) throw read_failure(*from.checkpoint, subject, error);
   return text;
 }
 

@@ -17,7 +17,7 @@
 #include "core/base/forks.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/format/types.h"
-#include "core/recipe/content.h"
+#include "core/opened/part.h"
 #include "core/remote/sources.h"
 #include "core/write/delta.h"
 #include "tools/library/memory.h"
@@ -42,15 +42,7 @@ namespace stfs {
 // stfs_part.
 struct PartOfTensor {
   std::uint32_t tensor = 0;
-  std::optional<std::string> slice = std::nullopt;
-  bool as_f32 = false;
-};
-
-// A part, as a recipe.
-struct PartRecipe {
-  Content content;
-  DType dtype;
-  std::vector<std::uint64_t> shape;
+  PartOptions options = {};
 };
 
 class Opened {

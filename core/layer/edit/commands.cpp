@@ -324,30 +324,25 @@ void reshape(const EditLine& line, Edited& edited) {
 void slice(const EditLine& line, Edited& edited) {
   Item& item = named(line, edited, line.words[1]);
   const Tensor& tensor = item.tensor;
+  const std::string refusal = slice_refusal(line.words[2], tensor.dtype, tensor.shape);
+  if (!refusal.empty()) line.refuse(in_quotes(line.words[2]) + ": " + refusal);
   std::vector<Range> ranges;
-  Slice of;
-  if (parse_ranges(line.words[2], tensor.shape, ranges) != 0) {
-    line.refuse(in_quotes(line.words[2]) + ": not a slice of " + in_quotes(tensor.name) +
-                ", which is " + shape_json(tensor.shape) + " (" + std::string(kSliceRule) + ")");
-  }
-  if (slice_of(ranges, type_info(tensor.dtype), tensor.shape, of) != 0) {
-    line.refuse(in_quotes(line.words[2]) + ": begins or ends inside a block of " +
-                std::to_string(type_info(tensor.dtype).block_elements) + " elements");
-  }
+  parse_ranges(line.words[2], tensor.shape, ranges);
   if (canonical_expression(ranges, tensor.shape).empty()) line.refuse("it is the whole tensor");
   if (tensor.values != nullptr) {
     line.refuse(in_quotes(tensor.name) +
                 ": another tensor scales it, which stays as it is: "
                 "dequantise the checkpoint too");
   }
-  change(item, edited.computed(
-                   item, tensor.dtype, edited.keep(std::move(of.shape)), "slice",
-                   [](const Tensor& in, const Tensor&, const std::string& expression) {
-                     Slice part;
-                     parse_slice(expression, in.dtype, in.shape, part);
-                     return slice_content(part, in.content());
-                   },
-                   line.words[2]));
+  change(item,
+         edited.computed(
+             item, tensor.dtype, edited.keep(elements_of(ranges, tensor.shape).shape), "slice",
+             [](const Tensor& in, const Tensor&, const std::string& expression) {
+               Slice part;
+               parse_slice(expression, in.dtype, in.shape, part);
+               return slice_content(part, in.content());
+             },
+             line.words[2]));
 }
 
 // Whether a text is a value of a type, as GGUF's metadata have it: of texts, numbers and booleans.

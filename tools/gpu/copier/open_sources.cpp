@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/checkpoint/source_lists.h"
+#include "core/opened/read_failure.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -57,27 +58,10 @@ void OpenSources::verify() const {
 }
 
 void OpenSources::fail(const std::string& path, int error) const {
-  if (error != ESTALE) {
-    // A tile may have bytes of several sources.
-    const auto has_failed = [](const Source* source) { return !source->failures().empty(); };
-    const auto is_named = [&](const Source* source) { return source->path() == path; };
-    auto failed = std::ranges::find_if(all_, is_named);
-    if (failed == all_.end() || !has_failed(*failed)) {
-      const auto other = std::ranges::find_if(all_, has_failed);
-      if (other != all_.end()) failed = other;
-    }
-    const std::string reason = failed == all_.end() ? "" : (*failed)->failure_text();
-    throw Error(ErrorCode::kUnreadable, failed == all_.end() ? path : (*failed)->path(),
-                errno_text(error) + (reason.empty() ? "" : ": " + reason));
-  }
-  const auto changed = std::ranges::find_if(all_, [](const Source* source) {
-    return source->verify() == ESTALE || source->has_changed();
-  });
-  if (changed != all_.end() && !(*changed)->failure_text().empty()) {
-    throw Error(ErrorCode::kUnreadable, (*changed)->path(), (*changed)->failure_text());
-  }
-  throw Error(ErrorCode::kUnreadable, changed == all_.end() ? path : (*changed)->path(),
-              "changed while it was copied: load it again when no program writes to it");
+  // A tile may have bytes of several sources.
+  std::vector<const Source*> sources = all_;
+  std::ranges::stable_partition(sources, [&](const Source* s) { return s->path() == path; });
+  throw read_failure(sources, "", error);
 }
 
 void OpenSources::open_files(std::span<const Item> items, Sources& opener) {

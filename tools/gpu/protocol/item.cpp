@@ -41,21 +41,14 @@ Item::Item(ItemRequest request) : request_(std::move(request)) {
   check_place();
   const std::string expression = request_.slice.empty() ? "..." : request_.slice;
   std::vector<Range> ranges;
-  int error = parse_ranges(expression, request_.shape, ranges);
-  if (error == 0 && slice_of(ranges, type, request_.shape, slice_) != 0) {
-    if (!request_.as) {
-      refuse("slice " + in_quotes(expression) + ": begins or ends inside a block of " +
-             std::to_string(type.block_elements) + " elements (--as f32 takes any part)");
-    }
+  const DType cut_as = request_.as ? DType::kF32 : request_.dtype;
+  const std::string refusal = slice_refusal(expression, cut_as, request_.shape);
+  if (!refusal.empty()) refuse("slice " + in_quotes(expression) + ": " + refusal);
+  parse_ranges(expression, request_.shape, ranges);
+  if (slice_of(ranges, type, request_.shape, slice_) != 0) {
     slice_ = elements_of(ranges, request_.shape);
     ranges_ = ranges;
   }
-  if (error == ERANGE)
-    refuse("slice " + in_quotes(expression) + ": index out of bounds (the shape is " +
-           shape_json(request_.shape) + ")");
-  if (error != 0)
-    refuse("slice " + in_quotes(expression) + ": not a slice of this tensor (its shape is " +
-           shape_json(request_.shape) + "; " + std::string(kSliceRule) + ")");
   request_.slice = canonical_expression(ranges, request_.shape);
 
   elements_ = cuts_blocks() ? slice_.size() : type.elements_in(slice_.size());

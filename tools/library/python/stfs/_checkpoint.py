@@ -254,7 +254,7 @@ class Checkpoint(Mapping[str, Tensor]):
         Options are encoding="xor" or "overwrite", checksum="xxh3-128" or "adler32", shard_size="5G", version=12 in
         place of the number at the end of the directory's name, and base=11 in place of the number before it.
 
-        >>> new = stfs.open(path, edits=["cast * F64", "cast * F32"])
+        >>> new = stfs.open(path, edits=["cast weight F64", "cast weight BF16"])
         >>> new.save_delta(directory + "/weight_v000001", stfs.open(path))
         0
         """
