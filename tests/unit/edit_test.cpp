@@ -363,7 +363,7 @@ TEST_F(EditTest, ALineThatMeansOrTouchesNothingIsRefusedWithItsNumber) {
       {"reshape model.a.weight 4", "a shape such as"},
       {"reshape model.a.weight [4,]", "a shape such as"},
       {"reshape model.a.weight [2,2]", "already"},
-      {"slice model.a.weight 5", "not a slice"},
+      {"slice model.a.weight 5", "index out of bounds"},
       {"slice model.a.weight :", "the whole tensor"},
       {"unset nothing", "there is no key"},
       {"metadata a", "metadata KEY VALUE is expected"},
