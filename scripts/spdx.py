@@ -15,7 +15,7 @@ import time
 LICENCES = {
     "libc6-dev": "LGPL-2.1-or-later", "libstdc++-12-dev": "GPL-3.0-or-later WITH GCC-exception-3.1",
     "libfuse3-dev": "LGPL-2.1-only", "libssl-dev": "Apache-2.0", "nlohmann-json3-dev": "MIT",
-    "libcli11-dev": "BSD-3-Clause", "libpugixml-dev": "MIT", "libxxhash-dev": "BSD-2-Clause",
+    "libpugixml-dev": "MIT", "libxxhash-dev": "BSD-2-Clause",
     "libre2-dev": "BSD-3-Clause", "libzstd-dev": "BSD-3-Clause", "zlib1g-dev": "Zlib", "curl": "curl",
     "highway": "Apache-2.0 OR BSD-3-Clause", "re2": "BSD-3-Clause",
 }

@@ -2,11 +2,11 @@
 #include "core/base/text.h"
 #include "core/command/command.h"
 
-#include <CLI/CLI.hpp>
 #include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -41,17 +41,23 @@ std::optional<std::uint64_t> take_number(std::string_view& text) {
   return number;
 }
 
-// CLI11 reads the unit alone. It would take "010" for 8, "0x1B" for 1 and "-1" for 2^64 - 1.
+// A number of bytes with a unit, "512MiB", "5g" or "16 K", in decimal digits. All units are powers
+// of 1024.
 std::optional<std::string> bytes_of(std::string_view text) {
-  const auto number = take_number(text);
-  if (!number) return std::nullopt;
-  std::string bytes = std::to_string(*number) + std::string(text);
-  try {
-    CLI::AsSizeValue(false)(bytes);
-  } catch (const CLI::ValidationError&) {
-    return std::nullopt;
+  auto bytes = take_number(text);
+  if (!bytes) return std::nullopt;
+  text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
+  const std::string unit = lower_case(text);
+  constexpr std::string_view kPrefixes = "kmgtpe";
+  const std::size_t prefix = unit.empty() ? std::string::npos : kPrefixes.find(unit.front());
+  const bool has_prefix = prefix != std::string::npos;
+  const std::string_view rest = std::string_view(unit).substr(has_prefix ? 1 : 0);
+  const bool is_unit = rest.empty() || rest == "b" || (has_prefix && (rest == "i" || rest == "ib"));
+  if (!is_unit) return std::nullopt;
+  for (std::size_t i = 0; has_prefix && i <= prefix; ++i) {
+    if (__builtin_mul_overflow(*bytes, 1024U, &*bytes)) return std::nullopt;
   }
-  return bytes;
+  return std::to_string(*bytes);
 }
 
 std::vector<std::string_view> documented_verbs(const CommandRow& command) {
@@ -68,58 +74,72 @@ std::string with_dashes(std::string_view name) {
   return text;
 }
 
-// A value that was typed for a row; "" for a flag. `flag` is the one that was typed.
+// A row as it was typed, by the name `flag`. `value` is none for a flag, and where it is missing.
 struct Typed {
   OptionRow row;
   std::string_view flag;
-  std::string value;
+  std::optional<std::string> value;
 };
 
-// Marks for CLI11; no word of a command line has a NUL byte. kGuard ends "--slice=", for which
-// CLI11 would take the next word, "[a,b]", which it would split, and "--json={}", which it would
-// take for "--json". kEnd is the last word; as a value it shows that the value is missing.
-constexpr std::string_view kGuard("\0", 1);
-constexpr std::string_view kEnd("\0\0", 2);
-
-std::string unguarded(std::string word) {
-  if (word.ends_with(kGuard)) word.pop_back();
-  return word;
-}
-
-// Adds the options of the rows and the operands, and returns the options that no row has. CLI11
-// splits the words, and checks nothing.
-std::vector<std::string> split(const std::vector<OptionRow>& rows, std::vector<std::string> words,
-                               std::vector<Typed>& typed, std::vector<std::string>& operands) {
-  CLI::App app;
-  app.set_help_flag();  // removes CLI11's own
-  app.allow_extras();
-  app.add_option("operands")
-      ->expected(-1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->each([&operands](const std::string& word) { operands.push_back(unguarded(word)); });
-  for (const OptionRow& row : rows) {
-    if (is_operand(row)) continue;
-    for (const std::string_view flag : parts_of(row.flags, ',')) {
-      std::string names(flag);
-      std::ranges::replace(names, '-', '_');
-      names = flag.find('-', 2) < flag.size() ? std::string(flag) + ",--" + names.substr(2) : flag;
-      CLI::Option* option = row.argument.empty() ? app.add_flag(names) : app.add_option(names);
-      option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-      option->each([&typed, &row, flag](const std::string& value) {
-        typed.push_back({row, flag, value});
-      });
+// Splits the words into options and operands, and returns the options that no row has. "--" ends
+// the options. A value stands behind "=", behind the letter of an option, or in the next word. "-1"
+// is an operand.
+std::vector<std::string> split(const std::vector<OptionRow>& rows,
+                               const std::vector<std::string>& words, std::vector<Typed>& typed,
+                               std::vector<std::string>& operands) {
+  std::vector<std::string> unknown;
+  // Adds an option without a value to `typed`.
+  const auto add = [&](std::string_view name) {
+    for (const OptionRow& row : rows) {
+      for (const std::string_view flag : parts_of(row.flags, ',')) {
+        if (is_operand(row) || !same_option(flag, name)) continue;
+        typed.push_back({row, flag, std::nullopt});
+        return true;
+      }
+    }
+    return false;
+  };
+  std::size_t next = 0;
+  const auto take_value = [&](std::string_view rest) {
+    if (!rest.empty()) {
+      typed.back().value = rest;
+    } else if (next < words.size()) {
+      typed.back().value = words[next++];
+    }
+  };
+  while (next < words.size()) {
+    const std::string& word = words[next++];
+    if (word == "--") {
+      operands.insert(operands.end(), words.begin() + static_cast<std::ptrdiff_t>(next),
+                      words.end());
+      break;
+    }
+    const bool is_number = word.size() > 1 && word[1] >= '0' && word[1] <= '9';
+    if (word.size() < 2 || word.front() != '-' || is_number) {
+      operands.push_back(word);
+      continue;
+    }
+    if (word.starts_with("--")) {
+      const std::size_t equals = word.find('=');
+      if (!add(std::string_view(word).substr(0, equals))) {
+        unknown.push_back(word);
+      } else if (equals != std::string::npos) {
+        typed.back().value = word.substr(equals + 1);
+      } else if (!typed.back().row.argument.empty()) {
+        take_value("");
+      }
+      continue;
+    }
+    for (std::size_t at = 1; at < word.size(); ++at) {  // letters of flags, and of an option
+      if (!add(std::string("-") + word[at])) {
+        unknown.push_back("-" + word.substr(at));
+        break;
+      }
+      if (typed.back().row.argument.empty()) continue;
+      take_value(std::string_view(word).substr(at + 1));
+      break;
     }
   }
-  for (std::string& word : words) {
-    const bool is_special = word.ends_with('=') || word.ends_with(']') || word.ends_with("={}");
-    if (is_special) word += kGuard;
-  }
-  words.emplace_back(kEnd);
-  std::ranges::reverse(words);  // CLI11 takes the last word first
-  app.parse(std::move(words));
-  std::erase(operands, unguarded(std::string(kEnd)));
-  std::vector<std::string> unknown = app.remaining();
-  std::erase(unknown, "--");
   return unknown;
 }
 
@@ -190,24 +210,22 @@ void check_options(std::vector<Typed>& typed) {
   for (std::size_t i = 0; i < typed.size(); ++i) {
     const OptionRow& row = typed[i].row;
     const std::string flag(typed[i].flag);
-    std::string& value = typed[i].value;
+    std::optional<std::string>& value = typed[i].value;
     if (row.argument.empty()) {
-      value = unguarded(value);
-      if (value != "true") refuse(flag + "=" + value, "a value is not expected: " + flag);
-      value.clear();
+      if (value) refuse(flag + "=" + *value, "a value is not expected: " + flag);
+      value = "";
       continue;
     }
     const bool is_again = std::ranges::any_of(
         std::span(typed).first(i), [&](const Typed& one) { return one.row.flags == row.flags; });
     if (is_again && !may_repeat(row)) refuse(flag, "given twice: give it once");
-    if (value == kEnd) {
+    if (!value) {
       refuse(flag, "a value is expected after it: " + flag + " " + std::string(row.argument));
     }
-    value = unguarded(value);
-    if (value.empty() && (row.value == Value::kText || row.value == Value::kEditLine)) {
+    if (value->empty() && (row.value == Value::kText || row.value == Value::kEditLine)) {
       refuse(flag + " \"\"", "a value is expected: " + flag + " " + std::string(row.argument));
     }
-    value = checked(row, flag, value);
+    value = checked(row, flag, *value);
   }
 }
 
@@ -322,14 +340,14 @@ Parsed parse_command(const CommandRow& command, std::vector<std::string> words, 
   }
   std::vector<Typed> typed;
   const std::vector<std::string> unknown =
-      split(rows_of(command, parsed.verb), std::move(words), typed, parsed.operands);
+      split(rows_of(command, parsed.verb), words, typed, parsed.operands);
   for (const Typed& option : typed) {
     if (option.row.set != nullptr) continue;
     const bool is_help = option.row.flags.ends_with("help");
     parsed.action = is_help ? Parsed::Action::kHelp : Parsed::Action::kVersion;
     return parsed;
   }
-  if (!unknown.empty()) refuse_option(command, parsed.verb, unguarded(unknown.front()));
+  if (!unknown.empty()) refuse_option(command, parsed.verb, unknown.front());
   check_options(typed);
   if (command.has_verbs) {
     if (parsed.verb == nullptr) {
@@ -340,7 +358,7 @@ Parsed parse_command(const CommandRow& command, std::vector<std::string> words, 
     parsed.operands.clear();
     require_options(command, *parsed.verb, typed);
   }
-  for (const Typed& one : typed) one.row.set(arguments, one.value);
+  for (const Typed& one : typed) one.row.set(arguments, *one.value);
   return parsed;
 }
 
