@@ -109,11 +109,7 @@ TEST_F(CacheFileShared, ABlockThatAnotherHasClaimedIsNotAskedFor) {
   network.wait_for_requests(2);
   EXPECT_EQ(to_text(network.seen()), "0+1 2+2 ");
   // It comes from the other.
-  const ByteRange range = other->range_of(1);
-  ASSERT_EQ(other->write(bytes_of(range), range.offset), 0);
-  CacheEntry::Sum sum(*other, 1);
-  sum.add(bytes_of(range));
-  other->publish(1, sum.value());
+  ASSERT_EQ(other->write(1, bytes_of(other->range_of(1))), 0);
   EXPECT_EQ(all.get(), 0);
   expect_bytes(*source, {0, 4 * kBlock});
   EXPECT_EQ(network.seen().size(), 2U);

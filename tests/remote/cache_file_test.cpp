@@ -201,46 +201,10 @@ TEST_F(CacheFileTest, AServerThatCannotResumeIsAskedForTheWholeAgain) {
   EXPECT_EQ(network.seen().back().offset, 0U);
 }
 
-TEST_F(CacheFileTest, APartThatTheDiskLostIsAskedForAgain) {
+TEST_F(CacheFileTest, PartsOfBlocksAreFew) {
+  constexpr std::uint64_t kParts = 33;  // one more than are kept
   start({.timeout = 30ms});
-  const auto source = open(kMiB);
-  network.always({.cut_after = 100'000, .stall = true});
-  network.let_go();
-  miss(*source, {0, kBlock});
-  fs::resize_file(entry_path() / "data", 50'000);
-  fs::resize_file(entry_path() / "data", kMiB);
-  network.script({});
-  const std::size_t next = network.seen().size();  // on a busy machine it took several to stall
-
-  EXPECT_TRUE(arrives(*source, {0, kBlock}));
-
-  EXPECT_EQ(network.seen()[next].offset, 0U);
-  expect_bytes(*source, {0, kBlock});
-}
-
-// The disk has room for the block once: the second time it comes to memory.
-TEST_F(CacheFileTest, APartOnTheDiskIsNoPartOfABlockInMemory) {
-  Cache small(
-      {.directory = (temporary / "small").string(), .size = kBlock + (32 << 10), .keep_free = 0});
-  Fetcher with_small({.timeout = 30ms}, network, small);
-  const RemoteVersion version = version_of(kMiB);
-  const CacheFile source(version, std::make_unique<TestRemote>(remote), small.open(version),
-                         with_small);
-  network.always({.cut_after = 100'000, .stall = true});
-  network.let_go();
-  miss(source, {0, kBlock});
-  network.script({});
-
-  EXPECT_TRUE(arrives(source, {0, kBlock}));
-
-  expect_bytes(source, {0, kBlock});
-  EXPECT_EQ(small.list().at(0).blocks_there, 0U);
-}
-
-TEST_F(CacheFileTest, PartsInMemoryAreFew) {
-  constexpr std::uint64_t kParts = 9;  // one more than are kept
-  start({.timeout = 30ms});
-  const auto source = open(32 * kMiB, false);
+  const auto source = open(64 * kMiB);
   network.always({.cut_after = 5, .stall = true});
   network.let_go();
   for (std::uint64_t i = 0; i < kParts; ++i) miss(*source, {i * kMiB, 1});

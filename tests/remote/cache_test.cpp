@@ -62,12 +62,7 @@ int fill(const CacheEntry& entry, std::uint64_t block, unsigned salt = 0) {
   const std::vector<std::byte> bytes = bytes_of(entry, block, salt);
   const ByteRange range = entry.range_of(block);
   if (const int error = entry.reserve(range)) return error;
-  if (const int error = entry.write(bytes, range.offset)) return error;
-  CacheEntry::Sum sum(entry, block);
-  const std::span<const std::byte> all(bytes);
-  sum.add(all.first(all.size() / 3));
-  sum.add(all.subspan(all.size() / 3));
-  entry.publish(block, sum.value());
+  if (const int error = entry.write(block, bytes)) return error;
   entry.release(block);
   return 0;
 }
@@ -346,18 +341,15 @@ TEST_F(CacheTest, ADamagedEntryInUseIsNotGivenAndStays) {
 }
 
 TEST_F(CacheTest, TheSameNameWithAnotherTokenIsAnotherEntry) {
-  const auto one = open().open(version_of("m", kBlock, "a"));
-  const auto two = open().open(version_of("m", kBlock, "b"));
+  const RemoteVersion a = version_of("m", kBlock, "a");
+  const RemoteVersion b = version_of("m", kBlock, "b");
+  const auto one = open().open(a);
+  const auto two = open().open(b);
   ASSERT_EQ(fill(*one, 0), 0);
   EXPECT_FALSE(two->is_there(0));
   // The bytes and the word of the one do not fit the other.
-  const std::uint64_t word = [&] {
-    CacheEntry::Sum sum(*one, 0);
-    sum.add(bytes_of(*one, 0));
-    return sum.value();
-  }();
-  ASSERT_EQ(two->write(bytes_of(*one, 0), 0), 0);
-  two->publish(0, word);
+  overwrite(entry_of(b) / "data", 0, test::read_file(entry_of(a) / "data"));
+  overwrite(entry_of(b) / "map", 64, test::read_file(entry_of(a) / "map").substr(64));
   EXPECT_EQ(check(*two, 0), EILSEQ);
   EXPECT_FALSE(two->is_there(0));
 }
@@ -396,17 +388,18 @@ TEST_F(CacheTest, BlocksThatTradedPlacesDoNotFit) {
   fill_all(*entry);
   const std::string map = test::read_file(entry_of(version) / "map");
   overwrite(entry_of(version) / "map", 64, map.substr(72, 8) + map.substr(64, 8));
-  ASSERT_EQ(entry->write(bytes_of(*entry, 1), 0), 0);
-  ASSERT_EQ(entry->write(bytes_of(*entry, 0), kBlock), 0);
+  const std::string data = test::read_file(entry_of(version) / "data");
+  overwrite(entry_of(version) / "data", 0, data.substr(kBlock) + data.substr(0, kBlock));
   EXPECT_EQ(check(*entry, 0), EILSEQ);
   EXPECT_EQ(check(*entry, 1), EILSEQ);
 }
 
-TEST_F(CacheTest, WritesStayInsideTheObject) {
+TEST_F(CacheTest, WritesAreOfWholeBlocksOfTheObject) {
   const auto entry = open().open(version_of("m", kBlock + 10));
   const std::vector<std::byte> bytes(11);
-  EXPECT_EQ(entry->write(bytes, kBlock), EINVAL);
-  EXPECT_EQ(entry->write(bytes, ~std::uint64_t{0} - 3), EINVAL);
+  EXPECT_EQ(entry->write(0, bytes), EINVAL);
+  EXPECT_EQ(entry->write(1, bytes), EINVAL);
+  EXPECT_EQ(entry->write(~std::uint64_t{0}, bytes), EINVAL);
   EXPECT_EQ(entry->reserve({kBlock, 11}), EINVAL);
   EXPECT_EQ(entry->reserve({~std::uint64_t{0}, 2}), EINVAL);
   EXPECT_EQ(entry->reserve({0, 0}), 0);
@@ -418,7 +411,7 @@ TEST_F(CacheTest, ATruncatedFileIsNotWrittenTo) {
   ASSERT_EQ(fill(*entry, 0), 0);
   const fs::path data = entry_of(version_of("m", 0)) / "data";
   fs::resize_file(data, 1000);
-  EXPECT_EQ(entry->write(bytes_of(*entry, 1), kBlock), EIO);
+  EXPECT_EQ(entry->write(1, bytes_of(*entry, 1)), EIO);
   EXPECT_EQ(fs::file_size(data), 1000U);
 }
 
@@ -450,16 +443,13 @@ TEST_F(CacheTest, AClaimExcludesOthersUntilItsProcessEnds) {
   EXPECT_TRUE(two->claim(1));
   two->release(0);  // that it does not have
 
-  // One that dies between reserving and publishing.
+  // One that dies after it has reserved and before it writes.
   int ready[2];
   ASSERT_EQ(::pipe2(ready, O_CLOEXEC), 0);
   const pid_t child = in_child([&] {
     const auto entry = open().open(version);
     EXPECT_TRUE(entry->claim(0));
     EXPECT_EQ(entry->reserve({0, kBlock}), 0);
-    std::vector<std::byte> half = bytes_of(*entry, 0);
-    half.resize(kBlock / 2);
-    EXPECT_EQ(entry->write(half, 0), 0);
     EXPECT_EQ(::write(ready[1], "", 1), 1);
     ::pause();
   });
@@ -648,7 +638,7 @@ TEST_F(CacheTest, ALimitOnFilesIsAFullDiskAndNoSignal) {
     EXPECT_TRUE(cache.remember("name", "1"));
     EXPECT_EQ(entry->reserve({kBlock, kBlock}), 0);
     EXPECT_EQ(entry->reserve({kBlock, kBlock + 1}), EFBIG);
-    EXPECT_EQ(entry->write(bytes_of(*entry, 2), 2 * kBlock), EFBIG);
+    EXPECT_EQ(entry->write(2, bytes_of(*entry, 2)), EFBIG);
     const auto others = open().open(version);
     ASSERT_TRUE(others);
     EXPECT_EQ(check(*others, 7), 0) << "what is there is read";
@@ -958,8 +948,7 @@ TEST_F(CacheTest, AReadOnlyDiskGivesWhatItHas) {
   EXPECT_EQ(check(*entry, 1), 0);
   EXPECT_TRUE(entry->claim(0));
   EXPECT_EQ(entry->reserve({0, kBlock}), EROFS);
-  EXPECT_EQ(entry->write(bytes_of(*entry, 0), 0), EROFS);
-  entry->publish(0, 1);
+  EXPECT_EQ(entry->write(0, bytes_of(*entry, 0)), EROFS);
   entry->release(0);
   EXPECT_FALSE(entry->is_there(0));
   EXPECT_EQ(cache.recall("name"), "1");

@@ -53,10 +53,7 @@ class InfoCache : public testing::Test {
       const ByteRange range = entry->range_of(i);
       const auto block = std::span(bytes).subspan(range.offset, range.length);
       EXPECT_EQ(entry->reserve(range), 0);
-      EXPECT_EQ(entry->write(block, range.offset), 0);
-      CacheEntry::Sum sum(*entry, i);
-      sum.add(block);
-      entry->publish(i, sum.value());
+      EXPECT_EQ(entry->write(i, block), 0);
     }
     return entry;
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <utility>
 
@@ -92,51 +93,21 @@ bool Blocks::become_here(std::uint64_t block, State from, std::uint64_t losses) 
   return losses == entry_->losses() || !change(block, State::kHere, State::kUnknown);
 }
 
-void Blocks::keep(std::uint64_t block, State from, std::vector<std::byte> bytes, bool is_ahead) {
+void Blocks::keep(std::uint64_t block, State from, std::vector<std::byte> bytes) {
   const std::lock_guard lock(memory_mutex_);
-  if (places_.contains(block)) return;
-  const std::uint64_t length = bytes.size();
-  memory_.push_back({block, std::move(bytes), is_ahead});
-  places_.emplace(block, std::prev(memory_.end()));
-  memory_bytes_ += length;
-  if (is_ahead) ahead_bytes_ += length;
-  change(block, from, State::kKept);
+  memory_.push_back({block, std::move(bytes)});
+  if (!change(block, from, State::kKept)) memory_.pop_back();
 }
 
-void Blocks::shrink(std::uint64_t most, std::uint64_t most_ahead,
-                    const std::function<bool(std::uint64_t block)>& is_needed) {
-  if (memory_bytes_ == 0) return;
+void Blocks::shrink(std::uint64_t most, const std::function<bool(std::uint64_t block)>& is_needed) {
   const std::lock_guard lock(memory_mutex_);
-  const auto drop = [&](const auto& bytes, std::uint64_t bound, bool only_ahead) {
-    for (auto kept = memory_.begin(); kept != memory_.end() && bytes > bound;) {
-      const std::uint64_t block = kept->block;
-      if ((only_ahead && !kept->is_ahead) || is_needed(block) ||
-          !change(block, State::kKept, State::kAbsent)) {
-        ++kept;
-        continue;
-      }
-      memory_bytes_ -= kept->bytes.size();
-      if (kept->is_ahead) ahead_bytes_ -= kept->bytes.size();
-      places_.erase(block);
-      kept = memory_.erase(kept);
-    }
-  };
-  drop(ahead_bytes_, most_ahead, true);
-  drop(memory_bytes_, most, false);
-}
-
-// Without a claim, which a process that forks later must not hold: at worst two processes write the
-// same bytes.
-bool Blocks::keep_in_entry(std::uint64_t block, std::span<const std::byte> bytes) {
-  const ByteRange range = range_of({block, block + 1});
-  const std::uint64_t before = losses();
-  if (!entry_ || entry_->reserve(range) != 0 || entry_->write(bytes, range.offset) != 0) {
-    return false;
-  }
-  CacheEntry::Sum sum(*entry_, block);
-  sum.add(bytes);
-  entry_->publish(block, sum.value());
-  return become_here(block, State::kAbsent, before);
+  std::size_t surplus = memory_.size() - std::min<std::size_t>(memory_.size(), most / kBlock);
+  std::erase_if(memory_, [&](const Kept& kept) {
+    const bool goes =
+        surplus > 0 && !is_needed(kept.block) && change(kept.block, State::kKept, State::kAbsent);
+    if (goes) --surplus;
+    return goes;
+  });
 }
 
 void Blocks::keep_first(std::string_view first, std::uint64_t most_in_memory, bool has_room) {
@@ -144,26 +115,29 @@ void Blocks::keep_first(std::string_view first, std::uint64_t most_in_memory, bo
       std::as_bytes(std::span(first))
           .first(static_cast<std::size_t>(std::min<std::uint64_t>(first.size(), size_)));
   for (std::uint64_t block = 0; block < count_; ++block) {
-    const auto [offset, length] = range_of({block, block + 1});
-    if (bytes.size() < offset + length) return;
-    const auto part =
-        bytes.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(length));
-    if (look(block) || (has_room && keep_in_entry(block, part))) continue;
-    if (memory_bytes_ + length > most_in_memory) return;
-    keep(block, State::kAbsent, {part.begin(), part.end()}, false);
+    const ByteRange range = range_of({block, block + 1});
+    if (bytes.size() < range.offset + range.length) return;
+    if (look(block)) continue;
+    const auto part = bytes.subspan(static_cast<std::size_t>(range.offset),
+                                    static_cast<std::size_t>(range.length));
+    // Without a claim, which a process that forks later must not hold: at worst two processes write
+    // the same bytes.
+    const std::uint64_t before = losses();
+    if (has_room && entry_ && entry_->reserve(range) == 0 && entry_->write(block, part) == 0) {
+      become_here(block, State::kAbsent, before);
+    } else if ((memory_.size() + 1) * kBlock <= most_in_memory) {
+      keep(block, State::kAbsent, {part.begin(), part.end()});
+    }
   }
 }
 
 bool Blocks::read_from_memory(std::uint64_t block, std::span<std::byte> buffer,
                               std::uint64_t from) {
   const std::lock_guard lock(memory_mutex_);
-  const auto place = places_.find(block);
-  if (place == places_.end()) return false;
-  memory_.splice(memory_.end(), memory_, place->second);
-  if (std::exchange(place->second->is_ahead, false)) {
-    ahead_bytes_ -= place->second->bytes.size();
-  }
-  std::memcpy(buffer.data(), place->second->bytes.data() + from, buffer.size());
+  const auto kept = std::ranges::find(memory_, block, &Kept::block);
+  if (kept == memory_.end()) return false;
+  std::memcpy(buffer.data(), kept->bytes.data() + from, buffer.size());
+  std::rotate(kept, std::next(kept), memory_.end());
   return true;
 }
 

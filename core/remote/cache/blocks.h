@@ -16,12 +16,10 @@
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 namespace stfs {
@@ -88,12 +86,10 @@ class Blocks {
   // The entry's file lost bytes that were here: what comes from now on is kept in memory.
   bool is_broken() const { return is_broken_; }
 
-  // Keeps the bytes of a block that is `from` in memory. `is_ahead`: nobody has asked for it yet.
-  void keep(std::uint64_t block, State from, std::vector<std::byte> bytes, bool is_ahead);
-  // Drops the blocks of memory that were not used for the longest time, but none that is needed:
-  // down to `most_ahead` bytes of those that nobody has asked for, then to `most` of all.
-  void shrink(std::uint64_t most, std::uint64_t most_ahead,
-              const std::function<bool(std::uint64_t block)>& is_needed);
+  // Keeps the bytes of a block that is `from` in memory.
+  void keep(std::uint64_t block, State from, std::vector<std::byte> bytes);
+  // Drops the least recently used blocks of memory down to `most` bytes, but none that is needed.
+  void shrink(std::uint64_t most, const std::function<bool(std::uint64_t block)>& is_needed);
   // Bytes from the beginning of the object: keeps whole blocks, in the entry if it can.
   void keep_first(std::string_view first, std::uint64_t most_in_memory, bool has_room);
 
@@ -112,14 +108,12 @@ class Blocks {
   struct Kept {
     std::uint64_t block;
     std::vector<std::byte> bytes;
-    bool is_ahead;  // and was not read
   };
 
   std::atomic_ref<std::uint8_t> at(std::uint64_t block) const {
     return std::atomic_ref(states_.get()[block]);
   }
   bool take(std::uint64_t block, State from);
-  bool keep_in_entry(std::uint64_t block, std::span<const std::byte> bytes);
   int read_from_entry(std::span<std::byte> buffer, std::uint64_t offset);
   void check_all_again();
   bool read_from_memory(std::uint64_t block, std::span<std::byte> buffer, std::uint64_t from);
@@ -135,10 +129,7 @@ class Blocks {
   std::atomic<std::uint64_t> losses_ = 0;  // after which all blocks are to be checked again
 
   std::mutex memory_mutex_;
-  std::list<Kept> memory_;  // the least recently used first
-  std::unordered_map<std::uint64_t, std::list<Kept>::iterator> places_;
-  std::atomic<std::uint64_t> memory_bytes_ = 0;
-  std::uint64_t ahead_bytes_ = 0;  // of them
+  std::vector<Kept> memory_;  // the least recently used first
 };
 
 }  // namespace stfs

@@ -22,7 +22,6 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
-#include <new>
 #include <string_view>
 #include <system_error>
 #include <tuple>
@@ -70,12 +69,6 @@ MapHeader header_of(const std::string& id, std::uint64_t size) {
   header.checksum = XXH3_64bits(&header, offsetof(MapHeader, checksum));
   return header;
 }
-
-std::uint64_t seed_of(std::uint64_t entry, std::uint64_t block) {
-  return entry + block * 0x9E3779B97F4A7C15;  // odd: blocks differ in all bits of the seed
-}
-
-std::uint64_t checksum_of(std::uint64_t sum) { return sum == 0 ? 1 : sum; }
 
 std::string random_name() {
   std::uint64_t number = 0;
@@ -205,6 +198,12 @@ ByteRange CacheEntry::range_of(std::uint64_t block) const {
 
 bool CacheEntry::is_there(std::uint64_t block) const { return word_of(map_fd_.get(), block) != 0; }
 
+std::uint64_t CacheEntry::checksum_of(std::uint64_t block, std::span<const std::byte> bytes) const {
+  constexpr std::uint64_t kStep = 0x9E3779B97F4A7C15;  // odd: seeds of blocks differ in all bits
+  const auto sum = XXH3_64bits_withSeed(bytes.data(), bytes.size(), seed_ + block * kStep);
+  return std::max<std::uint64_t>(sum, 1);
+}
+
 int CacheEntry::check(std::uint64_t block, std::span<std::byte> buffer) const {
   const std::uint64_t expected = word_of(map_fd_.get(), block);
   if (expected == 0) return ENODATA;
@@ -212,10 +211,7 @@ int CacheEntry::check(std::uint64_t block, std::span<std::byte> buffer) const {
   const std::span<std::byte> bytes = buffer.first(range.length);
   int error = read(bytes, range.offset);
   if (error == ESTALE) error = EILSEQ;  // `data` is too short
-  if (error == 0 && expected != checksum_of(XXH3_64bits_withSeed(bytes.data(), bytes.size(),
-                                                                 seed_of(seed_, block)))) {
-    error = EILSEQ;
-  }
+  if (error == 0 && expected != checksum_of(block, bytes)) error = EILSEQ;
   if (error != 0) forget(block);
   return error;
 }
@@ -251,7 +247,7 @@ int CacheEntry::reserve(ByteRange range) const {
   const std::uint64_t begin = range.offset / kBlock * kBlock;
   const std::uint64_t last = (range.offset + range.length - 1) / kBlock;
   const ByteRange end = range_of(last);
-  // So that publish() finds room on a full disk.
+  // So that write() can publish on a full disk.
   const std::uint64_t first = range.offset / kBlock;
   if (const int error =
           allocate(map_fd_.get(), sizeof(MapHeader) + 8 * first, 8 * (last - first + 1))) {
@@ -264,16 +260,14 @@ int CacheEntry::reserve(ByteRange range) const {
   return 0;
 }
 
-int CacheEntry::write(std::span<const std::byte> bytes, std::uint64_t offset) const {
+int CacheEntry::write(std::uint64_t block, std::span<const std::byte> bytes) const {
   if (is_read_only_) return EROFS;
-  if (offset > version_.size || bytes.size() > version_.size - offset) return EINVAL;
+  if (block >= blocks() || bytes.size() != range_of(block).length) return EINVAL;
   if (const int error = look_at_data()) return error == ESTALE ? EIO : error;
-  return write_all(data_fd_.get(), bytes, offset);
-}
-
-void CacheEntry::publish(std::uint64_t block, std::uint64_t checksum) const {
-  const std::uint64_t word = checksum_of(checksum);
-  write_all(map_fd_.get(), std::as_bytes(std::span(&word, 1)), sizeof(MapHeader) + 8 * block);
+  if (const int error = write_all(data_fd_.get(), bytes, block * kBlock)) return error;
+  const std::uint64_t word = checksum_of(block, bytes);
+  return write_all(map_fd_.get(), std::as_bytes(std::span(&word, 1)),
+                   sizeof(MapHeader) + 8 * block);
 }
 
 int CacheEntry::read(std::span<std::byte> bytes, std::uint64_t offset) const {
@@ -290,23 +284,6 @@ int CacheEntry::look_at_data() const {
   if (now < before) ++losses_;  // first, so that no reader takes `now` for what it always was
   if (now != before) on_disk_.compare_exchange_strong(before, now);
   return 0;
-}
-
-CacheEntry::Sum::Sum(const CacheEntry& entry, std::uint64_t block) : state_(XXH3_createState()) {
-  if (!state_) throw std::bad_alloc();
-  XXH3_64bits_reset_withSeed(static_cast<XXH3_state_t*>(state_.get()), seed_of(entry.seed_, block));
-}
-
-void CacheEntry::Sum::Free::operator()(void* state) const {
-  XXH3_freeState(static_cast<XXH3_state_t*>(state));
-}
-
-void CacheEntry::Sum::add(std::span<const std::byte> bytes) {
-  XXH3_64bits_update(static_cast<XXH3_state_t*>(state_.get()), bytes.data(), bytes.size());
-}
-
-std::uint64_t CacheEntry::Sum::value() const {
-  return checksum_of(XXH3_64bits_digest(static_cast<const XXH3_state_t*>(state_.get())));
 }
 
 // --- the directory ---

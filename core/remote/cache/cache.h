@@ -100,8 +100,8 @@ class CacheEntry {
   // Makes room on the disk for a range and its part of the map (fallocate(2)): 0, or an errno:
   // ENOSPC, EDQUOT, EFBIG (RLIMIT_FSIZE), EIO, EROFS.
   int reserve(ByteRange range) const;
-  int write(std::span<const std::byte> bytes, std::uint64_t offset) const;  // 0 or an errno
-  void publish(std::uint64_t block, std::uint64_t checksum) const;
+  // Writes all bytes of a block, and then publishes it: 0 or an errno.
+  int write(std::uint64_t block, std::span<const std::byte> bytes) const;
 
   // As pread_exact(); ESTALE also when `data` was truncated meanwhile: what was read may be zeros.
   int read(std::span<std::byte> bytes, std::uint64_t offset) const;
@@ -112,24 +112,11 @@ class CacheEntry {
   // after the loss returns, unless another process has made the file grow by as much in between.
   std::uint64_t losses() const { return losses_; }
 
-  // The checksum of a block whose bytes come in pieces.
-  class Sum {
-   public:
-    Sum(const CacheEntry& entry, std::uint64_t block);
-    void add(std::span<const std::byte> bytes);
-    std::uint64_t value() const;
-
-   private:
-    struct Free {
-      void operator()(void* state) const;
-    };
-    std::unique_ptr<void, Free> state_;  // XXH3_state_t, whose header stays out of this one
-  };
-
  private:
   friend class Cache;
   CacheEntry() = default;
 
+  std::uint64_t checksum_of(std::uint64_t block, std::span<const std::byte> bytes) const;
   int look_at_data() const;  // counts losses; 0, an errno, or ESTALE for another size
 
   RemoteVersion version_;

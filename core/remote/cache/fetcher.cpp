@@ -162,6 +162,7 @@ void Fetcher::remove(File& file) {
   lock.lock();
   left_.wait(lock, [&] { return !uses(file); });
   files_.remove(&file);
+  parts_.remove_if([&](const Part& part) { return part.file == &file; });
   for (Items* items : {&demand_, &ahead_, &delayed_}) {
     items->remove_if([&](const Item& item) { return item.file == &file; });
   }
@@ -205,8 +206,7 @@ bool Fetcher::is_needed(const File& file, std::uint64_t block) const {
 }
 
 void Fetcher::shrink(File& file) {
-  file.blocks.shrink(kMemory, kFarthestInMemory,
-                     [&](std::uint64_t block) { return is_needed(file, block); });
+  file.blocks.shrink(kMemory, [&](std::uint64_t block) { return is_needed(file, block); });
 }
 
 // A range that a reader waited for in vain.

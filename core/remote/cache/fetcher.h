@@ -38,8 +38,9 @@
 // those that took more than half of the time. The next want() asks anew. A transfer also ends when
 // it brings less than 1 KiB a second (HttpRequest::stall), and after Options::longest.
 //
-// The part of a block that a broken transfer brought is kept, and only the rest is asked for. A
-// part in the cache's file is read again first: others may have truncated the file.
+// A block is received into memory, and then written to the cache's file, or kept where it is when
+// there is no cache or the disk refuses it. The part of a block that a broken transfer brought is
+// kept in memory, and only the rest is asked for.
 //
 // One mutex guards the queues, the waiters and all changes of a block's state but those that
 // blocks.h names. It is not held while a system call of the cache, a Remote, Http or a callback
@@ -173,20 +174,18 @@ class Fetcher {
   void retry(const Transfer& transfer, BlockRun rest, const std::string& reason);
   void again(const Transfer& transfer, BlockRun rest, bool needs_new_connection = false);
   void fail(File& file, BlockRun run, int error, const std::string& reason);
-  static Part take_part(File& file, std::uint64_t block);
-  static void keep_part(File& file, Part part);
+  Part take_part(const File& file, std::uint64_t block);
+  void keep_part(Part part);
 
   // The caller does not hold it.
   void work();  // the threads
   bool on_head(Transfer& transfer, const HttpHead& head);
   bool on_data(Transfer& transfer, std::span<const std::byte> bytes);
   void on_end(const std::shared_ptr<Transfer>& transfer, const HttpEnd& end);
-  bool store(Transfer& transfer, std::span<const std::byte> bytes, std::uint64_t offset);
   void finish_block(Transfer& transfer, std::uint64_t block);
   BlockRun claim(Blocks& blocks, BlockRun run);
   static void release(Blocks& blocks, BlockRun run);
   bool make_room(Blocks& blocks, BlockRun run);
-  static bool is_still_there(const CacheEntry& entry, const Part& part);
 
   const Options options_;
   Http& http_;
@@ -204,6 +203,7 @@ class Fetcher {
   Items demand_, ahead_, delayed_;
   Transfers under_way_, ended_;
   Waiters answers_, running_;
+  std::list<Part> parts_;       // that broken transfers left, the oldest first
   bool has_abandoned_ = false;  // Http does not know yet
 };
 
@@ -218,10 +218,9 @@ struct Fetcher::Waiter {  // one want()
 
 // The beginning of a block.
 struct Fetcher::Part {
+  const File* file = nullptr;
   std::uint64_t block = 0;
-  std::uint64_t bytes = 0;
-  std::optional<CacheEntry::Sum> sum = {};  // of those in the cache's file
-  std::vector<std::byte> buffer = {};       // or the bytes
+  std::vector<std::byte> bytes = {};
 };
 
 // A request under way. The thread of Http has it until it ended; `done` changes under the lock, and
@@ -233,9 +232,8 @@ struct Fetcher::Transfer {
   BlockRun run = {};
   ByteRange range = {};
   bool in_memory = false;
-  std::uint64_t losses = 0;  // of the cache's file when it began
-  bool has_ahead = false;    // not all was wanted
-  unsigned renewals = 0;     // File::renewals when it was made
+  bool has_ahead = false;  // not all was wanted
+  unsigned renewals = 0;   // File::renewals when it was made
   Backoff backoff = {};
 
   std::atomic<std::uint64_t> received = 0;  // bytes
@@ -244,7 +242,6 @@ struct Fetcher::Transfer {
   std::atomic<bool> was_accepted = false;
   std::optional<HttpHead> head = {};  // of an answer that was not
   Verdict verdict{Verdict::Kind::kAccept};
-  int disk_error = 0;
   HttpEnd end = {};
 };
 
@@ -257,7 +254,6 @@ struct Fetcher::File {
   Host* host = nullptr;            // set by add()
   bool is_closed = false;          // no transfer is to begin
   Waiters waiting = {};            // the oldest first
-  std::list<Part> parts = {};      // that broken transfers left, the oldest first
   std::uint64_t ahead = 0;         // blocks that are State::kAhead
   unsigned renewals = 0;           // of credentials
   bool is_renewed = false;         // and no answer was good since

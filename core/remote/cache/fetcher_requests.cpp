@@ -18,7 +18,7 @@ constexpr std::chrono::seconds kClaimsIgnored{60};
 constexpr std::uint64_t kLongestInMemory = 2 << 20;  // bytes of a request without a cache
 constexpr unsigned kTriesAhead = 3;                  // for what nobody waits for
 constexpr std::uint64_t kProgress = 64 << 10;  // bytes of a transfer after which pauses begin anew
-constexpr std::size_t kMostKeptParts = 8;      // of a file: 2 MiB without a cache
+constexpr std::size_t kMostKeptParts = 32;     // 8 MiB
 
 }  // namespace
 
@@ -149,26 +149,19 @@ void Fetcher::release(Blocks& blocks, BlockRun run) {
 }
 
 // Takes the part of a block that is kept; an empty one when there is none.
-Fetcher::Part Fetcher::take_part(File& file, std::uint64_t block) {
-  const auto at = std::ranges::find(file.parts, block, &Part::block);
-  if (at == file.parts.end()) return {};
+Fetcher::Part Fetcher::take_part(const File& file, std::uint64_t block) {
+  const auto at = std::ranges::find_if(
+      parts_, [&](const Part& part) { return part.file == &file && part.block == block; });
+  if (at == parts_.end()) return {};
   Part part = std::move(*at);
-  file.parts.erase(at);
+  parts_.erase(at);
   return part;
 }
 
-void Fetcher::keep_part(File& file, Part part) {
-  take_part(file, part.block);
-  file.parts.push_back(std::move(part));
-  if (file.parts.size() > kMostKeptParts) file.parts.pop_front();
-}
-
-bool Fetcher::is_still_there(const CacheEntry& entry, const Part& part) {
-  std::vector<std::byte> bytes(part.bytes);
-  if (entry.read(bytes, entry.range_of(part.block).offset) != 0) return false;
-  CacheEntry::Sum sum(entry, part.block);
-  sum.add(bytes);
-  return sum.value() == part.sum->value();
+void Fetcher::keep_part(Part part) {
+  take_part(*part.file, part.block);
+  parts_.push_back(std::move(part));
+  if (parts_.size() > kMostKeptParts) parts_.pop_front();
 }
 
 void Fetcher::begin(Lock& lock, Item item) {
@@ -181,7 +174,6 @@ void Fetcher::begin(Lock& lock, Item item) {
   }
   transfer->file = &file;
   transfer->in_memory = uses_memory(file) || item.ignores_claims;
-  transfer->losses = blocks.losses();
   transfer->renewals = file.renewals;
   transfer->backoff = item.backoff;
   Part part = take_part(file, item.run.first);
@@ -197,11 +189,9 @@ void Fetcher::begin(Lock& lock, Item item) {
   }
   transfer->run = run;
   transfer->range = blocks.range_of(run);
-  if (part.bytes > 0 && !run.empty() && run.first == part.block &&
-      transfer->in_memory == !part.sum &&
-      (transfer->in_memory || is_still_there(*blocks.entry(), part))) {
-    transfer->range.offset += part.bytes;
-    transfer->range.length -= part.bytes;
+  if (!part.bytes.empty() && !run.empty() && run.first == part.block) {
+    transfer->range.offset += part.bytes.size();
+    transfer->range.length -= part.bytes.size();
     transfer->part = std::exchange(part, {});
   }
   HttpRequest request;
@@ -216,7 +206,7 @@ void Fetcher::begin(Lock& lock, Item item) {
     release(blocks, run);
   }
   lock.lock();
-  if (part.bytes > 0) keep_part(file, std::move(part));  // not of this request
+  if (!part.bytes.empty()) keep_part(std::move(part));  // not of this request
   if (is_full) file.full_until = Clock::now() + kFull;
   wait_for_others(item, run.first);
   Item rest = item;
@@ -308,18 +298,11 @@ void Fetcher::settle(Lock& lock, Transfer& transfer) {
   if (rest.empty()) return;
   if (file.source.has_changed()) return move_all(file, rest, State::kComing, State::kAbsent);
   const std::string& text = transfer.verdict.text;
-  if (transfer.disk_error != 0) {
-    file.full_until = Clock::now() + kFull;
-    return again(transfer, rest);
-  }
   const Verdict::Kind kind = transfer.verdict.kind;
-  if (kind == Verdict::Kind::kAccept && transfer.part.bytes > 0) {
-    keep_part(file, std::move(transfer.part));
-  }
+  const bool has_part = !transfer.part.bytes.empty();
+  if (kind == Verdict::Kind::kAccept && has_part) keep_part(std::move(transfer.part));
   // A server that sends objects whole cannot resume: the next request begins with the block.
-  if (transfer.part.bytes > 0 && transfer.head && transfer.head->status == 200) {
-    return again(transfer, rest);
-  }
+  if (has_part && transfer.head && transfer.head->status == 200) return again(transfer, rest);
   if (transfer.is_abandoned && transfer.end.error == ECANCELED) {
     if (is_waited(file, rest)) return again(transfer, rest);
     return move_all(file, rest, State::kComing, State::kAbsent);
@@ -434,31 +417,17 @@ bool Fetcher::on_data(Transfer& transfer, std::span<const std::byte> bytes) {
     const std::uint64_t at = transfer.range.offset + transfer.received;
     const ByteRange whole = blocks.range_of({block, block + 1});
     const std::uint64_t left = whole.offset + whole.length - at;
-    const auto part =
+    const auto some =
         bytes.first(static_cast<std::size_t>(std::min<std::uint64_t>(bytes.size(), left)));
-    if (!store(transfer, part, at)) return false;
-    transfer.received += part.size();
-    if (part.size() == left) finish_block(transfer, block);
-    bytes = bytes.subspan(part.size());
+    Part& part = transfer.part;
+    part.file = transfer.file;
+    part.block = block;
+    part.bytes.reserve(static_cast<std::size_t>(whole.length));
+    part.bytes.insert(part.bytes.end(), some.begin(), some.end());
+    transfer.received += some.size();
+    if (some.size() == left) finish_block(transfer, block);
+    bytes = bytes.subspan(some.size());
   }
-  return true;
-}
-
-bool Fetcher::store(Transfer& transfer, std::span<const std::byte> bytes, std::uint64_t offset) {
-  Part& part = transfer.part;
-  part.block = offset / Blocks::kBlock;
-  if (transfer.in_memory) {
-    const ByteRange whole = transfer.file->blocks.range_of({part.block, part.block + 1});
-    part.buffer.reserve(static_cast<std::size_t>(whole.length));
-    part.buffer.insert(part.buffer.end(), bytes.begin(), bytes.end());
-  } else {
-    const CacheEntry& entry = *transfer.file->blocks.entry();
-    transfer.disk_error = entry.write(bytes, offset);
-    if (transfer.disk_error != 0) return false;
-    if (!part.sum) part.sum.emplace(entry, part.block);
-    part.sum->add(bytes);
-  }
-  part.bytes += bytes.size();
   return true;
 }
 
@@ -466,19 +435,22 @@ void Fetcher::finish_block(Transfer& transfer, std::uint64_t block) {
   File& file = *transfer.file;
   Blocks& blocks = file.blocks;
   Part part = std::exchange(transfer.part, {});
+  const std::uint64_t losses = blocks.losses();
+  bool is_on_disk = false;
   if (!transfer.in_memory) {
-    blocks.entry()->publish(block, part.sum->value());
+    is_on_disk = blocks.entry()->write(block, part.bytes) == 0;
     blocks.entry()->release(block);
   }
   const Lock lock(mutex_);
-  if (transfer.in_memory) {
-    blocks.keep(block, State::kComing, std::move(part.buffer), !is_needed(file, block));
+  if (is_on_disk) {
+    blocks.become_here(block, State::kComing, losses);
   } else {
-    blocks.become_here(block, State::kComing, transfer.losses);
+    if (!transfer.in_memory) file.full_until = Clock::now() + kFull;
+    blocks.keep(block, State::kComing, std::move(part.bytes));
   }
   ++transfer.done;
   advance(file);
-  if (transfer.in_memory) shrink(file);
+  shrink(file);
 }
 
 void Fetcher::on_end(const std::shared_ptr<Transfer>& transfer, const HttpEnd& end) {
