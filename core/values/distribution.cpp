@@ -6,7 +6,6 @@
 #include <cmath>
 #include <functional>
 #include <iterator>
-#include <new>
 #include <utility>
 
 namespace stfs {
@@ -105,11 +104,12 @@ std::vector<std::uint64_t> CellMemory::take(std::size_t cells) {
       free_.erase(found);
       return counts;
     }
+    free_.reserve(++made_);
   }
   return std::vector<std::uint64_t>(cells);
 }
 
-void CellMemory::give_back(std::vector<std::uint64_t> counts) {
+void CellMemory::give_back(std::vector<std::uint64_t> counts) noexcept {
   std::ranges::fill(counts, 0);
   const std::lock_guard lock(mutex_);
   free_.push_back(std::move(counts));
@@ -122,12 +122,8 @@ ValueCells::ValueCells(DType dtype, unsigned threads, CellMemory* memory)
 
 ValueCells::~ValueCells() {
   if (memory_ == nullptr) return;
-  try {
-    for (Lane& lane : lanes_) {
-      if (!lane.counts.empty()) memory_->give_back(std::move(lane.counts));
-    }
-  } catch (const std::bad_alloc&) {
-    // No memory to keep the counts: the next user allocates its own.
+  for (Lane& lane : lanes_) {
+    if (!lane.counts.empty()) memory_->give_back(std::move(lane.counts));
   }
 }
 

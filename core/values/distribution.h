@@ -54,10 +54,11 @@ struct Distribution {
 class CellMemory {
  public:
   std::vector<std::uint64_t> take(std::size_t cells);  // all zero
-  void give_back(std::vector<std::uint64_t> counts);
+  void give_back(std::vector<std::uint64_t> counts) noexcept;
 
  private:
   std::mutex mutex_;
+  std::size_t made_ = 0;                          // for each of which `free_` has room
   std::vector<std::vector<std::uint64_t>> free_;  // all zero
 };
 

@@ -307,10 +307,8 @@ void FileSystem::gather_and_answer(const ReadRequest& request, const WillWait& w
         },
         request.offset, request.length)
         ->go_on();
-  } catch (const std::bad_alloc&) {
+  } catch (...) {  // no memory; and the caller would answer what has a ticket
     waiting_->arrive(ticket, ENOMEM, {});
-  } catch (...) {  // the caller would answer what has a ticket
-    waiting_->arrive(ticket, EIO, {});
   }
 }
 
@@ -346,10 +344,8 @@ void FileSystem::compute_and_answer(const ReadRequest& request, const WillWait& 
           }
           waiting_->arrive(ticket, error, reply);
         });
-  } catch (const std::bad_alloc&) {
+  } catch (...) {  // no memory; and the caller would answer what has a ticket
     waiting_->arrive(ticket, ENOMEM, {});
-  } catch (...) {  // the caller would answer what has a ticket
-    waiting_->arrive(ticket, EIO, {});
   }
   // Cancelled before the request: cancel() has found nobody to leave.
   if (!waiting_->is_waiting(ticket)) texts_->leave(ticket);
