@@ -2,6 +2,7 @@
 #include "tests/remote/remote_support.h"
 #include "tests/remote/scripted_mount.h"
 #include "tests/support/daemon_figures.h"
+#include "tests/support/failing_calls.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -334,6 +335,46 @@ TEST_F(FailingCache, AWorkerThatIsKilledWhileReadersWaitIsNoticedByNoReader) {
   EXPECT_EQ(readers[0].get(), bytes_of("v"));
   EXPECT_EQ(readers[1].get(), bytes_of("w"));
   EXPECT_EQ(readers[2].get().substr(128), bytes_of("x"));
+}
+
+// A block is received in memory, with a cache and without.
+TEST_F(FailingCache, NoMemoryForABlockIsNoErrorOfAReader) {
+  skip_where_calls_cannot_fail();
+  const std::string size = std::to_string(kFetchBlock);
+  const std::filesystem::path flag = dir_ / "now";
+  const std::filesystem::path mountpoint = dir_ / "mnt";
+  std::filesystem::create_directory(mountpoint);
+  for (const std::string& place : {cache().string(), std::string("/proc/none")}) {
+    SCOPED_TRACE(place);
+    ASSERT_EQ(run({STFS_BINARY, "-o", "cache_dir=" + place, url(), mountpoint.string()},
+                  {.environment = failing(
+                       "malloc", {"STFS_FAIL_ON=1", "STFS_FAIL_SIZE=" + size,
+                                  "STFS_FAIL_MOST=" + size, "STFS_FAIL_WHILE=" + flag.string()})})
+                  .status,
+              0);
+    server_.forget_requests();
+    write_file(flag, "");
+    auto reader =
+        std::async(std::launch::async, [&mountpoint] { return read_file(mountpoint / "w"); });
+    EXPECT_TRUE(was_asked(2)) << "it asks again";
+    std::filesystem::remove(flag);
+
+    EXPECT_TRUE(reader.get() == bytes_of("w"));
+    EXPECT_EQ(run({STFS_BINARY, "-u", mountpoint.string()}).status, 0);
+  }
+}
+
+TEST_F(FailingCache, UnderALimitOnFilesBlocksAreKeptInMemory) {
+  const std::filesystem::path mountpoint = dir_ / "mnt";
+  std::filesystem::create_directory(mountpoint);
+  ASSERT_EQ(sh(R"(ulimit -f 100; exec "$@")",
+               {STFS_BINARY, "-o", "cache_dir=" + cache().string(), url(), mountpoint.string()})
+                .status,
+            0);
+
+  expect_right(mountpoint);
+
+  EXPECT_EQ(run({STFS_BINARY, "-u", mountpoint.string()}).status, 0);
 }
 
 TEST_F(FailingCache, CountersOutliveAWorkerAndTheirSnapshotsDoNot) {
