@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <new>
 
 namespace stfs {
 namespace {
@@ -135,8 +136,12 @@ int arrive_and_copy(const Content& content, std::uint64_t offset, std::span<std:
 int fetch(const std::vector<Extent>& missing, const std::atomic<bool>* stop) {
   const auto waiting = std::make_shared<Waiting>(missing.size());
   for (const Extent& extent : missing) {
-    extent.source->want({extent.offset, extent.length},
-                        [waiting](int error) { waiting->arrived(error); });
+    try {
+      extent.source->want({extent.offset, extent.length},
+                          [waiting](int error) { waiting->arrived(error); });
+    } catch (const std::bad_alloc&) {
+      waiting->arrived(ENOMEM);
+    }
   }
   return waiting->wait(stop);
 }

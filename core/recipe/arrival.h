@@ -37,7 +37,7 @@ std::uint64_t bytes_of(const std::vector<Extent>& extents);
 void prefetch(const std::vector<Extent>& later);
 
 // Waits until these bytes are here: 0, the errno of Source::want(), or EINTR soon after `stop` is
-// set. For a thread that may wait. Throws std::bad_alloc.
+// set. For a thread that may wait.
 int fetch(const std::vector<Extent>& missing, const std::atomic<bool>* stop = nullptr);
 
 // Source::prefetch() of what is missing in a range, up to some `most` bytes of blocks. Waits for

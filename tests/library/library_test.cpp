@@ -128,7 +128,7 @@ TEST_F(LibStfs, RefusesWithWhatIsWrong) {
   };
   std::size_t number = 0;
   refused(stfs_find(handle.get(), "aa", 2, &number), STFS_USAGE, "did you mean \"a\"");
-  refused(read_part(handle, "b", "9").status, STFS_USAGE, "an index lies outside");
+  refused(read_part(handle, "b", "9").status, STFS_USAGE, "index out of bounds");
   refused(read_part(handle, "b", "::-1").status, STFS_USAGE, "positive steps");
   refused(read_part(handle, "b", nullptr, "f16").status, STFS_USAGE, "\"f32\" is expected");
   refused(read_part(handle, "a", nullptr, "f32").status, STFS_USAGE, "not a floating type");
@@ -255,8 +255,7 @@ TEST_F(LibStfs, ASourceThatChangesIsEstale) {
   stfs_mapping* mapping = nullptr;
   EXPECT_EQ(read_part(handle, "b").status, STFS_UNREADABLE);
   EXPECT_EQ(stfs_last_errno(), ESTALE);
-  EXPECT_NE(std::string(stfs_last_error()).find("changed while it was open"),
-            std::string::npos)
+  EXPECT_NE(std::string(stfs_last_error()).find("changed while it was open"), std::string::npos)
       << stfs_last_error();
   EXPECT_EQ(stfs_map(handle.get(), 1, 0, 96, &address), STFS_UNREADABLE);
   EXPECT_EQ(stfs_map_private(handle.get(), &part, &writable, &mapping), STFS_UNREADABLE);
