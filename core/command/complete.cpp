@@ -119,11 +119,14 @@ std::vector<std::string> mountpoints() {
   for (std::string line; std::getline(file, line);) {
     if (line.find(" - fuse.stfs ") == std::string::npos) continue;
     std::string path;
-    for (std::string_view rest = parts_of(line, ' ').at(4); !rest.empty();) {
-      const bool is_escape = rest.front() == '\\' && rest.size() > 3;
-      path += is_escape ? static_cast<char>(std::stoi(std::string(rest.substr(1, 3)), nullptr, 8))
-                        : rest.front();
-      rest.remove_prefix(is_escape ? 4 : 1);
+    const std::string_view field = parts_of(line, ' ').at(4);
+    for (std::size_t i = 0; i < field.size(); ++i) {
+      if (field[i] != '\\' || field.size() - i < 4) {
+        path += field[i];
+        continue;
+      }
+      path += static_cast<char>(std::stoi(std::string(field.substr(i + 1, 3)), nullptr, 8));
+      i += 3;
     }
     found.push_back(path + " ");
   }

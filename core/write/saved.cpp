@@ -225,6 +225,7 @@ std::string Plan::index() const {
     }
   }
   std::vector<std::pair<std::string_view, std::string>> rows;
+  rows.reserve(shard_of.size());
   for (const auto& [name, shard] : shard_of) {
     rows.emplace_back(name, file_name(shard, shards_.size()));
   }

@@ -522,7 +522,8 @@ TEST(FileSystem, AnswersAnExtendedAttributeOverTheKernelsLimitWithAnErrno) {
 // 100 MB of header are the format's limit: each source keeps it, and both together do not.
 TEST(FileSystem, AnswersWithEfbigForASafetensorsFileOverTheFormatsLimit) {
 #ifdef STFS_SANITIZED
-  GTEST_SKIP() << "half a minute for headers of 100 MB; the build without sanitizers refuses them too";
+  GTEST_SKIP()
+      << "half a minute for headers of 100 MB; the build without sanitizers refuses them too";
 #endif
   const TempDir dir;
   std::vector<std::string> paths;

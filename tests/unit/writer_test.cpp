@@ -269,7 +269,8 @@ TEST(Writer, GivesAnyPartOfTheFile) {
 // Two files below the limit whose tensors together exceed it: names of a mebibyte.
 TEST(Writer, RefusesAHeaderOverTheLimitOfTheFormat) {
 #ifdef STFS_SANITIZED
-  GTEST_SKIP() << "half a minute for headers of 100 MB; the build without sanitizers refuses them too";
+  GTEST_SKIP()
+      << "half a minute for headers of 100 MB; the build without sanitizers refuses them too";
 #endif
   std::vector<std::vector<Tensor>> files(2);
   for (std::size_t file = 0; file < 2; ++file) {

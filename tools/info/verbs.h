@@ -115,7 +115,7 @@ int report(const Arguments& arguments);
 int cat(const Arguments& arguments);
 int extract(const Arguments& arguments);
 int edit_verb(const Arguments& given);
-int delta(const Arguments& given);
+int delta(const Arguments& arguments);
 // Prints the versions in a directory as they become complete.
 int follow(const Arguments& arguments);
 

@@ -60,7 +60,8 @@ void OpenSources::verify() const {
 void OpenSources::fail(const std::string& path, int error) const {
   // A tile may have bytes of several sources.
   std::vector<const Source*> sources = all_;
-  std::ranges::stable_partition(sources, [&](const Source* s) { return s->path() == path; });
+  std::stable_partition(sources.begin(), sources.end(),
+                        [&](const Source* s) { return s->path() == path; });
   throw read_failure(sources, "", error);
 }
 
