@@ -58,7 +58,7 @@ inline constexpr std::string_view kConvertDistributed =
 // Whether a file that begins so is a zip archive. No safetensors file is one.
 bool is_zip(std::span<const std::byte> first);
 
-// The most bytes to decompress for 32 MiB of a tensor whose elements stand all over a member.
+// The most bytes to decompress for 8 MiB of a tensor whose elements stand all over a member.
 inline constexpr std::uint64_t kMostInflatedAgain = 1 << 30;
 
 // The bytes at the end of an archive that are read first.

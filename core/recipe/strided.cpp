@@ -9,6 +9,7 @@
 namespace stfs {
 namespace {
 
+constexpr std::uint64_t kTileBytes = 8 << 20;     // bytes
 constexpr std::uint64_t kWorthARead = 4096;       // a run of it is worth a read of its own
 constexpr std::uint64_t kReadAtOnce = 256 << 10;  // bytes read at a time
 
@@ -51,7 +52,6 @@ class Strided : public Producer {
   Strided(Content below, const StridedShape& shape, TileCache& tiles, std::uint64_t number)
       : below_(std::move(below)),
         begin_(shape.begin),
-        most_of_tile_(shape.most_of_tile),
         run_(shape.width),
         tiles_(tiles),
         number_(number) {
@@ -118,11 +118,11 @@ class Strided : public Producer {
     if (dims_.empty()) return;
     step_ = run_;
     split_ = dims_.size() - 1;
-    for (; split_ > 0 && step_ * dims_[split_].count <= most_of_tile_; --split_) {
+    for (; split_ > 0 && step_ * dims_[split_].count <= kTileBytes; --split_) {
       step_ *= dims_[split_].count;
     }
     const std::uint64_t count = dims_[split_].count;
-    const std::uint64_t in_tile = std::clamp<std::uint64_t>(most_of_tile_ / step_, 1, count);
+    const std::uint64_t in_tile = std::clamp<std::uint64_t>(kTileBytes / step_, 1, count);
     tile_ = in_tile * step_;
     round_ = count * step_;
     tiles_in_round_ = (count + in_tile - 1) / in_tile;
@@ -245,7 +245,6 @@ class Strided : public Producer {
 
   Content below_;
   std::uint64_t begin_;
-  std::uint64_t most_of_tile_;          // bytes
   std::uint64_t run_;                   // bytes that stand side by side below
   std::vector<StridedDimension> dims_;  // of runs, outermost first
   std::uint64_t size_ = 0;

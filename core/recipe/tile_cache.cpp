@@ -24,7 +24,6 @@ TileCache::Buffers::Buffer TileCache::Buffers::take(std::size_t size) {
 }
 
 void TileCache::Buffers::give(std::size_t size, Buffer buffer) {
-  if (size > kMostOfSpare) return;
   const std::lock_guard lock(mutex_);
   if (spare_.size() == kMostSpare) spare_.erase(spare_.begin());
   spare_.emplace_back(size, std::move(buffer));

@@ -40,7 +40,6 @@ class TileCache {
 
    private:
     static constexpr std::size_t kMostSpare = 4;
-    static constexpr std::size_t kMostOfSpare = std::size_t{8} << 20;  // bytes
     std::mutex mutex_;
     std::vector<std::pair<std::size_t, Buffer>> spare_;  // the last given at the end
   };

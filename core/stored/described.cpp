@@ -8,9 +8,6 @@
 namespace stfs {
 namespace {
 
-// Each tile may decompress all of the member.
-constexpr std::uint64_t kTileOfDeflated = TileCache::kMost / 2;
-
 class Described : public ComputedTensor {
  public:
   Described(const Part& part, std::uint32_t record, TileCache& tiles, InflatedPlaces& places)
@@ -39,12 +36,12 @@ class Described : public ComputedTensor {
     } else {
       below.extent(*stored().source, from.stored.offset, from.stored.length);
     }
-    StridedShape shape{.width = type_info(record.dtype).block_bytes,
-                       .begin = from.begin,
-                       .shape = part_.header.shape(record),
-                       .strides = from.strides};
-    if (from.deflated) shape.most_of_tile = kTileOfDeflated;
-    content.production(strided(std::move(below), shape, tiles_, record.description));
+    content.production(strided(std::move(below),
+                               {.width = type_info(record.dtype).block_bytes,
+                                .begin = from.begin,
+                                .shape = part_.header.shape(record),
+                                .strides = from.strides},
+                               tiles_, record.description));
     return content;
   }
 

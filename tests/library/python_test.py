@@ -308,7 +308,7 @@ class CheckpointTest(Base):
         def handler(*_):
             raise Raised
 
-        # In Fortran order, each 32 MiB decompress all of it.
+        # In Fortran order, each 8 MiB decompress all of it.
         numpy.savez_compressed(self.at("m.npz"), a=numpy.zeros((8192, 8192), "u1").T)
         m = stfs.open(self.at("m.npz"))
         began = time.process_time()
