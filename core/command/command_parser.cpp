@@ -47,6 +47,7 @@ std::optional<std::string> bytes_of(std::string_view text) {
   auto bytes = take_number(text);
   if (!bytes) return std::nullopt;
   text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
+  text = text.substr(0, text.find_last_not_of(' ') + 1);
   const std::string unit = lower_case(text);
   constexpr std::string_view kPrefixes = "kmgtpe";
   const std::size_t prefix = unit.empty() ? std::string::npos : kPrefixes.find(unit.front());

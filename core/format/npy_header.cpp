@@ -30,8 +30,11 @@ class NpyParser {
     return false;
   }
 
-  // NumPy takes the last value of a key that is repeated.
+  // NumPy takes the last value of a key that is repeated, also where its quotes are others.
   bool has_each_key_once() {
+    if (dict_.find_first_of("\"\\#") != std::string_view::npos) {
+      return refuse("its header has quotes, escapes or comments that NumPy does not write");
+    }
     for (const std::string key : {"'descr'", "'fortran_order'", "'shape'"}) {
       const std::size_t at = dict_.find(key);
       if (at != std::string_view::npos && dict_.find(key, at + 1) != std::string_view::npos) {

@@ -21,14 +21,17 @@ std::vector<const Source*> sources_of(const Tensor& tensor) {
   return sources;
 }
 
-Error read_failure(std::span<const Source* const> sources, const std::string& subject, int error) {
+namespace {
+
+// `otherwise`: the place where no source is the cause.
+Error failure_of(std::span<const Source* const> sources, const std::string& otherwise,
+                 const std::string& subject, int error) {
   const auto is_cause = [error](const Source* source) {
     if (error == ESTALE) return source->has_changed() || source->verify() != 0;
     return !source->failure_text().empty() || !source->failures().empty();
   };
-  auto cause = std::ranges::find_if(sources, is_cause);
-  if (cause == sources.end()) cause = sources.begin();
-  std::string place, rule;
+  const auto cause = std::ranges::find_if(sources, is_cause);
+  std::string place = otherwise, rule;
   if (cause != sources.end()) {
     place = public_name((*cause)->path());
     rule = (*cause)->failure_text();
@@ -40,6 +43,13 @@ Error read_failure(std::span<const Source* const> sources, const std::string& su
   return {ErrorCode::kUnreadable, place, subject.empty() ? rule : subject + ": " + rule, error};
 }
 
+}  // namespace
+
+Error read_failure(std::span<const Source* const> sources, const std::string& subject, int error) {
+  return failure_of(sources, sources.empty() ? "" : public_name(sources.front()->path()), subject,
+                    error);
+}
+
 Error read_failure(const Tensor& tensor, int error) {
   return read_failure(sources_of(tensor), "tensor " + in_quotes(tensor.name), error);
 }
@@ -47,7 +57,7 @@ Error read_failure(const Tensor& tensor, int error) {
 Error read_failure(const Checkpoint& checkpoint, const std::string& subject, int error) {
   std::vector<const Source*> sources;
   for (const Part& part : checkpoint.parts()) sources.push_back(part.source.get());
-  return read_failure(sources, subject, error);
+  return failure_of(sources, public_name(checkpoint.origins().front().path), subject, error);
 }
 
 }  // namespace stfs

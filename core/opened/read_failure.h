@@ -23,7 +23,7 @@ std::vector<const Source*> sources_of(const Tensor& tensor);
 Error read_failure(std::span<const Source* const> sources, const std::string& subject, int error);
 // The same, with the tensor as the subject.
 Error read_failure(const Tensor& tensor, int error);
-// The same, of all files of a checkpoint.
+// The same, of all files of a checkpoint: without a cause, its place is the checkpoint.
 Error read_failure(const Checkpoint& checkpoint, const std::string& subject, int error);
 
 }  // namespace stfs

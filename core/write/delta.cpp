@@ -64,6 +64,8 @@ void refuse_other_tensors(const Checkpoint& before, const Checkpoint& after,
     if (!is_utf8(tensor.name)) {
       refuse(tensor.name, "its name is not UTF-8, as safetensors needs");
     }
+    if (tensor.name == "__metadata__")
+      refuse(tensor.name, "safetensors has no tensor of this name");
     const Tensor old = before.tensor(*number);
     if (old.dtype != tensor.dtype || !std::ranges::equal(old.shape, tensor.shape)) {
       refuse(tensor.name, std::string(dtype_name(old.dtype)) + " " + shape_json(old.shape) +
@@ -126,7 +128,7 @@ class DeltaWriter {
     const Tensor before = before_.tensor(*before_.find(after.name));
     if (after.length == 0 || are_one(before, after)) return progress_(after.length);
     const Content old_bytes = before.content(), new_bytes = after.content();
-    SequentialReader old_reader(old_bytes), new_reader(new_bytes);
+    SequentialReader old_reader(old_bytes, options_.stop), new_reader(new_bytes, options_.stop);
     FrameEncoder encoder(encoding_, checksum_, after.length);
     std::vector<std::byte> old_tile, new_tile;
     for (std::uint64_t at = 0; at < after.length;) {

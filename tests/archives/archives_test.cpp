@@ -428,8 +428,10 @@ TEST_F(NumPyArchive, AHeaderWithAKeyTwiceIsRefused) {
   zip.add("a.npy", npy_file("<f4', 'descr': '<i4", "(1,)", "1234"));
   zip.add("b.npy", npy_file("<f4", "(1,), 'shape': (2,)", "1234"));
   zip.add("c.npy", npy_file("<f4", "(1,)", "1234"));
+  zip.add("d.npy", npy_file("<f4', \"descr\": '<i4", "(1,)", "1234"));
   open(zip.bytes(), "m.npz");
   EXPECT_EQ(shown(), (std::vector<std::string>{"c F32 [1]"}));
+  EXPECT_TRUE(warns("\"d\": its header has quotes"));
   EXPECT_TRUE(warns("\"a\": its header has 'descr' twice"));
   EXPECT_TRUE(warns("\"b\": its header has 'shape' twice"));
 }

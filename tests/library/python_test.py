@@ -829,6 +829,25 @@ class ElsewhereTest(Elsewhere):
             thread.join(0.01)
         self.assertEqual(len(ended), 1)
 
+    def test_cancel_ends_a_delta_that_waits_for_bytes(self):
+        local = write_checkpoint(self.at("other.safetensors"), {"w": ("U8", self.large[::-1])})
+        for before, after in ((stfs.open(local), self.open()), (self.open(), stfs.open(local))):
+            ended = []
+
+            def save():
+                try:
+                    after.save_delta(self.at("weight_v000001"), before)
+                except stfs.Cancelled as error:
+                    ended.append(error)
+
+            thread = threading.Thread(target=save)
+            thread.start()
+            while thread.is_alive():
+                after.cancel()
+                thread.join(0.01)
+            self.assertEqual(len(ended), 1)
+            self.assertFalse(os.path.exists(self.at("weight_v000001")))
+
     def test_a_handler_that_raises_ends_a_read_before_it_is_seen(self):
         class Raised(BaseException):
             pass

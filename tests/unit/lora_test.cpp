@@ -144,7 +144,7 @@ TEST_F(LoraTest, ValuesAreThoseOfANaiveLoopWithAllInstructions) {
 TEST(AdapterConfigTest, TheWorkOfMatchingAllModulesIsBounded) {
   std::string patterns;
   for (int i = 0; i < 100; ++i) {
-    patterns += (i == 0 ? "\"" : ",\"") + std::string(200, 'a') + std::to_string(i) + "\":4";
+    patterns += (i == 0 ? "\"" : ",\"") + std::string(200, 'a') + "[" + std::to_string(i) + "]\":4";
   }
   const AdapterConfig config("c.json", R"({"peft_type":"LORA","rank_pattern":{)" + patterns + "}}");
   MatchingWork work = MatchingWork::for_tensors(100);
@@ -158,6 +158,32 @@ TEST(AdapterConfigTest, TheWorkOfMatchingAllModulesIsBounded) {
         error.what(),
         "c.json: matching its patterns with the names of modules takes too long (Adapter)");
   }
+}
+
+// PEFT's EVA writes a key for each module.
+TEST(AdapterConfigTest, KeysWithoutOperatorsTakeNoWork) {
+  std::string patterns;
+  for (int i = 0; i < 4'000; ++i) patterns += "\"layers." + std::to_string(i) + ".q\":4,";
+  const AdapterConfig config("c.json", R"({"peft_type":"LORA","r":3,"rank_pattern":{)" + patterns +
+                                           R"("v":5,"x.y":6,"q":7}})");
+  MatchingWork work = MatchingWork::for_tensors(0);
+  for (const auto& [module, rank] :
+       std::vector<std::pair<std::string, std::uint64_t>>{{"model.layers.3999.q", 4},
+                                                          {"layers.0.q", 4},
+                                                          {"model.layersx1xq", 4},
+                                                          {"xlayers.1.q", 7},
+                                                          {"q", 7},
+                                                          {"layers.4000.q", 7},
+                                                          {"v", 5},
+                                                          {"a.v", 5},
+                                                          {"av", 3},
+                                                          {"a.xzy", 6},
+                                                          {"a.x.y", 6},
+                                                          {"xy", 3}}) {
+    EXPECT_EQ(config.scaling_of(module, work).rank, rank) << module;
+  }
+  EXPECT_EQ(work.done, 0U);
+  EXPECT_THROW(config.scaling_of("\u00e9.q", work), Error);
 }
 
 TEST_F(LoraTest, AnyRangeHasTheBytesOfTheWhole) {

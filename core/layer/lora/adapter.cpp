@@ -117,6 +117,21 @@ std::optional<ModuleOf> module_before(std::string_view name, std::string_view wo
                   std::string(is_plain ? kDefault : rest.substr(1))};
 }
 
+// A character that an expression has for itself, or a dot.
+bool is_literal(char c) {
+  return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_' ||
+         c == '.';
+}
+
+// Whether (.*\.)?(KEY)$ matches a name in ASCII, for a key of such characters: a dot is any one.
+bool ends_in_key(std::string_view module, std::string_view key) {
+  if (module.size() < key.size()) return false;
+  const std::size_t begin = module.size() - key.size();
+  return (begin == 0 || module[begin - 1] == '.') &&
+         std::ranges::equal(module.substr(begin), key,
+                            [](char a, char b) { return a == b || b == '.'; });
+}
+
 }  // namespace
 
 AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(std::move(file)) {
@@ -211,11 +226,13 @@ AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(st
     if (!patterns.is_object()) refuse(in_quotes(key) + " is not an object");
     for (const auto& [expression, value] : patterns.items()) {
       if (!budget.takes(expression)) refuse(in_quotes(key) + " has too many or too long keys");
-      auto parsed = NamePattern::parse("(.*\\.)?(" + expression + ")$");
-      if (!parsed) {
+      Pattern& pattern = out.emplace_back(
+          Pattern{.key = expression, .expression = {}, .value = static_cast<double>(check(value))});
+      if (std::ranges::all_of(expression, is_literal)) continue;
+      pattern.expression = NamePattern::parse("(.*\\.)?(" + expression + ")$");
+      if (!pattern.expression) {
         refuse(in_quotes(key) + ": " + in_quotes(expression) + ": not an expression that is known");
       }
-      out.push_back({*std::move(parsed), static_cast<double>(check(value))});
     }
   };
   read_patterns("rank_pattern", rank, ranks_);
@@ -250,12 +267,21 @@ std::vector<std::string> AdapterConfig::parameters_of(std::string_view module) c
 const AdapterConfig::Pattern* AdapterConfig::first_match(const std::vector<Pattern>& patterns,
                                                          std::string_view module,
                                                          MatchingWork& work) const {
+  const auto refuse_name = [&] {
+    refuse("its patterns cannot be matched with " + in_quotes(module));
+  };
+  const bool is_ascii = std::ranges::all_of(module, [](char c) { return c >= ' ' && c <= '~'; });
+  if (!patterns.empty() && !is_ascii) refuse_name();
   for (const Pattern& pattern : patterns) {
+    if (!pattern.expression) {
+      if (ends_in_key(module, pattern.key)) return &pattern;
+      continue;
+    }
     if (work.is_over()) refuse("matching its patterns with the names of modules takes too long");
     ++work.done;
-    const std::optional<bool> matches = pattern.expression.matches(module, work.done);
-    if (!matches) refuse("its patterns cannot be matched with " + in_quotes(module));
-    if (*matches) return &pattern;
+    const std::optional<bool> matches = pattern.expression->matches(module, work.done);
+    if (!matches) refuse_name();
+    if (matches.value_or(false)) return &pattern;
   }
   return nullptr;
 }

@@ -10,6 +10,7 @@
 #include "core/base/pattern.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,7 +46,8 @@ class AdapterConfig {
 
  private:
   struct Pattern {
-    NamePattern expression;  // (.*\.)?(KEY)$
+    std::string key;
+    std::optional<NamePattern> expression;  // (.*\.)?(KEY)$; none for a key of letters and dots
     double value;
   };
   const Pattern* first_match(const std::vector<Pattern>& patterns, std::string_view module,

@@ -60,7 +60,10 @@ class CacheFile final : public Source {
   int descriptor(ByteRange range) const override { return file_.blocks.descriptor(range); }
   int verify() const override { return is_refused() ? ESTALE : 0; }
   std::string sha256() const override { return file_.version.sha256; }
-  std::string failure_text() const override { return fetcher_.failure_text(file_); }
+  std::string failure_text() const override {
+    const std::string why = Source::failure_text();  // of mark_changed()
+    return why.empty() ? fetcher_.failure_text(file_) : why;
+  }
   bool is_current() const override { return !has_changed(); }  // as far as known: asks nobody
 
  private:

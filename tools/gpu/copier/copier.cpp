@@ -190,9 +190,9 @@ class Copier {
 
   // The client could open it with its own environment.
   static std::string advice(const Error& error) {
-    if (!is_url(error.place()) || error.message().find(errno_text(EACCES)) == std::string::npos) {
-      return "";
-    }
+    const bool is_denied = error.system_error() == EACCES ||
+                           error.message().find(errno_text(EACCES)) != std::string::npos;
+    if (!is_url(error.place()) || !is_denied) return "";
     const std::string pid = std::to_string(::getppid());
     return ": the holder (process " + pid + ") uses the tokens with which it was started: end it" +
            " (kill " + pid + "), and load again";
