@@ -132,7 +132,7 @@ _text = ctypes.PYFUNCTYPE(ctypes.py_object, Handle, ctypes.c_int, ctypes.c_size_
 release = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(("stfs_python_release", library))
 
 
-def text(handle: int, which: int, number: int) -> str:
+def text(handle: Optional[int], which: int, number: int) -> str:
     """A text of the checkpoint; bytes that are not UTF-8 become surrogates, as in names of files (os.fsdecode)."""
     status = ctypes.c_int()
     found = _text(handle, which, number, ctypes.byref(status))
