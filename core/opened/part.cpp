@@ -50,7 +50,7 @@ std::string part_refusal(const Tensor& tensor, const PartOptions& part) {
   }
   if (part.slice) {
     const std::string rule =
-        slice_refusal(*part.slice, part.as_f32 ? DType::kF32 : from.dtype, from.shape);
+        stored_slice_refusal(*part.slice, part.as_f32 ? DType::kF32 : from.dtype, from.shape);
     if (!rule.empty()) return "slice " + in_quotes(*part.slice) + ": " + rule;
   }
   if (type_info(part.as_f32 ? DType::kF32 : from.dtype).npy.empty()) {

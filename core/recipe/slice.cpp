@@ -280,8 +280,14 @@ std::string slice_refusal(std::string_view expression, DType dtype,
   Slice slice;
   const TypeInfo& type = type_info(dtype);
   if (slice_of(ranges, type, shape, slice) == 0) return "";
-  return "begins or ends inside a block of " + std::to_string(type.block_elements) +
-         " elements (f32 takes any part)";
+  return "begins or ends inside a block of " + std::to_string(type.block_elements) + " elements";
+}
+
+std::string stored_slice_refusal(std::string_view expression, DType dtype,
+                                 std::span<const std::uint64_t> shape) {
+  const std::string rule = slice_refusal(expression, dtype, shape);
+  const bool is_cut = !rule.empty() && slice_refusal(expression, DType::kF32, shape).empty();
+  return is_cut ? rule + " (f32 takes any part)" : rule;
 }
 
 Slice elements_of(std::span<const Range> ranges, std::span<const std::uint64_t> shape) {

@@ -79,10 +79,14 @@ int slice_of(std::span<const Range> ranges, const TypeInfo& info,
 int parse_slice(std::string_view expression, DType dtype, std::span<const std::uint64_t> shape,
                 Slice& slice);
 
-// Why a tensor has no slice: the rule of a message, "" where it has one. Blocks can be cut where
-// their values are read as float32 (core/recipe/elements.h).
+// Why a tensor has no slice: the rule of a message, "" where it has one.
 std::string slice_refusal(std::string_view expression, DType dtype,
                           std::span<const std::uint64_t> shape);
+
+// The same where values of blocks can be read as float32 (core/recipe/elements.h), which can be cut
+// anywhere: says so.
+std::string stored_slice_refusal(std::string_view expression, DType dtype,
+                                 std::span<const std::uint64_t> shape);
 
 // The recipe of a slice of a tensor with the bytes `whole`: an extent when the slice is one run of
 // an extent, else a production. Reads only the runs, and gaps of less than a page between them.

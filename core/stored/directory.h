@@ -16,6 +16,7 @@ namespace stfs {
 
 inline constexpr std::string_view kFileSuffix = ".safetensors";
 inline constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+inline constexpr const char* kIndexName = "model.safetensors.index.json";  // the usual one
 inline constexpr std::string_view kGgufSuffix = ".gguf";
 inline constexpr std::string_view kTorchIndexSuffix = ".bin.index.json";
 

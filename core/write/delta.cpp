@@ -8,6 +8,7 @@
 #include "core/opened/read_failure.h"
 #include "core/recipe/arrival.h"
 #include "core/remote/http/url.h"
+#include "core/stored/directory.h"
 #include "core/write/header.h"
 
 #include <algorithm>
@@ -231,9 +232,9 @@ class DeltaWriter {
         rows.emplace_back(tensor->name, shard_name(i, shards_.size()));
       }
     }
-    const UniqueFd file = directory_.create(std::string(kIndexName));
+    const UniqueFd file = directory_.create(kIndexName);
     write_text(file, index_json(metadata, rows));
-    directory_.finish(file, std::string(kIndexName));
+    directory_.finish(file, kIndexName);
   }
 
   void write_text(const UniqueFd& file, const std::string& text) const {

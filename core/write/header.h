@@ -31,8 +31,6 @@ std::string header_prefix(std::uint64_t length);
 // "model-00001-of-00003.safetensors". Hugging Face counts from 1, deltas from 0.
 std::string shard_name(std::size_t number, std::size_t count);
 
-inline constexpr const char* kIndexName = "model.safetensors.index.json";
-
 // The index of shards, as Hugging Face writes it. `metadata` is a JSON object; a row is the name of
 // a tensor and that of its shard.
 std::string index_json(std::string_view metadata,

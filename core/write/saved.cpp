@@ -6,6 +6,7 @@
 #include "core/opened/read_failure.h"
 #include "core/recipe/written.h"
 #include "core/remote/http/url.h"
+#include "core/stored/directory.h"
 #include "core/write/header.h"
 #include "core/write/new_file.h"
 #include "core/write/placement.h"
@@ -135,7 +136,7 @@ std::uint64_t Plan::write_directory(AtSignal at_signal, const Progress& progress
   if (shards_.size() > 1) {
     Content content;
     content.literal(index());
-    write(content, "model.safetensors.index.json");
+    write(content, kIndexName);
   }
   directory.commit();
   return shared;

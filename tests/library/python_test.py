@@ -68,6 +68,9 @@ class CheckpointTest(Base):
             after.save_delta(self.at("weight_v000001"), before)
         with self.assertRaisesRegex(stfs.UsageError, "only the old checkpoint has it"):
             stfs.open(new, edits=["drop b"]).save_delta(self.at("weight_v000009"), before)
+        numpy.savez(self.at("m.npz"), __metadata__=numpy.zeros(3))
+        with self.assertRaisesRegex(stfs.UsageError, "safetensors has no tensor of this name"):
+            stfs.open(self.at("m.npz")).save_delta(self.at("weight_v000009"), stfs.open(self.at("m.npz")))
         self.assertFalse(os.path.exists(self.at("weight_v000009")))
 
     def test_every_option_stands_in_the_documents(self):

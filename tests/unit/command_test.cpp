@@ -410,7 +410,7 @@ TEST(SimilarWord, IsTheNearestOrALongerOne) {
 TEST(GpuCommand, TakesASizeInEveryNotationThatItsCheckTakes) {
   for (const auto& [text, bytes] :
        {std::pair("16", 16U), std::pair("0x10", 16U), std::pair("0x1B", 27U), std::pair("010", 10U),
-        std::pair("2K", 2048U), std::pair("2 kb", 2048U), std::pair("1MiB", 1048576U)}) {
+        std::pair("2K", 2048U), std::pair("2 kb", 2048U), std::pair("1MiB ", 1048576U)}) {
     gpu::GpuArguments holder, plan;
     parse_command(gpu::gpu_command(), {"holder", "--memory-limit", text}, &holder);
     parse_command(gpu::gpu_command(), {"plan", "-d", "cpu", "--keep-free", text, "x"}, &plan);

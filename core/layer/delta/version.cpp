@@ -25,7 +25,6 @@ namespace {
 
 using IndexJson = nlohmann::json;
 
-constexpr std::string_view kIndexName = "model.safetensors.index.json";
 constexpr std::uint64_t kMostIndex = 100'000'000;  // bytes, as of any index
 constexpr std::size_t kMostLinks = 256;
 
@@ -113,7 +112,7 @@ bool is_there(const std::string& file, Sources& sources) {
 // The checkpoint in a directory, as a SOURCE: a web server has no directories. nullopt: none.
 std::optional<std::string> full_checkpoint_in(const std::string& directory, Sources& sources) {
   const std::string_view scheme = scheme_of(directory);
-  for (const char* const name : {kIndexName.data(), "model.safetensors"}) {
+  for (const char* const name : {kIndexName, "model.safetensors"}) {
     std::string file = child_name(directory, name);
     if (!is_there(file, sources)) continue;
     if (scheme != "http" && scheme != "https") return directory;
@@ -192,7 +191,7 @@ std::string DeltaDigest::hex() const {
 
 std::optional<DeltaVersion> read_delta(const std::string& place, Sources& sources) {
   DeltaVersion out;
-  out.index = place.ends_with(kIndexSuffix) ? place : child_name(place, std::string(kIndexName));
+  out.index = place.ends_with(kIndexSuffix) ? place : child_name(place, kIndexName);
   const std::optional<std::string> text = text_of_index(out.index, sources);
   // The index of a full checkpoint may be long: it is not parsed here.
   if (!text || text->find("\"delta_encoding\"") == std::string::npos) return std::nullopt;

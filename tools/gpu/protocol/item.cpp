@@ -42,7 +42,7 @@ Item::Item(ItemRequest request) : request_(std::move(request)) {
   const std::string expression = request_.slice.empty() ? "..." : request_.slice;
   std::vector<Range> ranges;
   const DType cut_as = request_.as ? DType::kF32 : request_.dtype;
-  const std::string refusal = slice_refusal(expression, cut_as, request_.shape);
+  const std::string refusal = stored_slice_refusal(expression, cut_as, request_.shape);
   if (!refusal.empty()) refuse("slice " + in_quotes(expression) + ": " + refusal);
   parse_ranges(expression, request_.shape, ranges);
   if (slice_of(ranges, type, request_.shape, slice_) != 0) {
