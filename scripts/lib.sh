@@ -9,10 +9,10 @@ STFS_BUILD_PACKAGES=(
   libcurl4-openssl-dev libpugixml-dev libxxhash-dev libre2-dev libzstd-dev zlib1g-dev libhwy-dev
   libgtest-dev
 )
-# To run the tests: tools that read the mounts, and tools that build and check the package.
+# To run the tests: a fast linker, tools that read the mounts, and tools that build and check the package.
 # shellcheck disable=SC2034
 STFS_TEST_PACKAGES=(
-  attr python3 python3-numpy python3-pil perl-base tar findutils diffutils coreutils man-db
+  mold attr python3 python3-numpy python3-pil perl-base tar findutils diffutils coreutils man-db
   dpkg-dev file e2fsprogs mount util-linux bash zsh python3-zstandard python3-xxhash
 )
 

@@ -44,6 +44,7 @@ class Size:
     """The sizes of the measurements."""
 
     def __init__(self, quick):
+        self.is_quick = quick
         self.rounds = 2 if quick else 7
         self.scale = 0.1 if quick else 0.6  # of a model of 7 billion parameters: 0.4 GB, 4.9 GB
         self.sample = 64 * MIB if quick else 1024 * MIB  # what is read at a time

@@ -55,7 +55,7 @@ class Deltas:
         self.bench = bench
         self.table = bench.table
         self.directory = bench.directory / "deltas"
-        quick = bench.size.rounds == 2
+        quick = bench.size.is_quick
         self.count, self.elements = (8, 1 << 20) if quick else (64, 8 << 20)  # 16 MiB, 1 GiB
         self.cores = len(os.sched_getaffinity(0))
 

@@ -137,7 +137,7 @@ class Layers:
 
     def adapter(self, rank, work):
         table, seconds, measure = self.bench.table, self.bench.programs.seconds, self.bench.programs.measure
-        count = 2 if self.bench.size.rounds == 2 else 8
+        count = 2 if self.bench.size.is_quick else 8
         directory = self.bench.directory / f"adapter-{rank}"
         (directory / "adapter").mkdir(parents=True, exist_ok=True)
         path = directory / "model.safetensors"
@@ -199,7 +199,7 @@ class Surgeries:
 
     def __init__(self, bench):
         self.bench = bench
-        self.rows = 8 if bench.size.rounds == 2 else 300  # tensors of 10 MB
+        self.rows = 8 if bench.size.is_quick else 300  # tensors of 10 MB
         self.rounds = min(bench.size.rounds, 3)
 
     def all(self):

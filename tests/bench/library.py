@@ -65,7 +65,7 @@ class Library:
     def __init__(self, bench, build):
         self.bench, self.build, self.table = bench, build, bench.table
         self.directory = bench.directory / "library"
-        self.count = 8 if bench.size.rounds == 2 else 64  # tensors of 16 MiB
+        self.count = 8 if bench.size.is_quick else 64  # tensors of 16 MiB
 
     def all(self):
         size = self.bench.size

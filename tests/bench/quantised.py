@@ -114,7 +114,7 @@ class Quantised:
         self.bench = bench
         self.table = bench.table
         # Weights, and as many raw tensors: more than the tiles that a mount keeps (64 MiB), so that each is computed anew.
-        self.count = 4 if bench.size.rounds == 2 else 12
+        self.count = 4 if bench.size.is_quick else 12
 
     def make(self, scheme, directory):
         """The checkpoint, and the offsets and types of its tensors."""

@@ -79,7 +79,7 @@ class Remote:
         self.directory = bench.directory
         self.cache = self.directory / "remote-cache"
         self.mnt = self.directory / "remote-mnt"
-        self.tensors = 8 if bench.size.rounds == 2 else 64
+        self.tensors = 8 if bench.size.is_quick else 64
         self.rounds = bench.size.rounds
 
     def make(self):

@@ -1,10 +1,9 @@
 """A mount with `-o dequantize` shows the expectation, bit for bit: dequantize_test.py FAMILY, `random FIRST LAST` or `many`.
 
 A family is all variants whose names begin with its word. Of each variant: each tensor's bytes, shape, type and
-attributes in F32, ranges and slices of it. Of a family's first one, and of all with STFS_EVERY_STEP=1, also what no
-scheme decides: the other types, the views, the merged file, `extract`, the merged file and the mount as sources, each
-verb of stfs-info in each type, `model/` in each type, and the checkpoint without the option. A NaN is compared by its
-class alone.
+attributes in F32, ranges and slices of it. Of a family's first one also what no scheme decides: the other types, the
+views, the merged file, `extract`, the merged file and the mount as sources, each verb of stfs-info in each type,
+`model/` in each type, and the checkpoint without the option. A NaN is compared by its class alone.
 """
 
 import functools
@@ -23,7 +22,7 @@ import checkpoint
 import number_types as numbers
 import variants
 from checkpoint import ELEMENTS, Computed, read_safetensors
-from mounts import EVERY_STEP, INFO, attribute, far, info, mounted, run
+from mounts import INFO, attribute, far, info, mounted, run
 
 NPY = {"F32": "<f4", "F16": "<f2", "BF16": "V2", "I64": "<i8", "I32": "<i4", "U8": "|u1", "I8": "|i1"}
 FLOATS = ("BF16", "F16", "F32")
@@ -313,7 +312,7 @@ class ManyExperts(Values):
 def many_experts():
     model = checkpoint.Checkpoint(shards=4)
     model.config = {"torch_dtype": "bfloat16", "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-    for i in range(100000 if EVERY_STEP else 20000):
+    for i in range(20000):
         name = f"model.layers.{i // 1000}.mlp.experts.{i % 1000}.up_proj.weight"
         codes = np.array([[i & 0x3F, i >> 6 & 0x3F], [i >> 12, 0x38]], np.uint8)
         scale = np.array([[2.0 ** -(i % 9)]], np.float32)
@@ -372,7 +371,7 @@ if __name__ == "__main__":
     else:
         suite = []
         for place, name in enumerate(family(sys.argv[1])):
-            case = EveryStep if EVERY_STEP or place == 0 else Values
+            case = EveryStep if place == 0 else Values
             suite.append(unittest.defaultTestLoader.loadTestsFromTestCase(type(case.__name__, (case,), {"VARIANT": name})))
     result = unittest.TextTestRunner().run(unittest.TestSuite(suite))
     sys.exit(not result.wasSuccessful())

@@ -16,7 +16,6 @@ import object_server  # noqa: E402
 
 SKIPPED = 77
 HANG = 120  # seconds; nothing here takes one
-EVERY_STEP = os.environ.get("STFS_EVERY_STEP") == "1"  # also what takes long and proves little more
 STFS = os.environ["STFS_BINARY"]
 INFO = os.environ["STFS_INFO_BINARY"]
 
