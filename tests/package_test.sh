@@ -19,7 +19,7 @@ fail() {
   exit 1
 }
 
-library=$(basename "$(readlink -f "$build/tools/gpu/libstfs_gpu.so")")
+library=$(basename "$(readlink -f "$build/tools/library/libstfs.so")")
 build_type=$(sed -n 's/^CMAKE_BUILD_TYPE:[A-Z]*=//p' "$build/CMakeCache.txt")
 
 # The files of an installation, below its prefix; zsh's and Python's directories depend on the prefix.
@@ -36,14 +36,11 @@ lib/cmake/stfs/stfs-targets-${build_type,,}.cmake
 lib/cmake/stfs/stfs-targets.cmake
 lib/cmake/stfs_gpu/stfs_gpu-config-version.cmake
 lib/cmake/stfs_gpu/stfs_gpu-config.cmake
-lib/cmake/stfs_gpu/stfs_gpu-targets-${build_type,,}.cmake
-lib/cmake/stfs_gpu/stfs_gpu-targets.cmake
 lib/libstfs.so
 lib/libstfs.so.0
-lib/${library/_gpu/}
+lib/$library
 lib/libstfs_gpu.so
 lib/libstfs_gpu.so.0
-lib/$library
 lib/pkgconfig/stfs.pc
 lib/pkgconfig/stfs_gpu.pc
 $(cd "$root/tools/library/python" && find stfs -type f -printf "lib/$2/%p\\n")
@@ -116,6 +113,13 @@ cc -std=c99 -Wall -Wextra -Werror -pedantic "$prefix/share/doc/stfs/examples/acq
   -o "$work/acquire" "${flags[@]}" || fail 'the example does not build with pkg-config'
 LD_LIBRARY_PATH=$prefix/lib "$work/acquire" --device cpu "$tensor" |
   has '^layer.0.bias F32 \[64\] 256 bytes on cpu ' || fail 'the example prints another tensor'
+# A program that was linked with the library of its own that stfs_gpu.h had: one with the same names.
+names=$(sed -n 's/^STFS_GPU_API .*[ *]\(stfs_gpu_[a-z0-9_]*\)(.*/void \1(void) {}/p' "$prefix/include/stfs_gpu.h")
+printf 'STFS_GPU_1 { global: stfs_gpu_*; local: *; };\n' >"$work/old.map"
+cc -shared -Wl,-soname,libstfs_gpu.so.0 -Wl,--version-script="$work/old.map" -o "$work/libold.so" -x c - <<<"$names"
+cc -I "$prefix/include" "$prefix/share/doc/stfs/examples/acquire.c" -o "$work/old" -L "$work" -lold \
+  -Wl,-rpath,"$prefix/lib"
+"$work/old" "$tensor" | has '^layer.0.bias ' || fail 'a program linked with libstfs_gpu.so.0 does not run'
 mkdir "$work/consumer"
 cat >"$work/consumer/CMakeLists.txt" <<'CMAKE'
 cmake_minimum_required(VERSION 3.16)
@@ -127,7 +131,7 @@ target_link_libraries(acquire PRIVATE stfs::gpu)
 CMAKE
 cp "$prefix/share/doc/stfs/examples/acquire.c" "$work/consumer"
 { cmake -S "$work/consumer" -B "$work/consumer/build" -DCMAKE_PREFIX_PATH="$prefix" \
-    -DCMAKE_BUILD_TYPE=Release -DSTFS_VERSION="${library#libstfs_gpu.so.}" &&
+    -DCMAKE_BUILD_TYPE=Release -DSTFS_VERSION="${library#libstfs.so.}" &&
   cmake --build "$work/consumer/build"; } >"$work/log" 2>&1 ||
   { cat "$work/log" >&2; fail 'the example does not build with find_package(stfs_gpu)'; }
 "$work/consumer/build/acquire" "$tensor" | has '^layer.0.bias ' ||
@@ -145,7 +149,7 @@ print(stfs_gpu.acquire()[0].numpy().shape)' | has -x '(64,)' ||
   fail 'the Python module does not find its library'
 
 # A wheel of this tree: equal trees give equal wheels, and its record is right.
-version=${library#libstfs_gpu.so.}
+version=${library#libstfs.so.}
 for out in first second; do
   mkdir "$work/$out"
   python3 -B "$root/scripts/wheel.py" "$prefix" "$prefix" "$root" "$version" "$work/$out" || fail 'wheel.py fails'
@@ -173,7 +177,7 @@ sed 's/find_package.*/find_package(stfs ${STFS_VERSION} EXACT REQUIRED)/; s/acqu
 mkdir "$work/other"
 mv "$work/CMakeLists.txt" "$work/other"
 cp "$prefix/share/doc/stfs/examples/sum.c" "$work/other"
-{ cmake -S "$work/other" -B "$work/other/build" -DCMAKE_PREFIX_PATH="$prefix" -DSTFS_VERSION="${library#libstfs_gpu.so.}" &&
+{ cmake -S "$work/other" -B "$work/other/build" -DCMAKE_PREFIX_PATH="$prefix" -DSTFS_VERSION="${library#libstfs.so.}" &&
   cmake --build "$work/other/build"; } >"$work/log" 2>&1 ||
   { cat "$work/log" >&2; fail 'sum.c does not build with find_package(stfs)'; }
 PYTHONPATH=$prefix/lib/$python_dir PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 -c '

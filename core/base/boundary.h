@@ -1,7 +1,7 @@
 // The boundary between C++ and a C ABI: exceptions become statuses, and structs of other versions
-// are read and written. For libstfs and libstfs_gpu.
+// are read and written. For the functions of stfs.h and stfs_gpu.h.
 //
-// Thread safety: the functions may be called from any thread; a LastError belongs to one.
+// Thread safety: the functions may be called from any thread; the last error is the thread's own.
 #pragma once
 
 #include "core/base/error.h"
@@ -35,21 +35,24 @@ class LastError {
   int system_error_ = 0;
 };
 
-// Runs a call and returns 0, or the exit status of what it throws. `otherwise` is the status of
-// what is no Error.
-template <class Call>
-int guarded(LastError& last, Call&& call, int otherwise = 3) noexcept {
+inline constinit thread_local LastError last_error;
+
+// Runs a call and returns 0, or the exit status of what it throws. `kGreatest` is the greatest
+// status of the ABI, and that of what is no Error.
+template <int kGreatest, class Call>
+int guarded(Call&& call) noexcept {
   try {
     call();
     return 0;
   } catch (const Error& error) {
-    return last.store(exit_status(error.code()), error.what(), error.system_error());
+    return last_error.store(std::min(exit_status(error.code()), kGreatest), error.what(),
+                            error.system_error());
   } catch (const std::bad_alloc&) {
-    return last.store(otherwise, "out of memory", ENOMEM);
+    return last_error.store(kGreatest, "out of memory", ENOMEM);
   } catch (const std::exception& error) {
-    return last.store(otherwise, error.what(), 0);
+    return last_error.store(kGreatest, error.what(), 0);
   } catch (...) {
-    return last.store(otherwise, "unknown failure (please report it)", 0);
+    return last_error.store(kGreatest, "unknown failure (please report it)", 0);
   }
 }
 

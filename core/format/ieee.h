@@ -1,5 +1,5 @@
 // While it lives, this thread computes as IEEE 754 has it: rounding to nearest, with subnormal
-// numbers, without traps. A program that loads libstfs_gpu may have told its threads otherwise
+// numbers, without traps. A program that loads libstfs may have told its threads otherwise
 // (torch.set_flush_denormal, fesetround, feenableexcept).
 //
 // The compiler may move arithmetic past the change. So a function that makes one must call the

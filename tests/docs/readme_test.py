@@ -192,7 +192,7 @@ class Readme:
             PYTHONPATH=f"{source}/tools/gpu/library/python:{source}/tools/library/python",
             PYTHONDONTWRITEBYTECODE="1",
             STFS_LIBRARY=str(build / "tools/library/libstfs.so"),
-            STFS_GPU_LIBRARY=str(next((build / "tools/gpu").rglob("libstfs_gpu.so"))),
+            STFS_GPU_LIBRARY=str(build / "tools/library/libstfs.so"),
         )
         self.environment.pop("STFS_GPU_SOCKET", None)
         self.web = ""

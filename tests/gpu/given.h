@@ -1,5 +1,5 @@
 // Tensors as `stfs-gpu run` gives them to a process: a memfd, and their list in the environment.
-// For tests of libstfs_gpu without a holder and a mount.
+// For tests of stfs_gpu.h without a holder and a mount.
 #pragma once
 
 #include "tests/support/checkpoint_writer.h"

@@ -1,4 +1,4 @@
-// libstfs_gpu with tensors on two GPUs of the fake driver.
+// The functions of stfs_gpu.h with tensors on two GPUs of the fake driver.
 #include "core/base/dlpack.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/process.h"

@@ -1,4 +1,4 @@
-// libstfs_gpu with a holder: loads, shared segments, leases; on host memory.
+// The functions of stfs_gpu.h with a holder: loads, shared segments, leases; on host memory.
 #include "core/base/dlpack.h"
 #include "core/base/posix.h"
 #include "tests/gpu/failing_new.h"

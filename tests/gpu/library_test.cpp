@@ -1,4 +1,4 @@
-// libstfs_gpu's C ABI with inherited tensors: no holder, no mount, no GPU.
+// The C ABI of stfs_gpu.h with inherited tensors: no holder, no mount, no GPU.
 #include "core/base/dlpack.h"
 #include "core/base/posix.h"
 #include "tests/gpu/failing_new.h"

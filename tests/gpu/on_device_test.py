@@ -76,7 +76,7 @@ class OnDevice(unittest.TestCase):
         """A tree whose stfs-gpu runs `instead` for one verb; $STFS_GPU is the real one."""
         tree = self.directory / "tree"
         for path, target in (("bin/stfs-info", BUILD / "tools/stfs-info"),
-                             ("lib/libstfs_gpu.so.0", BUILD / "tools/gpu/libstfs_gpu.so.0"),
+                             ("lib/libstfs.so.0", BUILD / "tools/library/libstfs.so.0"),
                              ("lib/python3/dist-packages/stfs_gpu.py",
                               HERE.parents[1] / "tools/gpu/library/python/stfs_gpu.py")):
             (tree / path).parent.mkdir(parents=True, exist_ok=True)

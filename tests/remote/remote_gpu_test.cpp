@@ -1,4 +1,4 @@
-// stfs-gpu and libstfs_gpu's leases with checkpoints on a web server, on host memory. A holder runs
+// stfs-gpu and the leases of stfs_gpu.h with checkpoints on a web server, on host memory. A holder runs
 // before the first load, so that every option has to travel to it.
 #include "core/base/error.h"
 #include "tests/gpu/tool.h"

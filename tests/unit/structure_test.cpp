@@ -110,10 +110,9 @@ const std::map<std::string, std::set<std::string>> kArrows = [] {
            "core/command"});
   chain(core, {"fs/view", "fs/mount", "fs/fuse"});
   chain(core, {"tools/info"});
-  chain(core, {"tools/library"});
   chain({}, {"tools/wheel"});
   chain(core, {"tools/gpu/device", "tools/gpu/protocol", "tools/gpu/copier", "tools/gpu/holder",
-               "tools/gpu/client", "tools/gpu/library"});
+               "tools/gpu/client", "tools/gpu/library", "tools/library"});
   return arrows;
 }();
 

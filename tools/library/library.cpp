@@ -28,6 +28,7 @@
 #include <utility>
 #include <vector>
 
+using stfs::abi::guarded;
 using stfs::abi::refuse;
 
 struct stfs_checkpoint {
@@ -48,14 +49,6 @@ struct stfs_follower {
 };
 
 namespace {
-
-thread_local stfs::abi::LastError last_error;
-
-template <class Call>
-int guarded(Call&& call) noexcept {
-  const int status = stfs::abi::guarded(last_error, std::forward<Call>(call));
-  return std::min(status, static_cast<int>(STFS_UNREADABLE));  // 4: no more threads
-}
 
 template <class Handle>
 Handle& checked(Handle* handle) {
@@ -241,15 +234,15 @@ std::string text_of(stfs_checkpoint& handle, int which, std::size_t number) {
 
 }  // namespace
 
-const char* stfs_last_error() { return last_error.text(); }
+const char* stfs_last_error() { return stfs::abi::last_error.text(); }
 
-int stfs_last_errno() { return last_error.system_error(); }
+int stfs_last_errno() { return stfs::abi::last_error.system_error(); }
 
 const char* stfs_version() { return STFS_VERSION; }
 
 int stfs_open(const char* const* sources, size_t count, const char* const* options,
               size_t option_count, const stfs_open_extra* extra, stfs_checkpoint** checkpoint) {
-  return guarded([&] {
+  return guarded<STFS_UNREADABLE>([&] {
     stfs::abi::prepare(checkpoint);
     const stfs_open_extra given = stfs::abi::read_sized(extra, "the extra");
     if (given.reserved[0] != nullptr) {
@@ -265,7 +258,7 @@ int stfs_open(const char* const* sources, size_t count, const char* const* optio
 void stfs_close(stfs_checkpoint* checkpoint) { delete checkpoint; }
 
 void stfs_cancel(stfs_checkpoint* checkpoint) {
-  if (checkpoint != nullptr) guarded([&] { checkpoint->opened.cancel(); });
+  if (checkpoint != nullptr) guarded<STFS_UNREADABLE>([&] { checkpoint->opened.cancel(); });
 }
 
 int stfs_is_elsewhere(const stfs_checkpoint* checkpoint) {
@@ -297,7 +290,7 @@ const char* stfs_warning(const stfs_checkpoint* checkpoint, size_t index) {
 }
 
 int stfs_tensors(const stfs_checkpoint* checkpoint, stfs_table* table) {
-  return guarded([&] {
+  return guarded<STFS_UNREADABLE>([&] {
     const stfs_checkpoint& handle = checked(checkpoint);
     stfs_table known{};
     known.count = handle.table.size();
@@ -311,7 +304,7 @@ int stfs_tensors(const stfs_checkpoint* checkpoint, stfs_table* table) {
 
 int stfs_find(const stfs_checkpoint* checkpoint, const char* name, size_t name_bytes,
               size_t* tensor) {
-  return guarded([&] {
+  return guarded<STFS_UNREADABLE>([&] {
     stfs::abi::prepare(tensor);
     const stfs::Checkpoint& all = checked(checkpoint).opened.checkpoint();
     const std::string_view wanted = bytes_of(name, name_bytes, "the name");
@@ -323,7 +316,7 @@ int stfs_find(const stfs_checkpoint* checkpoint, const char* name, size_t name_b
 
 int stfs_match(const stfs_checkpoint* checkpoint, const char* glob, size_t glob_bytes,
                size_t* tensors, size_t room, size_t* count) {
-  return guarded([&] {
+  return guarded<STFS_UNREADABLE>([&] {
     stfs::abi::prepare(count);
     if (room > 0 && tensors == nullptr) refuse("the numbers: NULL");
     const std::array globs{std::string(bytes_of(glob, glob_bytes, "the glob"))};
@@ -335,7 +328,7 @@ int stfs_match(const stfs_checkpoint* checkpoint, const char* glob, size_t glob_
 
 int stfs_text(stfs_checkpoint* checkpoint, int which, size_t number, const char** text,
               size_t* bytes) {
-  return guarded([&] {
+  return guarded<STFS_UNREADABLE>([&] {
     thread_local std::string kept;
     stfs::abi::prepare(text);
     stfs::abi::prepare(bytes);
@@ -347,7 +340,7 @@ int stfs_text(stfs_checkpoint* checkpoint, int which, size_t number, const char*
 
 int stfs_measure_part(const stfs_checkpoint* checkpoint, const stfs_part* part,
                       stfs_measure* measure) {
-  return guarded([&] {
+  return guarded<STFS_UNREADABLE>([&] {
     const stfs_checkpoint& handle = checked(checkpoint);
     const stfs::PartRecipe recipe = handle.opened.recipe(part_of(handle, part));
     stfs_measure known{};
@@ -367,7 +360,7 @@ int stfs_measure_part(const stfs_checkpoint* checkpoint, const stfs_part* part,
 
 int stfs_read(stfs_checkpoint* checkpoint, const stfs_part* part, uint64_t offset, void* buffer,
               size_t bytes) {
-  return guarded([&] {
+  return guarded<STFS_UNREADABLE>([&] {
     stfs_checkpoint& handle = checked(checkpoint);
     if (bytes > 0 && buffer == nullptr) refuse("the buffer: NULL");
     handle.opened.read(part_of(handle, part), offset, {static_cast<std::byte*>(buffer), bytes});
@@ -376,7 +369,7 @@ int stfs_read(stfs_checkpoint* checkpoint, const stfs_part* part, uint64_t offse
 
 int stfs_map(stfs_checkpoint* checkpoint, size_t tensor, uint64_t offset, uint64_t bytes,
              const void** address) {
-  return guarded([&] {
+  return guarded<STFS_UNREADABLE>([&] {
     stfs::abi::prepare(address);
     stfs_checkpoint& handle = checked(checkpoint);
     *address = handle.opened.map(tensor_of(handle, tensor), offset, bytes);
@@ -385,7 +378,7 @@ int stfs_map(stfs_checkpoint* checkpoint, size_t tensor, uint64_t offset, uint64
 
 int stfs_map_private(stfs_checkpoint* checkpoint, const stfs_part* part, void** address,
                      stfs_mapping** mapping) {
-  return guarded([&] {
+  return guarded<STFS_UNREADABLE>([&] {
     stfs::abi::prepare(address);
     stfs::abi::prepare(mapping);
     stfs_checkpoint& handle = checked(checkpoint);
@@ -399,7 +392,7 @@ int stfs_map_private(stfs_checkpoint* checkpoint, const stfs_part* part, void** 
 
 int stfs_map_private_file(stfs_checkpoint* checkpoint, size_t tensor, void** address,
                           stfs_mapping** mapping) {
-  return guarded([&] {
+  return guarded<STFS_UNREADABLE>([&] {
     stfs::abi::prepare(address);
     stfs::abi::prepare(mapping);
     stfs_checkpoint& handle = checked(checkpoint);
@@ -415,7 +408,7 @@ void stfs_unmap(stfs_mapping* mapping) { delete mapping; }
 
 int stfs_export(stfs_checkpoint* checkpoint, const stfs_part* part, unsigned flags,
                 DLManagedTensorVersioned** exported) {
-  return guarded([&] {
+  return guarded<STFS_UNREADABLE>([&] {
     stfs::abi::prepare(exported);
     stfs_checkpoint& handle = checked(checkpoint);
     *exported = stfs::export_dlpack(handle.opened, part_of(handle, part), is_bytes(flags));
@@ -424,7 +417,7 @@ int stfs_export(stfs_checkpoint* checkpoint, const stfs_part* part, unsigned fla
 
 int stfs_export_unversioned(stfs_checkpoint* checkpoint, const stfs_part* part, unsigned flags,
                             DLManagedTensor** exported) {
-  return guarded([&] {
+  return guarded<STFS_UNREADABLE>([&] {
     stfs::abi::prepare(exported);
     stfs_checkpoint& handle = checked(checkpoint);
     *exported =
@@ -471,7 +464,7 @@ void* stfs_python_text(stfs_checkpoint* checkpoint, int which, size_t number, in
   if (!python.is_there) return nullptr;
   std::string text;
   void* const state = python.unlock();
-  *status = guarded([&] { text = text_of(checked(checkpoint), which, number); });
+  *status = guarded<STFS_UNREADABLE>([&] { text = text_of(checked(checkpoint), which, number); });
   python.lock(state);
   // The object has a copy.
   // cppcheck-suppress returnDanglingLifetime
@@ -521,7 +514,7 @@ int stfs_python_wait(stfs_checkpoint* checkpoint, void* start, int* has_ended) {
 
 int stfs_save(stfs_checkpoint* checkpoint, const char* path, const stfs_save_options* options,
               uint64_t* shared) {
-  return guarded([&] {
+  return guarded<STFS_UNREADABLE>([&] {
     stfs_checkpoint& handle = checked(checkpoint);
     if (path == nullptr) refuse("the path: NULL");
     const stfs_save_options given = stfs::abi::read_sized(options, "the options");
@@ -532,7 +525,7 @@ int stfs_save(stfs_checkpoint* checkpoint, const char* path, const stfs_save_opt
 
 int stfs_save_delta(stfs_checkpoint* before, stfs_checkpoint* after, const char* directory,
                     const char* const* options, size_t option_count, size_t* changed) {
-  return guarded([&] {
+  return guarded<STFS_UNREADABLE>([&] {
     stfs_checkpoint& handle = checked(after);
     if (directory == nullptr) refuse("the directory: NULL");
     const stfs::DeltaWords given(texts(options, option_count, "option"));
@@ -544,7 +537,7 @@ int stfs_save_delta(stfs_checkpoint* before, stfs_checkpoint* after, const char*
 
 int stfs_follow(const char* directory, const char* const* options, size_t option_count,
                 stfs_follower** follower) {
-  return guarded([&] {
+  return guarded<STFS_UNREADABLE>([&] {
     stfs::abi::prepare(follower);
     if (directory == nullptr) refuse("the directory: NULL");
     const stfs::FollowOptions given(texts(options, option_count, "option"));
@@ -553,7 +546,7 @@ int stfs_follow(const char* directory, const char* const* options, size_t option
 }
 
 int stfs_next_version(stfs_follower* follower, const char** version) {
-  return guarded([&] {
+  return guarded<STFS_UNREADABLE>([&] {
     stfs::abi::prepare(version);
     if (follower == nullptr) refuse("the follower: NULL");
     *version = follower->followed.next();
@@ -561,7 +554,7 @@ int stfs_next_version(stfs_follower* follower, const char** version) {
 }
 
 void stfs_follow_cancel(stfs_follower* follower) {
-  if (follower != nullptr) guarded([&] { follower->followed.cancel(); });
+  if (follower != nullptr) guarded<STFS_UNREADABLE>([&] { follower->followed.cancel(); });
 }
 
 void stfs_unfollow(stfs_follower* follower) {
@@ -570,7 +563,7 @@ void stfs_unfollow(stfs_follower* follower) {
 }
 
 int stfs_prefetch(stfs_checkpoint* checkpoint, const size_t* tensors, size_t count) {
-  return guarded([&] {
+  return guarded<STFS_UNREADABLE>([&] {
     stfs_checkpoint& handle = checked(checkpoint);
     if (count > 0 && tensors == nullptr) refuse("the tensors: NULL");
     for (std::size_t i = 0; i < count; ++i) handle.opened.prefetch(tensor_of(handle, tensors[i]));

@@ -43,11 +43,11 @@ class Places(NamedTuple):
         if (tree / "CMakeCache.txt").exists():
             source = Path(__file__).resolve().parents[3]
             return Places(tree / "tools/gpu/stfs-gpu", tree / "tools/stfs-info",
-                          tree / "tools/gpu/libstfs_gpu.so.0", source / "tools/gpu/library/python")
+                          tree / "tools/library/libstfs.so.0", source / "tools/gpu/library/python")
         modules = [*tree.glob("lib/python3*/*-packages/stfs_gpu.py")]
-        libraries = [*tree.glob("lib/libstfs_gpu.so.0"), *tree.glob("lib/*/libstfs_gpu.so.0")]
+        libraries = [*tree.glob("lib/libstfs.so.0"), *tree.glob("lib/*/libstfs.so.0")]
         return Places(tree / "bin/stfs-gpu", tree / "bin/stfs-info",
-                      next(iter(libraries), tree / "lib/libstfs_gpu.so.0"),
+                      next(iter(libraries), tree / "lib/libstfs.so.0"),
                       next(iter(modules), tree / "lib/python3/stfs_gpu.py").parent)
 
     def missing(self) -> list[str]:

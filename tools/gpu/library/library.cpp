@@ -20,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+using stfs::abi::guarded;
 using stfs::abi::prepare;
 using stfs::abi::read_sized;
 using stfs::abi::refuse;
@@ -37,13 +38,6 @@ struct stfs_gpu_tensors {
 };
 
 namespace {
-
-thread_local stfs::abi::LastError last_error;
-
-template <class Call>
-int guarded(Call&& call) noexcept {
-  return stfs::abi::guarded(last_error, std::forward<Call>(call), STFS_GPU_DEVICE);
-}
 
 template <class Handle>
 Handle& checked(Handle* handle, const char* what) {
@@ -83,7 +77,7 @@ std::string program() {
   if (::dladdr(reinterpret_cast<const void*>(&stfs_gpu_connect), &self) != 0) {
     std::error_code ignored;
     const fs::path directory = fs::weakly_canonical(self.dli_fname, ignored).parent_path();
-    for (const char* relative : {".", STFS_BINDIR_FROM_LIBDIR}) {
+    for (const char* relative : {STFS_BINDIR_FROM_LIBDIR, "../gpu"}) {  // installed, built
       fs::path candidate = directory / relative / "stfs-gpu";
       if (fs::is_regular_file(candidate, ignored)) return candidate.lexically_normal();
     }
@@ -93,12 +87,12 @@ std::string program() {
 
 }  // namespace
 
-const char* stfs_gpu_last_error() { return last_error.text(); }
+const char* stfs_gpu_last_error() { return stfs::abi::last_error.text(); }
 
 const char* stfs_gpu_version() { return STFS_VERSION; }
 
 int stfs_gpu_connect(const char* path, unsigned flags, stfs_gpu_connection** connection) {
-  return guarded([&] {
+  return guarded<STFS_GPU_DEVICE>([&] {
     prepare(connection);
     if ((flags & ~STFS_GPU_START_HOLDER) != 0)
       refuse("flags: a flag that this version does not know");
@@ -116,7 +110,7 @@ void stfs_gpu_disconnect(stfs_gpu_connection* connection) {
 
 int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* const* names, size_t count,
                      const stfs_gpu_acquire_options* options, stfs_gpu_tensors** tensors) {
-  return guarded([&] {
+  return guarded<STFS_GPU_DEVICE>([&] {
     prepare(tensors);
     stfs_gpu_connection& connected = checked(connection, "the connection");
     const stfs_gpu_acquire_options given = read_sized(options, "the options");
@@ -172,7 +166,7 @@ size_t stfs_gpu_count(const stfs_gpu_tensors* tensors) {
 }
 
 int stfs_gpu_info(const stfs_gpu_tensors* tensors, size_t index, stfs_gpu_tensor_info* info) {
-  return guarded([&] {
+  return guarded<STFS_GPU_DEVICE>([&] {
     const stfs::gpu::LeasedTensor& tensor = *tensor_at(tensors, index);
     stfs_gpu_tensor_info known{};
     known.name = tensor.name.c_str();
@@ -194,14 +188,14 @@ int stfs_gpu_info(const stfs_gpu_tensors* tensors, size_t index, stfs_gpu_tensor
 }
 
 int stfs_gpu_pointer(const stfs_gpu_tensors* tensors, size_t index, uint64_t* pointer) {
-  return guarded([&] {
+  return guarded<STFS_GPU_DEVICE>([&] {
     prepare(pointer);
     *pointer = tensor_at(tensors, index)->address();
   });
 }
 
 int stfs_gpu_read_f32(const stfs_gpu_tensors* tensors, size_t index, float* values, size_t count) {
-  return guarded([&] {
+  return guarded<STFS_GPU_DEVICE>([&] {
     const stfs::gpu::LeasedTensor& tensor = *tensor_at(tensors, index);
     const auto refuse_tensor = [&](const std::string& rule) {
       refuse(stfs::in_quotes(tensor.label) + ": " + rule);
@@ -224,7 +218,7 @@ int stfs_gpu_read_f32(const stfs_gpu_tensors* tensors, size_t index, float* valu
 
 int stfs_gpu_export(const stfs_gpu_tensors* tensors, size_t index, unsigned flags,
                     DLManagedTensorVersioned** exported) {
-  return guarded([&] {
+  return guarded<STFS_GPU_DEVICE>([&] {
     prepare(exported);
     *exported = stfs::gpu::export_dlpack(tensor_at(tensors, index), export_as(flags));
   });
@@ -232,7 +226,7 @@ int stfs_gpu_export(const stfs_gpu_tensors* tensors, size_t index, unsigned flag
 
 int stfs_gpu_export_unversioned(const stfs_gpu_tensors* tensors, size_t index, unsigned flags,
                                 DLManagedTensor** exported) {
-  return guarded([&] {
+  return guarded<STFS_GPU_DEVICE>([&] {
     prepare(exported);
     *exported = stfs::gpu::export_dlpack_unversioned(tensor_at(tensors, index), export_as(flags));
   });

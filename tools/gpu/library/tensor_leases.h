@@ -1,4 +1,4 @@
-// The tensors that this process uses, for libstfs_gpu.
+// The tensors that this process uses, for stfs_gpu.h.
 //
 //   TensorLeases   a connection to the holder, made on demand; the inherited tensors
 //   LeasedTensor   one mapped tensor, with its lease

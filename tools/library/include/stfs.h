@@ -50,9 +50,9 @@ enum {
 /* One or several sources, opened as one checkpoint. */
 typedef struct stfs_checkpoint stfs_checkpoint;
 
-/* The message of this thread's last failed call: one line without a newline, safe for a terminal,
- * "place: subject: rule". Empty before the first failure. Valid until the next failed call in this
- * thread. */
+/* The message of this thread's last failed call, be it of this header or of stfs_gpu.h: one line
+ * without a newline, safe for a terminal, "place: subject: rule". Empty before the first failure.
+ * Valid until the next failed call in this thread. */
 STFS_API const char* stfs_last_error(void);
 
 /* The errno behind that failure: ENOENT, EACCES, ESTALE (a source has changed), EIO, ETIMEDOUT,

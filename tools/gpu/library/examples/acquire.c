@@ -1,6 +1,6 @@
 /* acquire.c: prints the first values of tensors that stfs-gpu keeps in device memory.
  *
- *   cc acquire.c $(pkg-config --cflags --libs stfs_gpu) -o acquire
+ *   cc acquire.c $(pkg-config --cflags --libs stfs) -o acquire
  *   stfs-gpu load --device cpu /mnt/w/model.norm.weight
  *   ./acquire /mnt/w/model.norm.weight
  *

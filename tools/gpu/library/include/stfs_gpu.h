@@ -52,8 +52,9 @@ typedef struct stfs_gpu_connection stfs_gpu_connection;
 /* The tensors of one stfs_gpu_acquire, numbered from 0 in request order. */
 typedef struct stfs_gpu_tensors stfs_gpu_tensors;
 
-/* The message of this thread's last failed call: one line without a newline, safe for a terminal.
- * Empty before the first failure. Valid until the next failed call in this thread. */
+/* The message of this thread's last failed call, be it of this header or of stfs.h: one line
+ * without a newline, safe for a terminal. Empty before the first failure. Valid until the next
+ * failed call in this thread. */
 STFS_GPU_API const char* stfs_gpu_last_error(void);
 
 /* The version of the library, "0.2.0". Never freed. */
