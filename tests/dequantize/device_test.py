@@ -1,7 +1,7 @@
 """In host memory that stfs-gpu keeps, quantised weights are the expectation, bit for bit: device_test.py [VARIANT...].
 
 A variant's tensors are loaded from its directory with --dequantize, verified, and read by the paths that `get` prints; the
-two other ways to ask for them, a mount with -o dequantize and libstfs_gpu, must find the same memory. A NaN is compared by
+two other ways to ask for them, a mount with -o dequantize and stfs_gpu.h, must find the same memory. A NaN is compared by
 its class alone.
 """
 
@@ -19,7 +19,7 @@ from dequantize_test import comparable
 from mounts import mounted, run
 
 GPU = os.environ["STFS_GPU_BINARY"]
-HAS_LIBRARY = "STFS_GPU_LIBRARY" in os.environ  # Python cannot load one with sanitizers
+HAS_LIBRARY = "STFS_LIBRARY" in os.environ  # Python cannot load one with sanitizers
 if HAS_LIBRARY:
     import stfs_gpu
 

@@ -189,10 +189,9 @@ class Readme:
             HOME=str(work),
             PATH=f"{directory}:{os.environ['PATH']}",
             XDG_RUNTIME_DIR=str(work / "run"),
-            PYTHONPATH=f"{source}/tools/gpu/library/python:{source}/tools/library/python",
+            PYTHONPATH=f"{source}/tools/library/python",
             PYTHONDONTWRITEBYTECODE="1",
             STFS_LIBRARY=str(build / "tools/library/libstfs.so"),
-            STFS_GPU_LIBRARY=str(build / "tools/library/libstfs.so"),
         )
         self.environment.pop("STFS_GPU_SOCKET", None)
         self.web = ""

@@ -77,8 +77,8 @@ class OnDevice(unittest.TestCase):
         tree = self.directory / "tree"
         for path, target in (("bin/stfs-info", BUILD / "tools/stfs-info"),
                              ("lib/libstfs.so.0", BUILD / "tools/library/libstfs.so.0"),
-                             ("lib/python3/dist-packages/stfs_gpu.py",
-                              HERE.parents[1] / "tools/gpu/library/python/stfs_gpu.py")):
+                             *((f"lib/python3/dist-packages/{name}", HERE.parents[1] / "tools/library/python" / name)
+                               for name in ("stfs", "stfs_gpu.py"))):
             (tree / path).parent.mkdir(parents=True, exist_ok=True)
             (tree / path).symlink_to(target)
         program = tree / "bin/stfs-gpu"

@@ -1,6 +1,6 @@
 """The Python module, with a holder, NumPy, and DLPack consumers.
 
-Run by ctest with STFS_GPU_BINARY, STFS_GPU_LIBRARY and PYTHONPATH set.
+Run by ctest with STFS_GPU_BINARY, STFS_LIBRARY and PYTHONPATH set.
 """
 
 import ctypes
@@ -267,16 +267,6 @@ class PythonTest(unittest.TestCase):
         with self.assertRaises(stfs_gpu.Error):
             tensors["f32"].numpy(as_="f32")
 
-    def test_without_the_library_the_error_says_what_to_do(self):
-        for library in ("/nowhere/libstfs_gpu.so", "libc.so.6"):
-            done = subprocess.run([sys.executable, "-c", "import stfs_gpu"], capture_output=True,
-                                  text=True, env={**os.environ, "STFS_GPU_LIBRARY": library})
-            self.assertEqual(done.returncode, 1)
-            last = done.stderr.splitlines()[-1]
-            self.assertTrue(last.startswith("ImportError: "), done.stderr)
-            self.assertIn("STFS_GPU_LIBRARY", last)
-            self.assertIn("nstall stfs", last)
-
     def test_no_elements(self):
         tensor = self.acquire("empty")[0]
         self.assertEqual(tensor.ptr, 0)
@@ -488,12 +478,9 @@ class PythonTest(unittest.TestCase):
             tensor.__dlpack__(dl_device=(2, 0), max_version=(1, 0))
         tensor.__dlpack__(dl_device=(1, 0), max_version=(1, 0))
 
-    def test_in_a_forked_child_nothing_waits_for_a_thread_of_the_parent(self):
+    def test_a_forked_child_cannot_use_the_handles_of_its_parent(self):
         tensors = self.acquire("f32")
         array = tensors[0].numpy()
-        handles = [self.connection._handle, tensors._handle]
-        for handle in handles:  # as a thread in the middle of a call
-            handle._lock.acquire()
         child = os.fork()
         if child == 0:
             failures = 0
@@ -507,8 +494,6 @@ class PythonTest(unittest.TestCase):
             self.connection.close()
             failures += not numpy.array_equal(array, ARRAYS["f32"][1])
             os._exit(failures)
-        for handle in handles:
-            handle._lock.release()
         deadline = time.monotonic() + 60
         done = (0, 0)
         while done[0] == 0 and time.monotonic() < deadline:

@@ -4,6 +4,7 @@
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/select.h"
+#include "tools/gpu/library/include/stfs_gpu.h"
 #include "tools/library/dlpack_export.h"
 #include "tools/library/followed.h"
 #include "tools/library/include/stfs.h"
@@ -142,7 +143,8 @@ const Python& python_functions() {
 }
 
 // The names of capsules that own something. Those of DLPack are the protocol's.
-constexpr const char* kOwned[] = {"stfs_checkpoint", "stfs_mapping", "stfs_follower", "dltensor",
+constexpr const char* kOwned[] = {"stfs_checkpoint",     "stfs_mapping",     "stfs_follower",
+                                  "stfs_gpu_connection", "stfs_gpu_tensors", "dltensor",
                                   "dltensor_versioned"};
 constexpr const char* kSlot = "stfs_slot";
 
@@ -152,11 +154,19 @@ struct Slot {
   void* content = nullptr;
 };
 
+// Without Python's lock: the end of device memory waits for the work on the device, which may need
+// the lock.
 void destroy(std::string_view name, void* content) {
   if (content == nullptr) return;
+  const Python& python = python_functions();
+  void* const state = python.unlock();
   if (name == "stfs_checkpoint") stfs_close(static_cast<stfs_checkpoint*>(content));
   if (name == "stfs_mapping") stfs_unmap(static_cast<stfs_mapping*>(content));
   if (name == "stfs_follower") stfs_unfollow(static_cast<stfs_follower*>(content));
+  if (name == "stfs_gpu_connection") {
+    stfs_gpu_disconnect(static_cast<stfs_gpu_connection*>(content));
+  }
+  if (name == "stfs_gpu_tensors") stfs_gpu_release(static_cast<stfs_gpu_tensors*>(content));
   if (name == "dltensor") {
     auto* const tensor = static_cast<DLManagedTensor*>(content);
     tensor->deleter(tensor);
@@ -165,6 +175,7 @@ void destroy(std::string_view name, void* content) {
     auto* const tensor = static_cast<DLManagedTensorVersioned*>(content);
     tensor->deleter(tensor);
   }
+  python.lock(state);
 }
 
 bool is_bytes(unsigned flags) {

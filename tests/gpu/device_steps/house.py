@@ -43,7 +43,7 @@ class Places(NamedTuple):
         if (tree / "CMakeCache.txt").exists():
             source = Path(__file__).resolve().parents[3]
             return Places(tree / "tools/gpu/stfs-gpu", tree / "tools/stfs-info",
-                          tree / "tools/library/libstfs.so.0", source / "tools/gpu/library/python")
+                          tree / "tools/library/libstfs.so.0", source / "tools/library/python")
         modules = [*tree.glob("lib/python3*/*-packages/stfs_gpu.py")]
         libraries = [*tree.glob("lib/libstfs.so.0"), *tree.glob("lib/*/libstfs.so.0")]
         return Places(tree / "bin/stfs-gpu", tree / "bin/stfs-info",

@@ -8,7 +8,7 @@ class Error(Exception):
     """A failed call: `str()` is one line, "place: subject: rule" and what to do.
 
     status  the exit status of stfs-info for the same failure: 1 the checkpoint breaks its format, 2 the
-            request is invalid, 3 a source cannot be read
+            request is invalid, 3 a source cannot be read, 5 the device, or the holder, failed
     errno   the errno behind it, or None
     """
 
@@ -70,4 +70,6 @@ def error_of(status: int, message: str, error: int) -> Error:
         return InvalidCheckpoint(message, status, error)
     if status == 2:
         return UsageError(message, status, error)
+    if status == 5:
+        return Error(message, status, error)
     return _BY_ERRNO.get(error, Unreadable)(message, status, error)

@@ -1,4 +1,4 @@
-"""libstfs through ctypes: structs, prototypes, failures as exceptions. <stfs.h> says what each function does."""
+"""libstfs through ctypes: structs, prototypes, failures as exceptions. <stfs.h> and <stfs_gpu.h> say what each function does."""
 
 import _thread
 import ctypes
@@ -99,7 +99,13 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("prefetch", ctypes.c_int, Handle, sizes, size),
         ("python_ended", None, ctypes.POINTER(ctypes.c_int)),
         ("follow", ctypes.c_int, text, texts, size, out), ("next_version", ctypes.c_int, Handle, ctypes.POINTER(text)),
-        ("follow_cancel", None, Handle)]
+        ("follow_cancel", None, Handle),
+        ("gpu_connect", ctypes.c_int, text, ctypes.c_uint, out),
+        ("gpu_acquire", ctypes.c_int, Handle, texts, size, ctypes.c_void_p, out), ("gpu_count", size, Handle),
+        ("gpu_info", ctypes.c_int, Handle, size, ctypes.c_void_p),
+        ("gpu_read_f32", ctypes.c_int, Handle, size, ctypes.c_void_p, size),
+        ("gpu_export", ctypes.c_int, Handle, size, ctypes.c_uint, out),
+        ("gpu_export_unversioned", ctypes.c_int, Handle, size, ctypes.c_uint, out)]
     for name, result, *arguments in functions:
         function = getattr(library, "stfs_" + name)
         function.restype, function.argtypes = result, arguments
