@@ -5,6 +5,7 @@
 #include "tests/gpu/given.h"
 #include "tests/support/files.h"
 #include "tools/gpu/library/include/stfs_gpu.h"
+#include "tools/library/include/stfs.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -226,56 +227,6 @@ TEST(Library, NamesHaveTheirLengthAndAreAnyBytes) {
   }
 }
 
-TEST(Library, OptionsOfAnotherVersionAreRefusedOnlyWhenTheyAreUnknownAndUsed) {
-  const Given given(kTwo);
-  Connection connection;
-  Tensors tensors;
-  stfs_gpu_acquire_options earlier{};
-  earlier.size = offsetof(stfs_gpu_acquire_options, as);  // it has only `device`
-  earlier.device = "cpu";
-  earlier.as = "nonsense";
-  struct Later {
-    stfs_gpu_acquire_options known;
-    std::uint64_t unknown;
-  } later{};
-  later.known.size = sizeof later;
-
-  EXPECT_EQ(tensors.acquire(connection.handle, {label("w")}, &earlier), STFS_GPU_OK)
-      << Connection::error();
-  EXPECT_EQ(tensors.acquire(connection.handle, {label("w")}, &later.known), STFS_GPU_OK);
-  later.unknown = 1;
-  EXPECT_EQ(tensors.acquire(connection.handle, {label("w")}, &later.known), STFS_GPU_USAGE);
-  EXPECT_PRED_FORMAT2(IsSubstring, "does not know", Connection::error());
-}
-
-TEST(Library, AnInfoIsFilledAsFarAsTheCallerKnowsIt) {
-  const Given given(kTwo);
-  Connection connection;
-  Tensors tensors;
-  ASSERT_EQ(tensors.acquire(connection.handle, {label("w")}), STFS_GPU_OK) << Connection::error();
-
-  stfs_gpu_tensor_info earlier;
-  std::memset(&earlier, 0x55, sizeof earlier);
-  earlier.size = offsetof(stfs_gpu_tensor_info, label);
-  ASSERT_EQ(stfs_gpu_info(tensors.handle, 0, &earlier), STFS_GPU_OK);
-  EXPECT_STREQ(earlier.name, "w");
-  EXPECT_EQ(earlier.bytes, 0x5555555555555555U);  // beyond its size: untouched
-  EXPECT_EQ(earlier.size, offsetof(stfs_gpu_tensor_info, label));
-
-  struct Later {
-    stfs_gpu_tensor_info known;
-    std::uint64_t unknown;
-  } later{};
-  later.known.size = sizeof later;
-  later.unknown = 5;
-  ASSERT_EQ(stfs_gpu_info(tensors.handle, 0, &later.known), STFS_GPU_OK);
-  EXPECT_EQ(later.known.bytes, 24U);
-  EXPECT_EQ(later.unknown, 0U);
-
-  earlier.size = 0;
-  EXPECT_EQ(stfs_gpu_info(tensors.handle, 0, &earlier), STFS_GPU_USAGE);
-}
-
 TEST(Library, NullIsAnErrorAndNeverACrash) {
   const Given given(kTwo);
   Connection connection;
@@ -330,8 +281,7 @@ TEST(Library, WhatCannotBeMeantIsSaid) {
   EXPECT_EQ(stfs_gpu_export(tensors.handle, 0, 4, &exported), STFS_GPU_USAGE);
 }
 
-TEST(Library, TheLastErrorIsTheThreadsOwn) {
-  stfs_gpu_disconnect(nullptr);
+TEST(Library, TheLastErrorIsTheThreadsOwnAndOneForBothHeaders) {
   EXPECT_EQ(stfs_gpu_connect(nullptr, 0, nullptr), STFS_GPU_USAGE);
   const std::string mine = stfs_gpu_last_error();
   std::string others = "unset";
@@ -340,7 +290,7 @@ TEST(Library, TheLastErrorIsTheThreadsOwn) {
 
   EXPECT_FALSE(mine.empty());
   EXPECT_EQ(others, "");
-  EXPECT_EQ(stfs_gpu_last_error(), mine);
+  EXPECT_EQ(stfs_last_error(), mine);
 }
 
 TEST(Library, TensorsOnSeveralDevicesAreRefusedAndSaidWhere) {

@@ -182,6 +182,10 @@ TEST_F(LibStfs, StructsOfOtherVersionsWork) {
   ASSERT_EQ(stfs_measure_part(handle.get(), &part.known, &measure.known), STFS_USAGE);
   ASSERT_EQ(stfs_measure_part(handle.get(), &older, &measure.known), STFS_OK);
   EXPECT_EQ(measure.newer, 0U);
+  measure.known.size = offsetof(stfs_measure, rank);
+  measure.known.rank = 7;
+  ASSERT_EQ(stfs_measure_part(handle.get(), &older, &measure.known), STFS_OK);
+  EXPECT_EQ(measure.known.rank, 7U);  // beyond its size
 }
 
 TEST_F(LibStfs, MapsWhereTheBytesLieInAFile) {
