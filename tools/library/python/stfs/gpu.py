@@ -7,8 +7,8 @@
         w.numpy(as_="f32")              # a float32 copy of any floating type, BF16 too
         torch.from_dlpack(w)            # device memory (or host memory, see below): the same
 
-Only numpy(), raw() and arrays need NumPy. A tensor stays
-in memory while its Tensors (the result of acquire()) or an array made from it exists.
+Only numpy(), raw() and arrays need NumPy. A tensor stays in memory while its Tensors (the result of
+acquire()) or an array made from it exists.
 
 Memory is read-only, because other processes see the same bytes. A store to host memory raises
 SIGSEGV; a kernel's store to device memory fails where the driver can protect it. NumPy raises an
