@@ -38,10 +38,12 @@ using Setter = void (*)(void* arguments, const std::string& value);
 template <class Arguments, class T>
 Arguments owner_of(T Arguments::*);
 
-// The setter of a member: sets a bool to true, replaces a number or a text, appends to a vector.
-template <auto kMember>
+// The setter of a member, or of the member kInner of a member: sets a bool to true, replaces a
+// number or a text, appends to a vector.
+template <auto kMember, auto... kInner>
 void set(void* arguments, const std::string& value) {
-  auto& member = static_cast<decltype(owner_of(kMember))*>(arguments)->*kMember;
+  auto& outer = static_cast<decltype(owner_of(kMember))*>(arguments)->*kMember;
+  auto& member = (outer.*....*kInner);
   using T = std::remove_reference_t<decltype(member)>;
   if constexpr (std::is_same_v<T, bool>) {
     member = true;
@@ -49,8 +51,10 @@ void set(void* arguments, const std::string& value) {
     member = static_cast<T>(std::stoull(value, nullptr, 0));
   } else if constexpr (requires { member.push_back(value); }) {
     member.push_back(value);
-  } else {
+  } else if constexpr (std::is_assignable_v<T&, const std::string&>) {
     member = value;
+  } else {
+    member = std::stoull(value);
   }
 }
 

@@ -7,7 +7,6 @@
 #include "core/write/delta.h"
 
 #include <array>
-#include <string>
 
 namespace stfs {
 
@@ -15,16 +14,12 @@ namespace stfs {
 // rows are those of a list: "encoding" in place of "--encoding".
 template <auto kMember>
 constexpr std::array<OptionRow, 4> delta_rows(bool in_list) {
-  using Owner = decltype(owner_of(kMember));
   return {{
       {.flags = in_list ? "encoding" : "--encoding",
        .verbs = "delta",
        .argument = "xor|overwrite",
        .value = Value::kChoice,
-       .set =
-           [](void* to, const std::string& value) {
-             (static_cast<Owner*>(to)->*kMember).encoding = value;
-           },
+       .set = set<kMember, &DeltaOptions::encoding>,
        .help = "how changes are written (default: xor)",
        .man = "How changes are written: `xor`, the default, as differences of all bytes, or "
               "`overwrite`, as positions and new bytes."},
@@ -32,20 +27,14 @@ constexpr std::array<OptionRow, 4> delta_rows(bool in_list) {
        .verbs = "delta",
        .argument = "xxh3-128|adler32",
        .value = Value::kChoice,
-       .set =
-           [](void* to, const std::string& value) {
-             (static_cast<Owner*>(to)->*kMember).checksum = value;
-           },
+       .set = set<kMember, &DeltaOptions::checksum>,
        .help = "the checksum of each tensor (default: xxh3-128)",
        .man = "The checksum of each changed tensor; `xxh3-128` by default."},
       {.flags = in_list ? "version" : "--version",
        .verbs = "delta",
        .argument = "N",
        .value = Value::kNumber,
-       .set =
-           [](void* to, const std::string& value) {
-             (static_cast<Owner*>(to)->*kMember).version = std::stoull(value);
-           },
+       .set = set<kMember, &DeltaOptions::version>,
        .help = "the number of the version (default: from the name of DIR)",
        .man = "The number of the version, in place of that in the name of <dir>.",
        .least = 1,
@@ -54,10 +43,7 @@ constexpr std::array<OptionRow, 4> delta_rows(bool in_list) {
        .verbs = "delta",
        .argument = "N",
        .value = Value::kNumber,
-       .set =
-           [](void* to, const std::string& value) {
-             (static_cast<Owner*>(to)->*kMember).base = std::stoull(value);
-           },
+       .set = set<kMember, &DeltaOptions::base>,
        .help = "the number of OLD (default: one less)",
        .man = "The number of <old>; by default one less than that of the version.",
        .least = 0,

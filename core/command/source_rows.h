@@ -45,10 +45,7 @@ constexpr std::array<OptionRow, 10> source_rows(std::string_view verbs,
        .verbs = verbs,
        .argument = "SIZE",
        .value = Value::kSize,
-       .set =
-           [](void* to, const std::string& value) {
-             (static_cast<Owner*>(to)->*kMember).cache_size = std::stoull(value);
-           },
+       .set = set<kMember, &SourceOptions::cache_size>,
        .help = "the most bytes to keep there: 100G (default: what leaves 5% free)",
        .man = "Keep at most <size> bytes of blocks: `100G`, `512MiB`. "
               "What was used least recently and is not in use goes first. "
@@ -57,11 +54,7 @@ constexpr std::array<OptionRow, 10> source_rows(std::string_view verbs,
        .verbs = verbs,
        .argument = "N",
        .value = Value::kNumber,
-       .set =
-           [](void* to, const std::string& value) {
-             (static_cast<Owner*>(to)->*kMember).connections =
-                 static_cast<unsigned>(std::stoul(value));
-           },
+       .set = set<kMember, &SourceOptions::connections>,
        .help = "connections to a server at a time (default: 8)",
        .man = "Open at most <n> connections to a server at a time, from 1 to 64; 8 by default.",
        .least = 1,
@@ -70,10 +63,7 @@ constexpr std::array<OptionRow, 10> source_rows(std::string_view verbs,
        .verbs = verbs,
        .argument = "SECONDS",
        .value = Value::kNumber,
-       .set =
-           [](void* to, const std::string& value) {
-             (static_cast<Owner*>(to)->*kMember).timeout = static_cast<unsigned>(std::stoul(value));
-           },
+       .set = set<kMember, &SourceOptions::timeout>,
        .help = "how long a read waits for a server (default: 60)",
        .man = "Let a read that waits for a server fail with `EIO` after <seconds>, from 1 to 3600; "
               "60 by default. "
@@ -82,8 +72,7 @@ constexpr std::array<OptionRow, 10> source_rows(std::string_view verbs,
        .most = 3600},
       {.flags = in_list ? "offline" : "--offline",
        .verbs = verbs,
-       .set = [](void* to,
-                 const std::string&) { (static_cast<Owner*>(to)->*kMember).offline = true; },
+       .set = set<kMember, &SourceOptions::offline>,
        .help = "use no network: serve what was fetched before",
        .man = "Use no network, and serve what was fetched before. "
               "A source means the version that it meant when it was last opened. "
@@ -93,17 +82,13 @@ constexpr std::array<OptionRow, 10> source_rows(std::string_view verbs,
        .verbs = verbs,
        .argument = "SIZE",
        .value = Value::kSize,
-       .set =
-           [](void* to, const std::string& value) {
-             (static_cast<Owner*>(to)->*kMember).memory = std::stoull(value);
-           },
+       .set = set<kMember, &SourceOptions::memory>,
        .help = "the most memory for what a delta changes: 1G (default: 256M)",
        .man = "Keep at most <size> bytes of the positions that a delta changes, 256M by default. "
               "Tensors whose changes are not kept are decoded again when they are read."},
       {.flags = in_list ? "insecure_http" : "--insecure-http",
        .verbs = verbs,
-       .set = [](void* to,
-                 const std::string&) { (static_cast<Owner*>(to)->*kMember).insecure_http = true; },
+       .set = set<kMember, &SourceOptions::insecure_http>,
        .help = "permit http:// to other hosts than this one",
        .man = "Permit `http://` to hosts other than this one: anybody on the way can read and "
               "change what is sent. "
@@ -112,27 +97,20 @@ constexpr std::array<OptionRow, 10> source_rows(std::string_view verbs,
        .verbs = verbs,
        .argument = "path|virtual|auto",
        .value = Value::kChoice,
-       .set =
-           [](void* to, const std::string& value) {
-             (static_cast<Owner*>(to)->*kMember).s3.addressing = value;
-           },
+       .set = set<kMember, &SourceOptions::s3, &S3Options::addressing>,
        .help = "where the bucket's name stands in URLs of S3 (default: auto)",
        .man = "Name the bucket of S3 in the path of a URL, or in its host. "
               "The default is `addressing_style` of the profile's `s3` section, or `auto`: "
               "the path at an endpoint of your own and for a bucket with a dot, else the host."},
       {.flags = in_list ? "s3_unsigned" : "--s3-unsigned",
        .verbs = verbs,
-       .set = [](void* to,
-                 const std::string&) { (static_cast<Owner*>(to)->*kMember).s3.is_unsigned = true; },
+       .set = set<kMember, &SourceOptions::s3, &S3Options::is_unsigned>,
        .help = "do not sign requests to S3: for public buckets",
        .man = "Do not sign requests to S3, whatever credentials there are: for public buckets. "
               "`AWS_NO_SIGN_REQUEST=YES` means the same."},
       {.flags = in_list ? "s3_requester_pays" : "--s3-requester-pays",
        .verbs = verbs,
-       .set =
-           [](void* to, const std::string&) {
-             (static_cast<Owner*>(to)->*kMember).s3.requester_pays = true;
-           },
+       .set = set<kMember, &SourceOptions::s3, &S3Options::requester_pays>,
        .help = "pay for what a bucket's owner lets requesters pay for",
        .man = "Agree to pay for requests and transfers of a bucket of S3 whose requesters pay. "
               "`AWS_REQUEST_PAYER=requester` means the same."},

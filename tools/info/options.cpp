@@ -197,14 +197,13 @@ constexpr std::array kOwnOptions = {
               .man = "A part, written as in the brackets of NumPy: `0:128,:`, `-1`, `::2`, "
                      "`...,0`. "
                      "Steps are positive."},
-    OptionRow{
-        .flags = "--as",
-        .verbs = "cat",
-        .argument = "f32",
-        .value = Value::kChoice,
-        .set = [](void* to, const std::string&) { static_cast<Arguments*>(to)->as_f32 = true; },
-        .help = "convert a floating type to float32",
-        .man = "Convert a floating type to float32."},
+    OptionRow{.flags = "--as",
+              .verbs = "cat",
+              .argument = "f32",
+              .value = Value::kChoice,
+              .set = set<&Arguments::as_f32>,
+              .help = "convert a floating type to float32",
+              .man = "Convert a floating type to float32."},
     OptionRow{.flags = "--npy",
               .verbs = "cat",
               .set = set<&Arguments::npy>,
@@ -288,10 +287,7 @@ constexpr std::array kOwnOptions = {
               .verbs = "cache",
               .argument = "SIZE",
               .value = Value::kSize,
-              .set =
-                  [](void* to, const std::string& value) {
-                    static_cast<Arguments*>(to)->prune_to = std::stoull(value);
-                  },
+              .set = set<&Arguments::prune_to>,
               .help = "prune the least recently used until SIZE bytes are left",
               .man = "Remove the entries that were used least recently until at most <size> is "
                      "left. "

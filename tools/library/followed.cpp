@@ -12,16 +12,10 @@ namespace stfs {
 namespace {
 
 constexpr std::array kFollowRows = {
-    OptionRow{
-        .flags = "latest",
-        .set = [](void* to,
-                  const std::string&) { static_cast<FollowOptions*>(to)->follow.latest = true; }},
+    OptionRow{.flags = "latest", .set = set<&FollowOptions::follow, &Follower::Options::latest>},
     OptionRow{.flags = "marker",
               .argument = "NAME",
-              .set =
-                  [](void* to, const std::string& value) {
-                    static_cast<FollowOptions*>(to)->follow.marker = value;
-                  }},
+              .set = set<&FollowOptions::follow, &Follower::Options::marker>},
 };
 constexpr auto kAllFollowRows =
     joined(kFollowRows, source_rows<&FollowOptions::sources>("", "", true));

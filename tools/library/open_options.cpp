@@ -22,10 +22,7 @@ constexpr std::string_view kVersionOption = "version";
 
 constexpr std::array kOwnRows = {
     OptionRow{.flags = "allow_missing",
-              .set =
-                  [](void* to, const std::string&) {
-                    static_cast<OpenOptions*>(to)->load.allow_missing = true;
-                  }},
+              .set = set<&OpenOptions::load, &LoadOptions::allow_missing>},
     OptionRow{.flags = kVersionOption, .argument = "HEX", .set = set<&OpenOptions::version>},
 };
 constexpr auto kRows = joined(kOwnRows, source_rows<&OpenOptions::sources>("", "", true));
@@ -82,10 +79,7 @@ DeltaWords::DeltaWords(std::span<const std::string> options) {
       .flags = "shard_size",
       .argument = "SIZE",
       .value = Value::kSize,
-      .set =
-          [](void* to, const std::string& value) {
-            static_cast<DeltaWords*>(to)->delta.shard_size = std::stoull(value);
-          },
+      .set = set<&DeltaWords::delta, &DeltaOptions::shard_size>,
   }};
   static constexpr auto kDeltaRows = joined(kOwn, delta_rows<&DeltaWords::delta>(true));
   for (const std::string& option : options) {
