@@ -1,7 +1,7 @@
 """What only looks like a quantised checkpoint is an error that names the tensor: broken_test.py PREFIX...
 
-Each checkpoint of broken.py whose name begins with a prefix. The first one that is refused is also checked, and mounted
-without the option.
+Each checkpoint of broken.py whose name begins with a prefix. The first one that is refused is also checked, mounted
+without the option, and read over HTTP.
 """
 
 import pathlib
@@ -67,17 +67,18 @@ class Broken(unittest.TestCase):
         self.assertEqual(told.returncode, 1, told)
         self.assertEqual(told.stderr.decode(errors="replace"), message.replace("stfs: ", "stfs-info: ", 1))
         if self.is_first:
-            self.is_first = False
             checked = run(INFO, "check", "--dequantize=bf16", source)
             self.assertEqual(checked.returncode, 1, checked)
             info("check", source)
             with mounted(source, mountpoint):
                 pass
-        index = source / ("model.safetensors" if model.shards == 1 else "model.safetensors.index.json")
-        move_data_on(source)
-        told = run(INFO, "list", "--dequantize=bf16", f"{far()}{index}", STFS_CACHE=str(work / name / "cache"))
-        self.assertEqual(told.returncode, 1, told)
-        self.assertEqual(told.stderr.decode(errors="replace").replace(far(), ""), message.replace("stfs: ", "stfs-info: ", 1), "over http")
+        if self.is_first or name.startswith("gptq-symmetric"):  # refused once because of bytes that were local
+            self.is_first = False
+            index = source / ("model.safetensors" if model.shards == 1 else "model.safetensors.index.json")
+            move_data_on(source)
+            told = run(INFO, "list", "--dequantize=bf16", f"{far()}{index}", STFS_CACHE=str(work / name / "cache"))
+            self.assertEqual(told.returncode, 1, told)
+            self.assertEqual(told.stderr.decode(errors="replace").replace(far(), ""), message.replace("stfs: ", "stfs-info: ", 1), "over http")
 
     def test_broken_checkpoints(self):
         names = [name for name in broken.BROKEN if name.startswith(tuple(sys.argv[1:]))]
