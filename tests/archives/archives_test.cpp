@@ -9,6 +9,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -19,6 +22,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace stfs::test {
@@ -513,8 +517,11 @@ ZipFile arrays(bool is_deflated) {
 }
 
 TEST_F(NumPyArchive, StoredAndDeflatedArraysAreTheSame) {
-  for (const bool is_deflated : {false, true}) {
-    open(arrays(is_deflated).bytes(), "m.npz");
+  for (const auto& [is_deflated, is_zip64] :
+       {std::pair(false, false), {false, true}, {true, false}, {true, true}}) {
+    ZipFile zip = arrays(is_deflated);
+    zip.is_zip64 = is_zip64;
+    open(zip.bytes(), "m.npz");
     EXPECT_EQ(shown(),
               (std::vector<std::string>{"a F32 [2]", "e F64 [0,3]", "f I16 [2,3]",
                                         "layer/b BOOL []", "v U8 [2,2]", "vf U8 [2,2,2]"}));
@@ -699,6 +706,20 @@ TEST_F(InflatedMember, ReadersAtAnyPlaceGetItsBytes) {
   }
   for (std::thread& reader : readers) reader.join();
   EXPECT_EQ(wrong, std::vector<int>(4));
+}
+
+TEST_F(InflatedMember, OfAFileThatChangedIsNoLongerRead) {
+  const std::string data = counted(3000);
+  ZipFile zip;
+  zip.members.push_back({"w.npy", npy_file("|u1", "(3000,)", data), true});
+  open(zip.bytes(), "m.npz");
+  const Content content = checkpoint_->tensor(0).content();
+  std::vector<std::byte> out(data.size());
+  ASSERT_EQ(content.copy(0, out), 0);
+  std::filesystem::last_write_time(
+      dir_ / "m.npz", std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
+  EXPECT_EQ(content.copy(0, out), ESTALE);
+  EXPECT_EQ(content.verify(0, data.size()), ESTALE);
 }
 
 TEST_F(InflatedMember, AChecksumThatIsWrongFailsTheReadOfTheLastByte) {

@@ -68,6 +68,8 @@ TEST(PickleReader, ReadsTheOpcodesOfEveryProtocol) {
       {"J\xfe\xff\xff\xff.", "-2"},
       {"K\xff.", "255"},
       {"M\1\1.", "257"},
+      {"M\0\x80."s, "32768"},
+      {"M\xff\xff.", "65535"},
       {"\x8a\1\xfe.", "-2"},
       {"\x8a\0."s, "0"},
       {"\x8b\2\0\0\0\0\1."s, "256"},

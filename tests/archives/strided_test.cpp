@@ -3,9 +3,11 @@
 
 #include "core/source/local_file.h"
 #include "tests/support/files.h"
+#include "tests/unit/late_source.h"
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -80,6 +82,37 @@ TEST(StridedElements, AreThoseOfALoopOverTheIndices) {
       ASSERT_TRUE(part == want.substr(at, length)) << shape.size() << " at " << at;
     }
   }
+}
+
+// A tile that was only half computed is no tile.
+TEST(StridedElements, AreRightAfterAReadThatFailed) {
+  std::string below(600'000, '\0');
+  for (std::size_t i = 0; i < below.size(); ++i) below[i] = static_cast<char>(i * 7 >> 3);
+  const TempDir dir;
+  write_file(dir / "s", below);
+  const Numbers shape{300, 500}, strides{4, 1200};
+  const std::string want = expected(below, 4, 0, shape, strides);
+  bool has_failed = true;
+  unsigned after = 0;
+  for (; has_failed; ++after) {
+    ASSERT_LT(after, 1000U);
+    LateSource source((dir / "s").string());
+    TileCache tiles;
+    Content stored, content;
+    stored.extent(source, 0, below.size());
+    content.production(strided(std::move(stored), {4, 0, shape, strides}, tiles, 0));
+    std::string got(want.size(), '\0');
+    source.fail_a_read(after, EIO);
+
+    const int error = content.copy(0, std::as_writable_bytes(std::span(got)));
+
+    has_failed = source.has_failed();
+    source.fail_a_read(0, 0);
+    EXPECT_EQ(error, has_failed ? EIO : 0);
+    ASSERT_EQ(content.copy(0, std::as_writable_bytes(std::span(got))), 0);
+    ASSERT_TRUE(got == want) << after;
+  }
+  EXPECT_GT(after, 2U);
 }
 
 }  // namespace

@@ -277,11 +277,12 @@ TEST_F(LibStfs, NamesAreBytes) {
   EXPECT_EQ(read_part(handle, nul).bytes.size(), 1U);
   EXPECT_EQ(read_part(handle, "").bytes.size(), 2U);
   EXPECT_EQ(read_part(handle, "ü/\n").bytes.size(), 0U);
-  std::size_t found[3], count = 0;
+  std::size_t found[3] = {7, 7, 7}, count = 0;
   ASSERT_EQ(stfs_match(handle.get(), "n*", 2, found, 3, &count), STFS_OK);
   EXPECT_EQ(count, 1U);
   ASSERT_EQ(stfs_match(handle.get(), "*", 1, found, 1, &count), STFS_OK);
   EXPECT_EQ(count, 3U);
+  EXPECT_EQ(found[1], 7U) << "beyond the room that the caller gave";
 }
 
 TEST_F(LibStfs, TellsTextsAsAMountDoes) {

@@ -189,6 +189,36 @@ class CheckpointTest(Base):
                     for thread in threads:
                         thread.join()
 
+    def test_a_forked_child_refuses_another_version(self):
+        """A child opens a computed checkpoint again, by its name."""
+        for name, options in ("m.npz", {}), ("m.safetensors", {"edits": ["cast w BF16"]}):
+            with self.subTest(name):
+                def write(path, first):
+                    w = numpy.arange(first, first + 100, dtype="f4")
+                    numpy.savez_compressed(path, w=w) if name.endswith(".npz") else write_checkpoint(path, {"w": ("F32", w)})
+
+                write(self.at(name), 0)
+                w = stfs.open(self.at(name), **options)["w"]
+                expected = bytes(w)
+                self.assertTrue(in_child(lambda: self.assertEqual(bytes(w), expected)))
+                write(self.at("new-" + name), 1)
+                os.replace(self.at("new-" + name), self.at(name))
+
+                self.assertTrue(in_child(lambda: self.assertRaises(OSError, bytes, w)))
+
+    def test_a_read_fails_when_one_of_its_threads_fails(self):
+        """The last of many pieces has a wrong checksum."""
+        numpy.savez_compressed(self.at("m.npz"), w=numpy.random.default_rng(1).integers(0, 255, 5 << 20, dtype="u1"))
+        with open(self.at("m.npz"), "r+b") as file:
+            data = bytearray(file.read())
+            data[data.rindex(b"PK\1\2") + 16] ^= 1  # the checksum in the directory
+            file.seek(0)
+            file.write(data)
+        w = stfs.open(self.at("m.npz"))["w"]
+        self.assertEqual(len(bytes(w[: 4 << 20])), 4 << 20)
+        with self.assertRaises(OSError):
+            bytes(w)
+
     def test_a_child_saves_and_its_own_child_reads_on(self):
         m = stfs.open(self.path)
         out = self.at("out.safetensors")

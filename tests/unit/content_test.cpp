@@ -2,6 +2,7 @@
 #include "core/recipe/content.h"
 
 #include "core/base/while_wanted.h"
+#include "core/recipe/written.h"
 #include "core/source/leases.h"
 #include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"
@@ -473,6 +474,27 @@ TEST(LocalFile, ReadersOfAColdFileGetTheBytesOfTheirRanges) {
   EXPECT_EQ(right, 8 * 5);
   std::vector<std::byte> beyond(500'000);
   EXPECT_EQ(file.read_ahead(beyond, 600'000), ESTALE);
+}
+
+// As a file that is saved while another program writes it anew.
+TEST_F(ContentTest, WhatChangesWhileItIsWrittenIsRefused) {
+  for (const bool is_computed : {false, true}) {
+    set_mtime(1'000'000'000, 5);
+    const LocalFile source(path_);
+    Content content;
+    content.extent(source, 0, 5000);
+    if (is_computed) content.production(std::make_unique<TextProducer>("computed"));
+    const int out = ::open((dir_ / "out").c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600);
+    ASSERT_EQ(write_content(content, out, [](std::uint64_t) {}).error, 0);
+    ::lseek(out, 0, SEEK_SET);
+    const auto change = [&](std::uint64_t) { set_mtime(1'000'000'000, 6); };
+
+    const Written written = write_content(content, out, change);
+    ::close(out);
+
+    EXPECT_EQ(written.error, ESTALE) << is_computed;
+    EXPECT_TRUE(written.is_of_source);
+  }
 }
 
 }  // namespace

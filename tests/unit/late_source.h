@@ -80,6 +80,13 @@ class LateSource : public Source {
   }
   // So many reads find that what has() promised is gone.
   void lose_at_reads(unsigned count) { lost_reads_ = count; }
+  // One read fails: the next one after so many. An error of 0: none does.
+  void fail_a_read(unsigned after, int error) {
+    failure_ = error;
+    reads_before_failure_ = after;
+  }
+  // Whether that read has come.
+  bool has_failed() const { return failure_ == 0; }
   void bring_all_back() {
     const std::lock_guard lock(mutex_);
     is_away_ = false;
@@ -155,6 +162,7 @@ class LateSource : public Source {
   int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const override {
     if (!has({offset, buffer.size()}) || finds_damage({offset, buffer.size()})) return EAGAIN;
     if (is_lost()) return EAGAIN;
+    if (failure_ != 0 && reads_before_failure_-- == 0) return failure_.exchange(0);
     return file_.read_unverified(buffer, offset);
   }
   int read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const override {
@@ -164,7 +172,7 @@ class LateSource : public Source {
   bool can_pin(ByteRange) const override { return false; }
   Pinned try_pin() const override { return {}; }
   int verify() const override {
-    if (is_refused()) return ESTALE;
+    if (is_refused() || (has_changed() && !is_elsewhere_)) return ESTALE;
     return is_elsewhere_ ? 0 : file_.verify();
   }
   bool is_current() const override { return file_.is_current(); }
@@ -222,6 +230,8 @@ class LateSource : public Source {
   bool is_local_ = true;
   bool loses_next_ = false;
   mutable std::atomic<unsigned> lost_reads_ = 0;
+  mutable std::atomic<unsigned> reads_before_failure_ = 0;
+  mutable std::atomic<int> failure_ = 0;
   std::atomic<bool> is_elsewhere_ = false;
   std::string sha256_;
   std::uint64_t most_ = std::numeric_limits<std::uint64_t>::max();

@@ -2,10 +2,10 @@
 #include "core/layer/delta/patched.h"
 
 #include "core/layer/delta/encoder.h"
-#include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 #include "tests/support/sizes.h"
+#include "tests/unit/late_source.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -87,7 +87,7 @@ class PatchedTest : public ::testing::Test {
   }
 
   TempDir dir_;
-  std::optional<LocalFile> source_;
+  std::optional<LateSource> source_;
   std::unique_ptr<Patches> patches_;
   std::vector<std::uint64_t> shape_;
   std::deque<Patches::Tensor> tensors_;
@@ -185,6 +185,27 @@ TEST_F(PatchedTest, WithoutMemoryNoMoreThanOneChainIsDecodedAtATime) {
   readers.clear();
   EXPECT_EQ(wrong, 0U);
   EXPECT_LE(patches_->most_used(), 24 * kMiB) << "the decoders of five links, and a window";
+}
+
+TEST_F(PatchedTest, AReadThatFailedLeavesNoWrongByteBehind) {
+  constexpr std::uint64_t kLength = kMiB + 5;
+  for (const std::uint64_t memory : {std::uint64_t{0}, 64 * kMiB}) {
+    bool has_failed = true;
+    unsigned after = 0;
+    for (; has_failed; ++after) {
+      ASSERT_LT(after, 1000U);
+      make(1, kLength, memory);
+      source_->fail_a_read(after, EIO);
+      const bool is_read = reads(0, 0, kLength);
+      has_failed = source_->has_failed();
+      source_->fail_a_read(0, 0);
+      EXPECT_NE(is_read, has_failed) << after;
+      for (const std::uint64_t at : {kLength / 2, std::uint64_t{0}}) {
+        ASSERT_TRUE(reads(0, at, kLength - at)) << after << " from " << at;
+      }
+    }
+    EXPECT_GT(after, 4U);
+  }
 }
 
 // A worker under a supervisor is such a child.
