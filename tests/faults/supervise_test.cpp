@@ -842,6 +842,10 @@ TEST_F(Supervise, TheSupervisorHasAlmostNoMemoryOfItsOwn) {
   const auto mount = this->mount();
   EXPECT_EQ(names_in(mount->path()).size(), tensors.size());
   live_usefully(*mount);
+  // A program that was linked a moment ago has pages that are dirty because no disk has them yet.
+  const int program = ::open(STFS_BINARY, O_RDONLY | O_CLOEXEC);
+  EXPECT_EQ(::fsync(program), 0);
+  ::close(program);
 
   const std::filesystem::path rollup =
       "/proc/" + std::to_string(mount->process().pid()) + "/smaps_rollup";
