@@ -13,7 +13,7 @@ STFS_BUILD_PACKAGES=(
 # shellcheck disable=SC2034
 STFS_TEST_PACKAGES=(
   mold attr python3 python3-numpy python3-pil perl-base tar findutils diffutils coreutils man-db
-  dpkg-dev file e2fsprogs mount util-linux bash zsh python3-zstandard python3-xxhash
+  dpkg-dev file e2fsprogs mount util-linux bash zsh python3-zstandard python3-xxhash openssl
 )
 
 # To run the tests of real servers, which `test --all` runs.

@@ -60,9 +60,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send(200, f"<ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>".encode())
 
 
-def serve(root):
-    """Serves until the process ends; returns the URL."""
+def serve(root, tls=None):
+    """Serves until the process ends, over https with an ssl.SSLContext; returns the URL."""
     handler = type("RootedHandler", (Handler,), {"root": root})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    if tls is not None:
+        server.handle_error = lambda *_: None  # a client that does not trust it says so itself
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    return f"http://127.0.0.1:{server.server_port}"
+    return f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
