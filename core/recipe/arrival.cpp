@@ -13,9 +13,6 @@
 namespace stfs {
 namespace {
 
-// How often the same bytes may go away before they were read.
-constexpr unsigned kMostLost = 16;
-
 // Parts that are read one after the other are multiples of this: a reader that begins at an element
 // has whole elements of every type that a production makes.
 constexpr std::uint64_t kElement = 8;  // bytes
@@ -90,45 +87,39 @@ class Waiting {
   int error_ = 0;
 };
 
+std::uint64_t bytes_of(const std::vector<Extent>& extents) {
+  std::uint64_t bytes = 0;
+  for (const Extent& extent : extents) bytes += extent.length;
+  return bytes;
+}
+
+// Source::prefetch() of the first of `later`.
+void prefetch(const std::vector<Extent>& later) {
+  std::uint64_t most = kPrefetched;
+  for (const Extent& extent : later) {
+    if (most == 0) return;
+    const Extent part = extent.part(0, most);
+    part.source->prefetch({part.offset, part.length});
+    most -= part.length;
+  }
+}
+
 // Sets `lost` when bytes that had come were gone again.
 int arrive_and_copy(const Content& content, std::uint64_t offset, std::span<std::byte> out,
                     const std::atomic<bool>* stop, bool& lost) {
-  unsigned rounds = 0;  // after which no less was missing
-  std::uint64_t before = std::numeric_limits<std::uint64_t>::max();
-  while (!out.empty()) {
-    std::uint64_t length = out.size();
-    if (rounds > 0 && length > kElement) {
-      length = std::max(kElement, (length >> rounds) / kElement * kElement);
-    }
-    std::vector<Extent> later;
-    const std::vector<Extent> missing = missing_part(content, offset, length, kMostMissing, &later);
-    int error = 0;
-    if (!missing.empty()) {
-      const std::uint64_t left = bytes_of(missing) + bytes_of(later);
-      if (left >= before) {
-        lost = true;
-        if (++rounds > kMostLost) return EIO;
-      }
-      before = left;
-      prefetch(later);
-      error = fetch(missing, stop);
-      if (error != 0) return error;
-      if (!later.empty()) continue;
-    }
-    const auto take = static_cast<std::size_t>(length);
-    error = content.copy_unverified(offset, out.first(take));
-    if (error == EAGAIN) {
-      lost = true;
-      if (++rounds > kMostLost) return EIO;
-      continue;
-    }
-    if (error != 0) return error;
-    rounds = 0;
-    before = std::numeric_limits<std::uint64_t>::max();
-    out = out.subspan(take);
-    offset += take;
+  Steps steps(offset, out.size());
+  std::vector<Extent> missing;
+  int error = 0;
+  while (error == 0 && (error = steps.look(content, missing)) == 0 && !steps.is_done()) {
+    const ByteRange next = steps.next();
+    error = missing.empty()
+                ? steps.copied(content.copy_unverified(
+                      next.offset, out.subspan(static_cast<std::size_t>(next.offset - offset),
+                                               static_cast<std::size_t>(next.length))))
+                : fetch(missing, stop);
   }
-  return 0;
+  lost = steps.has_lost();
+  return error;
 }
 
 }  // namespace
@@ -171,22 +162,6 @@ std::uint64_t join(std::vector<Extent>& extents) {
   return blocks * Source::kFetchUnit;
 }
 
-std::uint64_t bytes_of(const std::vector<Extent>& extents) {
-  std::uint64_t bytes = 0;
-  for (const Extent& extent : extents) bytes += extent.length;
-  return bytes;
-}
-
-void prefetch(const std::vector<Extent>& later) {
-  std::uint64_t most = kPrefetched;
-  for (const Extent& extent : later) {
-    if (most == 0) return;
-    const Extent part = extent.part(0, most);
-    part.source->prefetch({part.offset, part.length});
-    most -= part.length;
-  }
-}
-
 std::vector<Extent> missing_part(const Content& content, std::uint64_t offset,
                                  std::uint64_t& length, std::uint64_t most,
                                  std::vector<Extent>* later) {
@@ -207,6 +182,44 @@ std::vector<Extent> missing_part(const Content& content, std::uint64_t offset,
     length = std::max(kElement, std::min(share, length / 2));
     length -= length % (length > kAligned ? kAligned : kElement);
   }
+}
+
+int Steps::lose() {
+  if (++lost_ > Source::kMostLost) return EIO;
+  has_lost_ = true;
+  take_ = std::max<std::uint64_t>(1, take_ / 2);
+  return 0;
+}
+
+int Steps::look(const Content& content, std::vector<Extent>& missing) {
+  missing.clear();
+  length_ = std::min(length_, content.size() - std::min(begin_, content.size()));
+  if (is_done()) return 0;
+  std::vector<Extent> later;
+  const auto ask = [&] {
+    take_ = std::min(take_, begin_ + length_ - at_);
+    later.clear();
+    missing = missing_part(content, at_, take_, kMostMissing, &later);
+    return bytes_of(missing) + bytes_of(later);
+  };
+  std::uint64_t bytes = ask();
+  if (bytes >= missing_) {
+    if (const int error = lose()) return error;
+    bytes = ask();
+  }
+  missing_ = bytes;
+  prefetch(later);
+  return 0;
+}
+
+int Steps::copied(int error) {
+  missing_ = std::numeric_limits<std::uint64_t>::max();
+  if (error == EAGAIN) return lose();
+  if (error != 0) return error;
+  lost_ = 0;
+  at_ += take_;
+  take_ *= 2;  // bytes may lie closer from here on
+  return 0;
 }
 
 void prefetch_content(const Content& content, std::uint64_t offset, std::uint64_t length,

@@ -11,7 +11,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -31,10 +31,34 @@ std::vector<Extent> missing_part(const Content& content, std::uint64_t offset,
                                  std::uint64_t& length, std::uint64_t most = kMostMissing,
                                  std::vector<Extent>* later = nullptr);
 
-// The bytes of extents.
-std::uint64_t bytes_of(const std::vector<Extent>& extents);
-// Source::prefetch() of the first of `later`.
-void prefetch(const std::vector<Extent>& later);
+// The steps of one reader through [begin, begin + length) of a recipe. Bytes that went away before
+// it read them are asked for again, half as many; after Source::kMostLost times in a row the reader
+// gives up with EIO. Where less is missing each time (a tensor that is checked as a whole), nothing
+// is lost. Thread safety: one thread at a time.
+class Steps {
+ public:
+  Steps(std::uint64_t begin, std::uint64_t length) : begin_(begin), at_(begin), length_(length) {}
+
+  // Fills `missing` with what must come next: fetch it, and look again. Empty: copy next(), unless
+  // is_done(). Cuts the range at the end of the recipe. 0, or EIO.
+  int look(const Content& content, std::vector<Extent>& missing);
+  ByteRange next() const { return {at_, take_}; }
+  // Says how copying next() ended: 0 to go on, or the errno.
+  int copied(int error);
+
+  ByteRange all() const { return {begin_, length_}; }
+  bool is_done() const { return at_ - begin_ == length_; }
+  bool has_lost() const { return has_lost_; }  // bytes went away
+
+ private:
+  int lose();
+
+  std::uint64_t begin_, at_, length_;
+  std::uint64_t take_ = std::numeric_limits<std::uint64_t>::max();     // bytes to try next
+  std::uint64_t missing_ = std::numeric_limits<std::uint64_t>::max();  // bytes, at the last look
+  unsigned lost_ = 0;                                                  // times in a row
+  bool has_lost_ = false;
+};
 
 // Waits until these bytes are here: 0, the errno of Source::want(), or EINTR soon after `stop` is
 // set. For a thread that may wait.

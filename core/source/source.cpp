@@ -13,11 +13,9 @@ namespace stfs {
 namespace {
 
 int read_part(const Source& source, std::span<std::byte> buffer, std::uint64_t offset) {
-  // A bound, since a file system may give EAGAIN for reasons of its own.
-  constexpr unsigned kMostLost = 100;
   const ByteRange range{offset, buffer.size()};
   int error = source.has(range) ? source.read_unverified(buffer, offset) : EAGAIN;
-  for (unsigned lost = 0; error == EAGAIN && lost < kMostLost; ++lost) {
+  for (unsigned lost = 0; error == EAGAIN && lost < Source::kMostLost; ++lost) {
     // In the callback: until it returns, memory keeps what was wanted.
     const auto done = std::make_shared<std::promise<int>>();
     source.want(range, [&, done](int arrived) {

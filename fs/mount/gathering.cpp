@@ -1,12 +1,9 @@
 #include "fs/mount/gathering.h"
 
 #include "core/base/while_wanted.h"
-#include "core/recipe/arrival.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <new>
-#include <span>
 #include <utility>
 
 namespace stfs {
@@ -41,48 +38,26 @@ int Gathering::look(Reply& reply, std::vector<Extent>& missing, bool& is_done) {
   if (const int error = error_.load()) return error;
   if (const int error = find_(reply.recipe)) return error;
   const Content& content = reply.recipe.content();
-  if (begin_ >= content.size()) {
-    is_done = true;
-    return 0;
-  }
-  length_ = std::min(length_, content.size() - begin_);
-  const std::uint64_t left = begin_ + length_ - at_;
-  std::uint64_t length = std::min(take_, left);
-  std::vector<Extent> later;
-  missing = missing_part(content, at_, length, kMostMissing, &later);
-  take_ = length;
-  if (!missing.empty()) {
-    const std::uint64_t bytes = bytes_of(missing) + bytes_of(later);
-    const bool is_lost = std::exchange(missing_, bytes) <= bytes;
-    if (is_lost) take_ = std::max<std::uint64_t>(1, length / 2);
-    if (is_lost && ++lost_ == kMostLost) return EIO;
-    if (take_ != length) missing = missing_part(content, at_, take_, kMostMissing, &later);
-    prefetch(later);
-    if (!missing.empty()) return 0;
-  }
-  const bool is_whole = buffer_ == nullptr && take_ == length_;
+  if (const int error = steps_.look(content, missing)) return error;
+  is_done = steps_.is_done();
+  if (is_done || !missing.empty()) return 0;
+  const auto [begin, whole] = steps_.all();
+  const auto [at, take] = steps_.next();
+  const bool is_whole = buffer_ == nullptr && take == whole;
+  const auto size = static_cast<std::size_t>(whole);
   int error = 0;
   if (is_whole) {
-    error = content.read(begin_, length_, reply.reading);
+    error = content.read(begin, whole, reply.reading);
   } else {
-    const auto size = static_cast<std::size_t>(length_);
     if (buffer_ == nullptr) buffer_ = std::make_unique_for_overwrite<std::byte[]>(size);
-    error = content.copy(
-        at_, std::span(buffer_.get(), size)
-                 .subspan(static_cast<std::size_t>(at_ - begin_), static_cast<std::size_t>(take_)));
+    error = content.copy(at, {buffer_.get() + (at - begin), static_cast<std::size_t>(take)});
   }
-  if (error == EAGAIN) return lost_++ == kMostLost ? EIO : 0;
-  if (error != 0) return error;
-  lost_ = 0;
-  missing_ = UINT64_MAX;
-  at_ += take_;
-  is_done = at_ == begin_ + length_;
+  if (const int failure = steps_.copied(error)) return failure;
+  is_done = steps_.is_done();
   if (is_done && !is_whole) {
-    reply.reading.pieces.push_back({buffer_.get(), static_cast<std::size_t>(length_)});
+    reply.reading.pieces.push_back({buffer_.get(), size});
     reply.reading.buffers.push_back(std::move(buffer_));
   }
-  // Bytes may lie closer from here on.
-  take_ = take_ > UINT64_MAX / 2 ? take_ : take_ * 2;
   return 0;
 }
 

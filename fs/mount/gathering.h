@@ -19,15 +19,13 @@
 //   answered           Waiting::arrive(), or cancel() and stop() at any time: then with EINTR, and
 //                      what comes later finds nobody
 //
-// Bytes that have come may be gone again when the step looks: it wants them again, half as many,
-// and gives up with EIO after kMostLost times. Where the first byte needs far more than that (a
-// tensor that is checked as a whole), a step wants the next of it, while less is missing each time.
+// Steps (core/recipe/arrival.h) says what a step wants, also where bytes went away again.
 //
 // Thread safety: go_on() may be called by any thread, once for each step. Lifetime: shared with the
 // callbacks of sources, which may come after the FileSystem ended.
 #pragma once
 
-#include "core/recipe/content.h"
+#include "core/recipe/arrival.h"
 #include "fs/mount/recipes.h"
 #include "fs/mount/waiting.h"
 
@@ -50,17 +48,13 @@ class Gathering : public std::enable_shared_from_this<Gathering> {
       : waiting_(std::move(waiting)),
         ticket_(ticket),
         find_(std::move(find)),
-        begin_(offset),
-        at_(offset),
-        length_(length) {}
+        steps_(offset, length) {}
 
   // Makes steps until bytes must come or the ticket is answered. Throws nothing. Call it once, when
   // the ticket waits; later steps are made by the sources.
   void go_on() noexcept;
 
  private:
-  static constexpr unsigned kMostLost = 16;
-
   bool step();  // whether another one can be made at once
   int look(Reply& reply, std::vector<Extent>& missing, bool& is_done);
   bool want(const std::vector<Extent>& missing);  // likewise
@@ -69,13 +63,8 @@ class Gathering : public std::enable_shared_from_this<Gathering> {
   const std::shared_ptr<Waiting> waiting_;
   const Waiting::Ticket ticket_;
   const Find find_;
-  const std::uint64_t begin_;
-  std::uint64_t at_;                 // bytes before this are in the buffer
-  std::uint64_t length_;             // of the reply; cut at the end of the file by the first step
-  std::uint64_t take_ = UINT64_MAX;  // bytes of the reply that the next step tries
-  unsigned lost_ = 0;                // steps in a row after which no less was missing
-  std::uint64_t missing_ = UINT64_MAX;   // bytes, before the last step
-  std::unique_ptr<std::byte[]> buffer_;  // length_ bytes; null until there is a second step
+  Steps steps_;
+  std::unique_ptr<std::byte[]> buffer_;  // of the whole reply; null until there is a second step
 
   std::atomic<std::size_t> left_ = 0;  // ranges that have not come; one more while they are wanted
   std::atomic<int> error_ = 0;
