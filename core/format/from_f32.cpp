@@ -2,7 +2,9 @@
 
 #include "core/base/vectors.h"
 #include "core/format/ieee.h"
+#include "core/format/narrow.h"
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 
@@ -118,6 +120,16 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 
 namespace stfs {
+namespace {
+
+template <NarrowType kTo>
+void to_8_bits(const float* in, std::size_t count, std::byte* out) {
+  for (std::size_t i = 0; i < count; ++i) {
+    out[i] = static_cast<std::byte>(to_narrow<kTo>(std::bit_cast<std::uint32_t>(in[i])));
+  }
+}
+
+}  // namespace
 
 HWY_EXPORT(round_to_f16);
 HWY_EXPORT(round_to_bf16);
@@ -129,6 +141,42 @@ void f32_to_f16(const float* in, std::size_t count, std::byte* out) {
 
 void f32_to_bf16(const float* in, std::size_t count, std::byte* out) {
   HWY_DYNAMIC_DISPATCH(round_to_bf16)(in, count, out);  // integers alone
+}
+
+void f32_to_f8_e4m3(const float* in, std::size_t count, std::byte* out) {
+  to_8_bits<kNarrowF8E4M3>(in, count, out);
+}
+void f32_to_f8_e5m2(const float* in, std::size_t count, std::byte* out) {
+  to_8_bits<kNarrowF8E5M2>(in, count, out);
+}
+void f32_to_f8_e4m3_fnuz(const float* in, std::size_t count, std::byte* out) {
+  to_8_bits<kNarrowF8E4M3Fnuz>(in, count, out);
+}
+void f32_to_f8_e5m2_fnuz(const float* in, std::size_t count, std::byte* out) {
+  to_8_bits<kNarrowF8E5M2Fnuz>(in, count, out);
+}
+
+void f32_to_f32(const float* in, std::size_t count, std::byte* out) {
+  if (count > 0) std::memcpy(out, in, count * sizeof(float));
+}
+
+void f32_to_f64(const float* in, std::size_t count, std::byte* out) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const double value = in[i];
+    std::memcpy(out + i * sizeof value, &value, sizeof value);
+  }
+}
+
+void to_f32_for(const TypeInfo& to, const TypeInfo& from, const std::byte* in, std::size_t count,
+                float* out) {
+  if (&from != &type_info(DType::kF64) || to.block_bytes >= sizeof(float)) {
+    return from.to_f32(in, count, out);
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    std::uint64_t bits = 0;
+    std::memcpy(&bits, in + i * sizeof bits, sizeof bits);
+    out[i] = std::bit_cast<float>(to_odd_f32(bits));
+  }
 }
 
 }  // namespace stfs

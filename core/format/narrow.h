@@ -1,10 +1,7 @@
-// Converts binary32 to a narrower type, rounding to nearest, ties to even (IEEE 754, 4.3.1). The
-// host compiler and nvcc compile the same code, so both give the same bits.
+// The types of 16 and 8 bits to which numbers are rounded: to nearest, ties to even (IEEE
+// 754, 4.3.1). The host compiler and nvcc compile the same code, so both give the same bits.
 //
-//   binary16   65520 and more becomes infinite; below 2^-14 the result is subnormal
-//   bfloat16   the upper half of binary32
-//
-// A NaN becomes a quiet NaN with the same sign and the upper bits of its payload.
+// A NaN becomes a quiet NaN with the same sign and, in 16 bits, the upper bits of its payload.
 #pragma once
 
 #include <cstdint>
@@ -17,37 +14,68 @@
 
 namespace stfs {
 
-// The bits of a binary32 as the bits of a binary16.
-STFS_HOST_DEVICE constexpr std::uint16_t to_f16(std::uint32_t bits) {
-  const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
-  const std::uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) {
-    return static_cast<std::uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
+// Sign, exponent, significand. The codes are those of positive numbers.
+struct NarrowType {
+  unsigned width;        // bits
+  unsigned significand;  // bits
+  unsigned bias;
+  std::uint32_t largest;   // the code of the largest finite number
+  std::uint32_t overflow;  // of what is larger
+  std::uint32_t nan;
+  std::uint32_t payload = 0;      // bits of the code that a NaN keeps of its own
+  bool has_negative_zero = true;  // else its code is that of NaN
+
+  // The least binary32 that overflows: halfway from the largest finite number to the next, or the
+  // next binary32 if the tie goes to an even largest number.
+  STFS_HOST_DEVICE constexpr std::uint32_t least_overflow() const {
+    return (largest << (23 - significand)) + ((127 - bias) << 23) + (1U << (22 - significand)) + 1 -
+           largest % 2;
   }
-  if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // 65520
-  if (magnitude < 0x33000000u) return sign;  // below 2^-25, half of the smallest subnormal
-  std::uint32_t half = 0;
-  std::uint32_t rest = 0;  // rest: the bits cut off; tie: half of the last kept bit
-  std::uint32_t tie = 0;
-  if (magnitude >= 0x38800000u) {  // 2^-14: normal
-    half = (magnitude - 0x38000000u) >> 13;
-    rest = magnitude & 0x1fffu;
-    tie = 0x1000u;
+};
+inline constexpr NarrowType kNarrowF16{16, 10, 15, 0x7BFF, 0x7C00, 0x7E00, 0x1FF};
+inline constexpr NarrowType kNarrowBf16{16, 7, 127, 0x7F7F, 0x7F80, 0x7FC0, 0x3F};
+inline constexpr NarrowType kNarrowF8E4M3{8, 3, 7, 0x7E, 0x7F, 0x7F};
+inline constexpr NarrowType kNarrowF8E5M2{8, 2, 15, 0x7B, 0x7C, 0x7E};
+inline constexpr NarrowType kNarrowF8E4M3Fnuz{8, 3, 8, 0x7F, 0x80, 0x80, 0, false};
+inline constexpr NarrowType kNarrowF8E5M2Fnuz{8, 2, 16, 0x7F, 0x80, 0x80, 0, false};
+
+// The bits of a binary32 as those of a narrower type.
+template <NarrowType kTo>
+STFS_HOST_DEVICE constexpr std::uint16_t to_narrow(std::uint32_t bits) {
+  constexpr std::uint32_t kSign = 1U << (kTo.width - 1);
+  constexpr std::uint32_t kLeast = 128 - kTo.bias;  // the exponent of the least normal number
+  constexpr unsigned kCut = 23 - kTo.significand;
+  constexpr std::uint32_t kOverflow = kTo.least_overflow();
+  const std::uint32_t magnitude = bits & 0x7FFFFFFFU;
+  const std::uint32_t exponent = magnitude >> 23;
+  std::uint32_t code = 0;
+  if (magnitude > 0x7F800000U) {
+    code = kTo.nan | ((magnitude >> kCut) & kTo.payload);
+  } else if (magnitude >= kOverflow) {
+    code = kTo.overflow;
   } else {
-    const std::uint32_t shift = 126u - (magnitude >> 23);  // 14 to 24
-    const std::uint32_t significand = (magnitude & 0x7fffffu) | 0x800000u;
-    half = significand >> shift;
-    rest = significand & ((1u << shift) - 1u);
-    tie = 1u << (shift - 1u);
+    unsigned cut = kCut;
+    std::uint32_t whole = magnitude - ((kLeast - 1) << 23);
+    if (exponent < kLeast && kLeast > 1) {  // subnormal
+      cut += kLeast - exponent;
+      if (cut > 24) cut = 25;  // under half of the smallest number
+      whole = (magnitude & 0x7FFFFFU) | 0x800000U;
+    }
+    const std::uint32_t rest = whole & ((1U << cut) - 1U);
+    const std::uint32_t tie = 1U << (cut - 1U);
+    code = whole >> cut;
+    if (rest > tie || (rest == tie && (code & 1U) != 0)) ++code;
   }
-  if (rest > tie || (rest == tie && (half & 1u) != 0)) ++half;
-  return static_cast<std::uint16_t>(sign | half);
+  if (!kTo.has_negative_zero && (code == 0 || code == kSign))
+    return static_cast<std::uint16_t>(code);
+  return static_cast<std::uint16_t>(code | ((bits >> (32 - kTo.width)) & kSign));
 }
 
-// The bits of a binary32 as the bits of a bfloat16.
+STFS_HOST_DEVICE constexpr std::uint16_t to_f16(std::uint32_t bits) {
+  return to_narrow<kNarrowF16>(bits);
+}
 STFS_HOST_DEVICE constexpr std::uint16_t to_bf16(std::uint32_t bits) {
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);
-  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+  return to_narrow<kNarrowBf16>(bits);
 }
 
 // The bits of a binary64 as those of a binary32, rounded to odd: truncated, with the last bit set

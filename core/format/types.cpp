@@ -1,6 +1,7 @@
 #include "core/format/types.h"
 
 #include "core/format/block_decoders.h"
+#include "core/format/from_f32.h"
 #include "core/format/to_f32.h"
 
 #include <algorithm>
@@ -29,27 +30,27 @@ constexpr auto kNone = TypeInfo::kNoDlpack;
 
 // clang-format off
 constexpr std::array<Row, kDTypeCount> kRows{{
-    //                     name        block: elements, bytes, kind, NumPy, DLPack, GGUF, to binary32
+    //                     name        block: elements, bytes, kind, NumPy, DLPack, GGUF, to binary32, from binary32
     {DType::kBool,       {"BOOL",        1, 1, kBool,     "|b1",  6, kNo, nullptr}},
     {DType::kF4,         {"F4",          2, 1, kFloat,    "",    17, kNo, number<DType::kF4>}},
     {DType::kF6E2M3,     {"F6_E2M3",     4, 3, kFloat,    "",    15, kNo, number<DType::kF6E2M3>}},
     {DType::kF6E3M2,     {"F6_E3M2",     4, 3, kFloat,    "",    16, kNo, number<DType::kF6E3M2>}},
     {DType::kU8,         {"U8",          1, 1, kUnsigned, "|u1",  1, kNo, nullptr}},
     {DType::kI8,         {"I8",          1, 1, kSigned,   "|i1",  0,  24, nullptr}},
-    {DType::kF8E5M2,     {"F8_E5M2",     1, 1, kFloat,    "|V1", 12, kNo, number<DType::kF8E5M2>}},
-    {DType::kF8E4M3,     {"F8_E4M3",     1, 1, kFloat,    "|V1", 10, kNo, number<DType::kF8E4M3>}},
+    {DType::kF8E5M2,     {"F8_E5M2",     1, 1, kFloat,    "|V1", 12, kNo, number<DType::kF8E5M2>, f32_to_f8_e5m2}},
+    {DType::kF8E4M3,     {"F8_E4M3",     1, 1, kFloat,    "|V1", 10, kNo, number<DType::kF8E4M3>, f32_to_f8_e4m3}},
     {DType::kF8E8M0,     {"F8_E8M0",     1, 1, kFloat,    "|V1", 14, kNo, number<DType::kF8E8M0>}},
-    {DType::kF8E4M3Fnuz, {"F8_E4M3FNUZ", 1, 1, kFloat,    "|V1", 11, kNo, number<DType::kF8E4M3Fnuz>}},
-    {DType::kF8E5M2Fnuz, {"F8_E5M2FNUZ", 1, 1, kFloat,    "|V1", 13, kNo, number<DType::kF8E5M2Fnuz>}},
+    {DType::kF8E4M3Fnuz, {"F8_E4M3FNUZ", 1, 1, kFloat,    "|V1", 11, kNo, number<DType::kF8E4M3Fnuz>, f32_to_f8_e4m3_fnuz}},
+    {DType::kF8E5M2Fnuz, {"F8_E5M2FNUZ", 1, 1, kFloat,    "|V1", 13, kNo, number<DType::kF8E5M2Fnuz>, f32_to_f8_e5m2_fnuz}},
     {DType::kI16,        {"I16",         1, 2, kSigned,   "<i2",  0,  25, nullptr}},
     {DType::kU16,        {"U16",         1, 2, kUnsigned, "<u2",  1, kNo, nullptr}},
-    {DType::kF16,        {"F16",         1, 2, kFloat,    "<f2",  2,   1, number<DType::kF16>}},
-    {DType::kBF16,       {"BF16",        1, 2, kFloat,    "<V2",  4,  30, number<DType::kBF16>}},
+    {DType::kF16,        {"F16",         1, 2, kFloat,    "<f2",  2,   1, number<DType::kF16>, f32_to_f16}},
+    {DType::kBF16,       {"BF16",        1, 2, kFloat,    "<V2",  4,  30, number<DType::kBF16>, f32_to_bf16}},
     {DType::kI32,        {"I32",         1, 4, kSigned,   "<i4",  0,  26, nullptr}},
     {DType::kU32,        {"U32",         1, 4, kUnsigned, "<u4",  1, kNo, nullptr}},
-    {DType::kF32,        {"F32",         1, 4, kFloat,    "<f4",  2,   0, number<DType::kF32>}},
+    {DType::kF32,        {"F32",         1, 4, kFloat,    "<f4",  2,   0, number<DType::kF32>, f32_to_f32}},
     {DType::kC64,        {"C64",         1, 8, kComplex,  "<c8",  5, kNo, nullptr}},
-    {DType::kF64,        {"F64",         1, 8, kFloat,    "<f8",  2,  28, number<DType::kF64>}},
+    {DType::kF64,        {"F64",         1, 8, kFloat,    "<f8",  2,  28, number<DType::kF64>, f32_to_f64}},
     {DType::kI64,        {"I64",         1, 8, kSigned,   "<i8",  0,  27, nullptr}},
     {DType::kU64,        {"U64",         1, 8, kUnsigned, "<u8",  1, kNo, nullptr}},
 

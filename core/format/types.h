@@ -71,6 +71,7 @@ enum class DType : std::uint8_t {
 inline constexpr int kDTypeCount = 49;
 
 using ToF32 = void(const std::byte* blocks, std::size_t elements, float* out);
+using FromF32 = void(const float* in, std::size_t elements, std::byte* out);
 
 enum class TypeKind : std::uint8_t {
   kBool,
@@ -106,6 +107,11 @@ struct TypeInfo {
   // kFloat or kQuantized. `blocks` may be unaligned. The elements of kQuantized are whole blocks;
   // of kFloat any number is allowed, and no byte after the last element is read.
   ToF32* to_f32 = nullptr;
+
+  // Rounds binary32 to this type, once (from_f32.h); null where no number is rounded to it. `out`
+  // may be unaligned; of a type that is not larger it may be `in` itself, and must not overlap it
+  // otherwise.
+  FromF32* from_f32 = nullptr;
 
   // Bits of one element. Not defined for kQuantized: its blocks hold a scale too.
   constexpr unsigned bits() const { return block_bytes * 8U / block_elements; }

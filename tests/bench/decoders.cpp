@@ -146,7 +146,7 @@ void measure_all(int rounds, bool all_vectors) {
   std::vector<float> values(kElements);
   for (std::size_t i = 0; i < kElements; ++i) values[i] = static_cast<float>(i) * 0.001F - 8;
   std::vector<std::byte> out(2 * kElements);
-  const auto rounding = [&](const char* name, Rounding* ours, ToHalf* theirs) {
+  const auto rounding = [&](const char* name, FromF32* ours, ToHalf* theirs) {
     measure(
         name, rounds, [&] { ours(values.data(), kElements, out.data()); },
         [&] { theirs(values.data(), out.data(), kElements); }, theirs != nullptr);

@@ -238,7 +238,7 @@ std::vector<std::uint32_t> boundaries() {
   return all;
 }
 
-std::vector<std::uint16_t> rounded(Rounding* round, std::span<const std::uint32_t> bits) {
+std::vector<std::uint16_t> rounded(FromF32* round, std::span<const std::uint32_t> bits) {
   std::vector<float> values(bits.size());
   if (!bits.empty()) std::memcpy(values.data(), bits.data(), bits.size_bytes());
   std::vector<std::uint16_t> out(bits.size() + 1, 0x5555);

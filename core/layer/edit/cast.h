@@ -13,11 +13,8 @@
 
 namespace stfs {
 
-// Whether numbers can be rounded to a type: F64, F32, F16, BF16 and the F8 types but F8_E8M0.
-bool can_cast_to(DType type);
-
 // `raw` is a tensor of `elements` elements of `from`, which has a to_f32; `to` is another type,
-// with can_cast_to().
+// with a from_f32.
 std::unique_ptr<const Producer> cast(Content raw, DType from, DType to, std::uint64_t elements);
 
 }  // namespace stfs

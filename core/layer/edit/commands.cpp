@@ -231,7 +231,8 @@ void add(const EditLine& line, Edited& edited) {
 DType type_named(const EditLine& line, const std::string& word) {
   for (int i = 0; i < kDTypeCount; ++i) {
     const auto type = static_cast<DType>(i);
-    if (lower_case(dtype_name(type)) == lower_case(word) && can_cast_to(type)) return type;
+    if (lower_case(dtype_name(type)) != lower_case(word)) continue;
+    if (type_info(type).from_f32 != nullptr) return type;
   }
   line.refuse(in_quotes(word) +
               ": BF16, F16, F32, F64, F8_E4M3, F8_E5M2, F8_E4M3FNUZ or F8_E5M2FNUZ is expected");

@@ -1,6 +1,5 @@
 #include "core/layer/lora/merged.h"
 
-#include "core/format/from_f32.h"
 #include "core/format/ieee.h"
 #include "core/layer/lora/product.h"
 #include "core/recipe/elements.h"
@@ -16,10 +15,6 @@ namespace {
 
 constexpr std::uint64_t kStep = 256 << 10;  // elements of the weight that are merged at a time
 constexpr std::uint64_t kMostOfFactor = 4 << 20;  // elements of a factor in memory
-
-void keep_f32(const float* in, std::size_t count, std::byte* out) {
-  std::memcpy(out, in, count * sizeof(float));
-}
 
 // A range of rows and of columns of a matrix, and the numbers of a factor that belong to them.
 struct Rectangle {
@@ -42,10 +37,7 @@ class Merged : public Producer {
       : base_(std::move(base)),
         shape_(shape),
         updates_(std::move(updates)),
-        type_(type_info(shape.dtype)),
-        round_(shape.dtype == DType::kF32    ? keep_f32
-               : shape.dtype == DType::kBF16 ? f32_to_bf16
-                                             : f32_to_f16) {}
+        type_(type_info(shape.dtype)) {}
 
   std::uint64_t size() const override { return base_.size(); }
 
@@ -135,7 +127,7 @@ class Merged : public Producer {
     for (std::size_t i = 0; i < updates_.size(); ++i) {
       if (const int error = add(work, updates_[i], work.rights[i], part)) return error;
     }
-    round_(work.values.data(), elements, out);
+    type_.from_f32(work.values.data(), elements, out);
     return 0;
   }
 
@@ -232,7 +224,6 @@ class Merged : public Producer {
   MergedShape shape_;
   std::vector<LoraUpdate> updates_;
   const TypeInfo& type_;
-  Rounding* round_;
 };
 
 }  // namespace

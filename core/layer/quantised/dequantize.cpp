@@ -1,6 +1,5 @@
 #include "core/layer/quantised/dequantize.h"
 
-#include "core/format/from_f32.h"
 #include "core/format/ieee.h"
 #include "core/layer/quantised/quantized_part.h"
 #include "core/layer/quantised/transposed.h"
@@ -20,19 +19,13 @@ namespace {
 constexpr std::uint64_t kStep = 64 << 10;  // elements that are decoded from one read of the inputs
 constexpr std::size_t kRun = 4096;         // elements of a row that are decoded at a time
 
-void keep_f32(const float* in, std::size_t count, std::byte* out) {
-  std::memcpy(out, in, count * sizeof(float));
-}
-
 class Dequantized : public Producer {
  public:
   Dequantized(const QuantizedLayout& layout, QuantizedInputs inputs, DType to, TileCache& tiles,
               std::uint64_t tensor)
       : layout_(layout),
         inputs_(std::move(inputs)),
-        round_(to == DType::kF32    ? keep_f32
-               : to == DType::kBF16 ? f32_to_bf16
-                                    : f32_to_f16),
+        round_(type_info(to).from_f32),
         width_(type_info(to).block_bytes),
         align_(alignment(layout.weight)) {
     if (layout.is_transposed) transposed_.emplace(layout_, round_, width_, tiles, tensor);
@@ -159,7 +152,7 @@ class Dequantized : public Producer {
 
   const QuantizedLayout& layout_;
   QuantizedInputs inputs_;
-  Rounding* round_;
+  FromF32* round_;
   std::uint64_t width_;  // bytes of an element of the result
   std::uint64_t align_;
   std::optional<Transposed> transposed_;

@@ -37,7 +37,7 @@ struct Transposed::Scratch {
   std::vector<std::byte> rounded;
 };
 
-Transposed::Transposed(const QuantizedLayout& layout, Rounding* round, std::uint64_t width,
+Transposed::Transposed(const QuantizedLayout& layout, FromF32* round, std::uint64_t width,
                        TileCache& cache, std::uint64_t tensor)
     : layout_(layout),
       round_(round),

@@ -15,7 +15,7 @@
 // outlive it.
 #pragma once
 
-#include "core/format/from_f32.h"
+#include "core/format/types.h"
 #include "core/layer/quantised/quantized_layout.h"
 #include "core/layer/quantised/quantized_part.h"
 #include "core/recipe/content.h"
@@ -32,7 +32,7 @@ class Transposed {
  public:
   // `width` is the number of bytes of an element, `tensor` the number of the tensor among those
   // that share the cache.
-  Transposed(const QuantizedLayout& layout, Rounding* round, std::uint64_t width, TileCache& cache,
+  Transposed(const QuantizedLayout& layout, FromF32* round, std::uint64_t width, TileCache& cache,
              std::uint64_t tensor);
 
   // Appends the bytes of the inputs that a range of the result needs and that are not here.
@@ -61,7 +61,7 @@ class Transposed {
   void copy_rows(const Range& range, const Tile& tile, const std::byte* from, std::byte* out) const;
 
   const QuantizedLayout& layout_;
-  Rounding* round_;
+  FromF32* round_;
   std::uint64_t width_;
   TileCache& cache_;
   std::uint64_t tensor_;

@@ -36,20 +36,6 @@ ConversionCounts count_of(std::span<const std::uint32_t> values, std::uint32_t l
   return {.out_of_range = above, .nan = nan};
 }
 
-// The least values that become infinite: halfway from the largest finite one to the next.
-constexpr std::uint32_t kF16Limit = 0x477ff000;
-constexpr std::uint32_t kBf16Limit = 0x7f7f8000;
-
-// binary64 elements, rounded so that narrowing them again rounds once (narrow.h).
-void to_odd(std::span<const std::byte> in, std::span<std::uint32_t> out) {
-  for (std::uint32_t& bits : out) {
-    std::uint64_t wide = 0;
-    std::memcpy(&wide, in.data(), sizeof wide);
-    in = in.subspan(sizeof wide);
-    bits = to_odd_f32(wide);
-  }
-}
-
 class Conversion : public Elements {
  public:
   Conversion(Content raw, DType from, DType to, std::uint64_t count, ConversionTally* tally)
@@ -98,36 +84,25 @@ ConversionCounts convert_elements(DType from, DType to, std::uint64_t count,
   const TypeInfo& type = type_info(from);
   std::array<float, kChunk> floats;
   ConversionCounts counts;
-  const std::size_t width = type_info(to).block_bytes;
+  const TypeInfo& target = type_info(to);
+  const std::uint32_t limit = to == DType::kF16    ? kNarrowF16.least_overflow()
+                              : to == DType::kBF16 ? kNarrowBf16.least_overflow()
+                                                   : kInfinity;
   while (count > 0) {
     const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(count, chunk_of(type)));
     std::array<std::uint32_t, kChunk> bits;
-    if (from == DType::kF64 && to != DType::kF32) {
-      to_odd(in, std::span(bits).first(n));
-      std::memcpy(floats.data(), bits.data(), n * sizeof(float));
-    } else {
-      type.to_f32(in.data(), n, floats.data());
-      std::memcpy(bits.data(), floats.data(), n * sizeof(float));
+    to_f32_for(target, type, in.data(), n, floats.data());
+    std::memcpy(bits.data(), floats.data(), n * sizeof(float));
+    counts += count_of(std::span(bits).first(n), limit);
+    for (std::size_t i = 0; from == DType::kF64 && to == DType::kF32 && i < n; ++i) {
+      if ((bits[i] & kMagnitude) != kInfinity) continue;
+      double wide = 0;
+      std::memcpy(&wide, in.data() + i * sizeof wide, sizeof wide);
+      counts.out_of_range += std::isinf(wide) ? 0 : 1;
     }
-    const std::span values = std::span(bits).first(n);
-    if (to == DType::kF16) {
-      f32_to_f16(floats.data(), n, out.data());
-      counts += count_of(values, kF16Limit);
-    } else if (to == DType::kBF16) {
-      f32_to_bf16(floats.data(), n, out.data());
-      counts += count_of(values, kBf16Limit);
-    } else {
-      counts += count_of(values, kInfinity);
-      for (std::size_t i = 0; from == DType::kF64 && i < n; ++i) {
-        if ((bits[i] & kMagnitude) != kInfinity) continue;
-        double wide = 0;
-        std::memcpy(&wide, in.data() + i * sizeof wide, sizeof wide);
-        counts.out_of_range += std::isinf(wide) ? 0 : 1;
-      }
-      std::memcpy(out.data(), bits.data(), n * sizeof(float));
-    }
+    target.from_f32(floats.data(), n, out.data());
     in = in.subspan(static_cast<std::size_t>(type.offset_of(n)));
-    out = out.subspan(n * width);
+    out = out.subspan(n * target.block_bytes);
     count -= n;
   }
   return counts;
