@@ -2,7 +2,7 @@
 
 #include "core/base/json_text.h"
 #include "core/base/text.h"
-#include "core/layer/lora/base_model.h"
+#include "core/stored/base_model.h"
 
 #include <nlohmann/json.hpp>
 

@@ -6,9 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/command/command.h"
-#include "core/layer/edit/edit_layer.h"
 #include "core/layer/layer.h"
-#include "core/layer/lora/lora_layer.h"
 #include "core/layer/quantised/quantised_layer.h"
 
 #include <array>

@@ -64,6 +64,7 @@ constexpr LayerRow kTable[] = {
      .is_idempotent = false,
      .accepts = [](std::string_view argument) { return !argument.empty(); },
      .resolve = read_edits,
+     .is_text = is_edit_text,
      .is_elsewhere = name_url_in_edits,
      .apply =
          [](TensorList below, std::span<const std::string> arguments, const LayerContext& context) {

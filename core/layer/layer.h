@@ -37,6 +37,8 @@ struct LayerRow {
   // The argument in a form that stays true elsewhere and later: with an absolute path or a pinned
   // URL, or with what a file says now. Null: it is so already. Throws Error.
   std::string (*resolve)(const std::string& argument, Sources& sources);
+  // Whether the argument is a text in place of the name of a file. Null: never.
+  bool (*is_text)(std::string_view argument) = nullptr;
   // Whether applying the layer uses the network. Null: never.
   bool (*is_elsewhere)(const std::string& argument);
   // `below` has sort_names(). Returns it as it is where there is nothing to do. Throws Error.

@@ -1,8 +1,6 @@
 #include "core/report/look.h"
 
 #include "core/base/text.h"
-#include "core/layer/edit/edit_layer.h"
-#include "core/layer/edit/edit_lines.h"
 #include "core/values/stats.h"
 
 #include <algorithm>
@@ -57,7 +55,8 @@ std::string look_command(const CommandSource& from, const NamedTensor& tensor,
   const bool is_converted = type.kind != TypeKind::kComplex && type.bits() != 64;
   std::vector<std::string> words;
   for (const Layer& layer : from.layers) {
-    if (layer.option == kEditOption && is_edit_text(layer.argument)) return "";  // of -e
+    const LayerRow& row = *find_layer(layer.option);
+    if (row.is_text != nullptr && row.is_text(layer.argument)) return "";  // of -e
     words.push_back("--" + layer.option + "=" + layer.argument);
   }
   const std::string slice = around(element, tensor.shape);

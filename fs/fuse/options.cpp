@@ -4,7 +4,6 @@
 #include "core/base/text.h"
 #include "core/command/layer_rows.h"
 #include "core/command/source_rows.h"
-#include "core/layer/quantised/quantised_layer.h"
 
 #include <grp.h>
 #include <pwd.h>

@@ -131,6 +131,25 @@ TEST(Structure, AFolderIncludesWhatStandsBeforeItAlone) {
   }
 }
 
+// The layers whose files are a format that others write too, and what reads or writes that format.
+TEST(Structure, ALayerIsKnownByItsTableAlone) {
+  const std::set<std::string> of_a_format{
+      "core/write/delta.h",          "core/write/delta.cpp",      // writes deltas
+      "tools/info/info_verb.cpp",                                 // prints the links of a chain
+      "core/command/complete.cpp",   "tools/info/edit_verb.cpp",  // lines of edits
+      "core/checkpoint/mounted.cpp", "core/checkpoint/source_lists.cpp",
+      "core/write/read_files.cpp"};
+  for (const fs::path& file : code_in({"core", "fs", "tools"})) {
+    if (file.string().starts_with("core/layer/") || of_a_format.contains(file.string())) continue;
+    for (const auto& include : includes_of(file)) {
+      for (const std::string_view layer : {"delta", "edit", "lora"}) {
+        EXPECT_FALSE(include.target.starts_with("core/layer/" + std::string(layer) + "/"))
+            << file << " includes " << include.target;
+      }
+    }
+  }
+}
+
 TEST(Structure, AMountKnowsViewsByTheirTableAlone) {
   for (const fs::path& file : code_in({"fs/mount", "fs/fuse"})) {
     EXPECT_EQ(read_file(kTree / file).find("View::k"), std::string::npos) << file;

@@ -4,11 +4,11 @@
 #include "core/base/json_text.h"
 #include "core/base/text.h"
 #include "core/layer/lora/adapter.h"
-#include "core/layer/lora/base_model.h"
 #include "core/layer/lora/merged.h"
 #include "core/layer/lora/targets.h"
 #include "core/layer/quantised/quantization_config.h"
 #include "core/remote/http/url.h"
+#include "core/stored/base_model.h"
 #include "core/stored/stored_tensors.h"
 
 #include <algorithm>

@@ -5,6 +5,7 @@
 #include "core/base/text.h"
 #include "core/layer/quantised/layer_texts.h"
 #include "core/remote/http/url.h"
+#include "core/stored/base_model.h"
 
 #include <nlohmann/json.hpp>
 
@@ -467,11 +468,6 @@ void refuse_rotation_of_model(const Json& json, QuantizationConfig& out, int dep
   }
 }
 
-// The models of transformers, and Jais, whose layers are its Conv1D.
-constexpr std::string_view kModelsOfConv1d[] = {
-    "gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder", "jais",
-};
-
 // The model_type of such a model in config.json, which may be that of a part; "" when there is
 // none.
 std::string model_of_conv1d(const Json& json) {
@@ -580,10 +576,6 @@ std::string QuantizationConfig::unknown_format() const {
   const auto group =
       std::ranges::find_if(groups, [&](const Group& each) { return is_unknown(each.format); });
   return group == groups.end() ? "" : group->format;
-}
-
-bool is_model_of_conv1d(std::string_view model_type) {
-  return std::ranges::find(kModelsOfConv1d, model_type) != std::end(kModelsOfConv1d);
 }
 
 bool has_name_of_conv1d(std::string_view module) {

@@ -95,9 +95,7 @@ struct QuantizationConfig {
 // has values of other types, and kUnreadable.
 QuantizationConfig read_quantization_config(const std::string& directory, Sources& sources);
 
-// Of transformers' class Conv1D, whose weight is [in, out]: whether a model of this type has such
-// layers, and whether they have such names.
-bool is_model_of_conv1d(std::string_view model_type);
+// Whether layers of transformers' class Conv1D (core/stored/base_model.h) have such names.
 bool has_name_of_conv1d(std::string_view module);
 
 // The groups that a module may belong to.

@@ -1,6 +1,5 @@
 #include "core/command/layer_rows.h"
 #include "core/command/source_rows.h"
-#include "core/layer/quantised/quantised_layer.h"
 #include "tools/gpu/client/client.h"
 #include "tools/gpu/client/verbs.h"
 #include "tools/gpu/copier/copier.h"

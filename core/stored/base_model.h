@@ -1,4 +1,4 @@
-// What config.json beside a base, and the names of its tensors, decide about a merge.
+// What config.json beside a checkpoint, and the names of its tensors, say about the model.
 //
 // Thread safety: values and pure functions; const members may be called from any thread.
 #pragma once
@@ -26,6 +26,9 @@ struct BaseModel {
 // Reads config.json in a directory, which may be a URL. Without one, and of a text that is no JSON
 // object, nothing is known. Throws Error kUnreadable.
 BaseModel read_base_model(const std::string& directory, Sources& sources);
+
+// Whether a model of this type has layers of transformers' class Conv1D, whose weight is [in, out].
+bool is_model_of_conv1d(std::string_view model_type);
 
 // By the last component of the module in a tensor's name.
 bool is_input_embedding(std::string_view tensor);  // of tokens

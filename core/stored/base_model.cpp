@@ -1,15 +1,15 @@
-#include "core/layer/lora/base_model.h"
+#include "core/stored/base_model.h"
 
 #include "core/base/error.h"
 #include "core/base/json_text.h"
 #include "core/base/text.h"
-#include "core/layer/quantised/quantization_config.h"
 #include "core/remote/http/url.h"
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 
 namespace stfs {
 namespace {
@@ -45,7 +45,16 @@ bool contains_word(const Words& words, std::string_view word) {
   return std::ranges::find(words, word) != words.end();
 }
 
+// The models of transformers, and Jais, whose layers are its Conv1D.
+constexpr std::string_view kModelsOfConv1d[] = {
+    "gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder", "jais",
+};
+
 }  // namespace
+
+bool is_model_of_conv1d(std::string_view model_type) {
+  return std::ranges::find(kModelsOfConv1d, model_type) != std::end(kModelsOfConv1d);
+}
 
 bool BaseModel::has_conv1d() const { return std::ranges::any_of(types, is_model_of_conv1d); }
 
