@@ -5,72 +5,15 @@
 // texts are string literals.
 #pragma once
 
+#include "core/base/option_row.h"
+
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <vector>
 
 namespace stfs {
-
-// The kind of a value. It decides how the parser checks a value and how a shell completes it.
-enum class Value {
-  kText,
-  kChoice,      // one of the words in `argument`: "name|size|offset"
-  kNumber,      // from `least` to `most`
-  kSize,        // bytes: "1000", "16G", "512MiB"
-  kSource,      // a checkpoint: a .safetensors file, an index, a directory
-  kPath,        // any file
-  kTensor,      // the name of a tensor in the checkpoint that is the first operand
-  kTensorPath,  // any file, or SOURCE::NAME
-  kEditLine,    // a line of edits of that checkpoint
-  kMountpoint,  // of a mounted checkpoint
-  kDevice,      // a device of stfs-gpu: "cuda:0"
-  kList,        // rows of CommandRow::list, separated by commas
-  kCommand,     // the words after "--"; the program removes them before it calls parse_command
-};
-
-// Stores a value that passed its check in the arguments of the command; "" stands for a flag.
-// Throws Error.
-using Setter = void (*)(void* arguments, const std::string& value);
-
-template <class Arguments, class T>
-Arguments owner_of(T Arguments::*);
-
-// The setter of a member, or of the member kInner of a member: sets a bool to true, replaces a
-// number or a text, appends to a vector.
-template <auto kMember, auto... kInner>
-void set(void* arguments, const std::string& value) {
-  auto& outer = static_cast<decltype(owner_of(kMember))*>(arguments)->*kMember;
-  auto& member = (outer.*....*kInner);
-  using T = std::remove_reference_t<decltype(member)>;
-  if constexpr (std::is_same_v<T, bool>) {
-    member = true;
-  } else if constexpr (std::is_integral_v<T>) {
-    member = static_cast<T>(std::stoull(value, nullptr, 0));
-  } else if constexpr (requires { member.push_back(value); }) {
-    member.push_back(value);
-  } else if constexpr (std::is_assignable_v<T&, const std::string&>) {
-    member = value;
-  } else {
-    member = std::stoull(value);
-  }
-}
-
-struct OptionRow {
-  // An option "-j,--jobs"; an operand "SOURCE" or "GLOB..."; an option of a list "threads". An
-  // operand of a few words has them here and as its `argument`: "list|prune|verify".
-  std::string_view flags = {};
-  std::string_view verbs = {};     // verbs that take the row; "list extract!": extract requires it
-  std::string_view argument = {};  // "N"; "" for a flag; "KEY..." may be given several times
-  Value value = Value::kText;
-  Setter set = nullptr;
-  std::string_view help = {};  // one line
-  std::string_view man = {};   // sentences, with `literal` and <argument>
-  unsigned least = 0;          // of a kNumber, as is `most`
-  unsigned most = 0;
-};
 
 struct VerbRow {
   std::string_view name = {};
@@ -116,6 +59,12 @@ std::string did_you_mean(std::string_view word);
 // decimal digits; a path is not empty. Throws Error kUsage with the rule alone: "one of name, size
 // is expected".
 std::string checked_value(const OptionRow& row, const std::string& value);
+
+// Sets what a word of a list means, "key" or "key=value"; `to` is the argument of the setters.
+// False: no row with a setter has the key. Throws Error kUsage with the rule alone.
+bool set_word(std::span<const OptionRow> rows, const std::string& word, void* to);
+// Throws Error kUsage unless an option with `argument` has a value, and one without has none.
+void check_presence(std::string_view key, std::string_view argument, bool has_value);
 
 // Whether `verb` requires `row`; nullopt when it does not take it.
 std::optional<bool> is_required(const OptionRow& row, const VerbRow& verb);

@@ -324,6 +324,27 @@ std::string checked_value(const OptionRow& row, const std::string& value) {
   return value;
 }
 
+void check_presence(std::string_view key, std::string_view argument, bool has_value) {
+  if (argument.empty() && has_value) refuse("", "a value is not expected: " + std::string(key));
+  if (!argument.empty() && !has_value) {
+    refuse("", "a value is expected: " + std::string(key) + "=" + std::string(argument));
+  }
+}
+
+bool set_word(std::span<const OptionRow> rows, const std::string& word, void* to) {
+  const std::size_t equals = word.find('=');
+  const std::string_view key = std::string_view(word).substr(0, equals);
+  const auto row = std::ranges::find_if(rows, [&](const OptionRow& one) {
+    return one.set != nullptr && same_option(one.flags, key);
+  });
+  if (row == rows.end()) return false;
+  const std::string value = equals == std::string::npos ? "" : word.substr(equals + 1);
+  const bool is_empty = value.empty() && row->value == Value::kText && !row->argument.empty();
+  check_presence(row->flags, row->argument, equals != std::string::npos && !is_empty);
+  row->set(to, checked_value(*row, value));
+  return true;
+}
+
 Parsed parse_command(const CommandRow& command, std::vector<std::string> words, void* arguments) {
   Parsed parsed;
   if (command.has_verbs && !words.empty() && !words.front().starts_with('-')) {

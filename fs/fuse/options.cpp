@@ -2,8 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "core/command/layer_rows.h"
-#include "core/command/source_rows.h"
+#include "core/opened/open_rows.h"
 
 #include <grp.h>
 #include <pwd.h>
@@ -104,14 +103,6 @@ constexpr std::array kOwnMountOptions = {
                "With `direct` each read goes to the source, whose pages the kernel caches anyway. "
                "This saves memory. "
                "It is faster for one pass over large tensors, and slower for small reads."},
-    OptionRow{.flags = "allow_missing",
-              .set = set<&Options::allow_missing>,
-              .help = "mount without missing shards and tensors of an index",
-              .man =
-                  "Mount the rest when a shard of the index is missing, a tensor of a shard, or a "
-                  "part of a split GGUF file. "
-                  "Without this option these are errors. "
-                  "The file `.stfs/info.json` lists what is missing."},
     OptionRow{.flags = "supervise",
               .set = set<&Options::supervise>,
               .help = "restart the server if it crashes; open files survive",
@@ -198,7 +189,8 @@ constexpr std::array kOwnMountOptions = {
 Layers& layers_of(void* arguments) { return of(arguments).layers; }
 
 constexpr std::array kMountOptions =
-    joined(joined(kOwnMountOptions, layer_rows<layers_of>("", true)),
+    joined(joined(joined(kOwnMountOptions, missing_row<&Options::allow_missing>("", true)),
+                  layer_rows<layers_of>("", true)),
            source_rows<&Options::remote>("", "", true));
 
 // Options of mount(8) and fstab(5) without effect: the mount is always read-only, nosuid and nodev,
@@ -265,14 +257,6 @@ constexpr std::array kFuseOptions = {
     FuseOption{"io_uring_q_depth", "N", Value::kNumber},
 };
 
-// Throws kUsage unless `value` is one for an option with `argument`, or null for one without.
-void check_presence(std::string_view key, std::string_view argument, const std::string* value) {
-  if (argument.empty() && value != nullptr) refuse("a value is not expected: " + std::string(key));
-  if (!argument.empty() && value == nullptr) {
-    refuse("a value is expected: " + std::string(key) + "=" + std::string(argument));
-  }
-}
-
 // The rule for an option that nothing takes.
 std::string unknown_option(std::string_view key) {
   std::vector<std::string_view> known;
@@ -289,31 +273,26 @@ void apply(Options& options, const std::string& option) {
   const std::size_t equals = option.find('=');
   const std::string key = option.substr(0, equals);
   const std::string typed = equals == std::string::npos ? "" : option.substr(equals + 1);
-  const std::string* value = equals == std::string::npos ? nullptr : &typed;
+  const bool has_value = equals != std::string::npos;
   const auto is_key = [&](std::string_view name) { return same_option(name, key); };
   const auto note = [&](std::string_view name) {
     if (options.of_the_mount.empty()) options.of_the_mount = name;
   };
   try {
     if (is_of_the_mount(key)) note(key);
-    const auto row = std::ranges::find_if(kMountOptions, is_key, &OptionRow::flags);
-    if (row != kMountOptions.end() && row->set != nullptr) {
-      check_presence(row->flags, row->argument, value);
-      row->set(&options, checked_value(*row, typed));
-      return;
-    }
+    if (set_word(kMountOptions, option, &options)) return;
     if (key == "remount") {
       refuse("a mounted checkpoint does not change: unmount it and mount it again");
     }
     if (is_ignored(key)) return;
     const auto fuse = std::ranges::find_if(kFuseOptions, is_key, &FuseOption::key);
     if (fuse == kFuseOptions.end()) refuse(unknown_option(key));
-    check_presence(fuse->key, fuse->argument, value);
+    check_presence(fuse->key, fuse->argument, has_value);
     if (fuse->value == Value::kNumber) {
       parse_number(typed, 10, 0, std::numeric_limits<unsigned>::max(), "a number is expected");
     }
     if (fuse->key != "debug") note(fuse->key);
-    options.mount_options.push_back(std::string(fuse->key) + (value == nullptr ? "" : "=" + typed));
+    options.mount_options.push_back(std::string(fuse->key) + (has_value ? "=" + typed : ""));
   } catch (const Error& error) {
     throw Error(ErrorCode::kUsage, "-o " + option, error.message());
   }

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -150,15 +151,25 @@ TEST_F(LibStfs, RefusesWithWhatIsWrong) {
 
 TEST_F(LibStfs, RefusesOptionsThatItDoesNotKnow) {
   for (const auto& [option, words] :
-       {std::pair{"colour=red",
-                  "not known; known are delta, dequantize, lora, edit, edits, allow_missing"},
-        std::pair{"dequantize=q4", "bf16|f16|f32"}, std::pair{"timeout", "needs a value"},
+       {std::pair{
+            "colour=red",
+            "not known; known are delta, dequantize, lora, edit, edits, version, allow_missing"},
+        std::pair{"dequantize=q4", "one of bf16, f16, f32 is expected"},
+        std::pair{"timeout", "a value is expected: timeout=SECONDS"},
         std::pair{"timeout=0", "a number from 1 to 3600"},
-        std::pair{"offline=yes", "takes no value"}, std::pair{"", "not known"}}) {
+        std::pair{"offline=yes", "a value is not expected"}, std::pair{"", "not known"}}) {
     EXPECT_FALSE(open_with({path()}, {option}));
     EXPECT_NE(std::string(stfs_last_error()).find(words), std::string::npos) << stfs_last_error();
   }
   EXPECT_TRUE(open_with({path()}, {"offline", "timeout=5", "allow_missing", "dequantize=f32"}));
+}
+
+TEST_F(LibStfs, AnOptionMayHaveDashesAndTheCacheMayLieAtHome) {
+  ::setenv("HOME", directory_.path().c_str(), 1);
+  const Handle handle = open_with({path()}, {"allow-missing", "cache_dir=~/none"});
+  ASSERT_TRUE(handle) << stfs_last_error();
+  EXPECT_STREQ(stfs_option(handle.get(), 0), "allow-missing");
+  EXPECT_EQ(stfs_option(handle.get(), 1), "cache_dir=" + directory_.path().string() + "/none");
 }
 
 TEST_F(LibStfs, StructsOfOtherVersionsWork) {

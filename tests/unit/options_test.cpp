@@ -212,6 +212,7 @@ TEST(Options, ThatNothingTakesAreRefusedWithASimilarOne) {
   refused_option("max_background=5");  // libfuse refuses it too
   refused_option("blksize=many");
   EXPECT_EQ(refused_option("blksize"), "-o blksize: a value is expected: blksize=N");
+  EXPECT_EQ(refused_option("fsname="), "-o fsname=: a value is expected: fsname=NAME");
   EXPECT_EQ(refused_option("noexec=1"), "-o noexec=1: a value is not expected: noexec");
   EXPECT_EQ(refused_option("supervise=1"), "-o supervise=1: a value is not expected: supervise");
 }

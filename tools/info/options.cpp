@@ -1,6 +1,5 @@
 #include "core/command/delta_rows.h"
-#include "core/command/layer_rows.h"
-#include "core/command/source_rows.h"
+#include "core/opened/open_rows.h"
 #include "tools/info/verbs.h"
 
 #include <array>
@@ -297,13 +296,6 @@ constexpr std::array kOwnOptions = {
               .set = set<&Arguments::prune_all>,
               .help = "prune all that is not in use",
               .man = "Remove all entries that are not in use."},
-    OptionRow{.flags = "--allow-missing",
-              .verbs = "info list show cat stats hash diff report extract edit delta",
-              .set = set<&Arguments::allow_missing>,
-              .help = "go on without missing shards and tensors",
-              .man =
-                  "Go on when a shard of the index is missing, a tensor of a shard, or a part of a "
-                  "split GGUF file."},
 };
 
 Layers& old_layers_of(void* arguments) { return static_cast<Arguments*>(arguments)->old_layers; }
@@ -316,7 +308,12 @@ constexpr std::array kLayerOptions =
                   layer_rows<new_layers_of>("diff report delta", false, LayersOf::kNew)));
 
 constexpr std::array kOptions = joined(
-    joined(joined(kOwnOptions, delta_rows<&Arguments::delta>(false)), kLayerOptions),
+    joined(joined(joined(kOwnOptions, missing_row<&Arguments::allow_missing>(
+                                          "info list show cat stats hash diff report extract edit "
+                                          "delta",
+                                          false)),
+                  delta_rows<&Arguments::delta>(false)),
+           kLayerOptions),
     source_rows<&Arguments::sources>(
         "info list show check cat stats hash diff report extract edit delta follow",
         "info list show check cat stats hash diff report extract edit delta follow cache", false));

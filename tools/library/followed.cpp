@@ -1,9 +1,8 @@
 #include "tools/library/followed.h"
 
 #include "core/base/error.h"
-#include "core/command/command.h"
-#include "core/command/source_rows.h"
-#include "tools/library/option_words.h"
+#include "core/opened/open_rows.h"
+#include "tools/library/open_options.h"
 
 #include <array>
 #include <utility>
@@ -24,7 +23,7 @@ constexpr auto kAllFollowRows =
 
 FollowOptions::FollowOptions(std::span<const std::string> options) {
   for (const std::string& option : options) {
-    set_option(kAllFollowRows, option, words_of(kAllFollowRows), this);
+    set_option(kAllFollowRows, option, this);
   }
 }
 

@@ -4,9 +4,8 @@
 #include "core/base/text.h"
 #include "core/command/command.h"
 #include "core/command/delta_rows.h"
-#include "core/command/source_rows.h"
 #include "core/layer/layer.h"
-#include "tools/library/option_words.h"
+#include "core/opened/open_rows.h"
 
 #include <algorithm>
 #include <array>
@@ -18,25 +17,24 @@
 namespace stfs {
 namespace {
 
-constexpr std::string_view kVersionOption = "version";
+OpenOptions& of(void* to) { return *static_cast<OpenOptions*>(to); }
+Layers& layers_of(void* to) { return of(to).load.layers; }
 
 constexpr std::array kOwnRows = {
-    OptionRow{.flags = "allow_missing",
-              .set = set<&OpenOptions::load, &LoadOptions::allow_missing>},
-    OptionRow{.flags = kVersionOption, .argument = "HEX", .set = set<&OpenOptions::version>},
+    OptionRow{.flags = "edits",  // lines of the language of edits
+              .argument = "LINES",
+              .value = Value::kEditLine,
+              .set =
+                  [](void* to, const std::string& lines) {
+                    choose_edit_line(layers_of(to), of(to).directory, lines);
+                  }},
+    OptionRow{.flags = "version", .argument = "HEX", .set = set<&OpenOptions::version>},
 };
-constexpr auto kRows = joined(kOwnRows, source_rows<&OpenOptions::sources>("", "", true));
-
-constexpr std::string_view kLinesOption = "edits";  // lines of the language of edits
-
-std::string known_words() {
-  std::string words;
-  const auto add = [&](std::string_view word) { (words += words.empty() ? "" : ", ") += word; };
-  for (const LayerRow& row : layer_table()) add(row.option);
-  add(kLinesOption);
-  for (const OptionRow& row : kRows) add(row.flags);
-  return words;
-}
+// What is said again when the checkpoint is opened elsewhere, beside its layers.
+constexpr auto kSaidAgain =
+    joined(missing_row<&OpenOptions::load, &LoadOptions::allow_missing>("", true),
+           source_rows<&OpenOptions::sources>("", "", true));
+constexpr auto kRows = joined(joined(layer_rows<layers_of>("", true), kOwnRows), kSaidAgain);
 
 // To which paths in lines of edits are relative: the working directory. "" where no line can have
 // one, so that equal lines give equal versions in every directory.
@@ -50,28 +48,35 @@ std::string directory_of_lines(std::span<const std::string> options) {
 
 }  // namespace
 
-OpenOptions::OpenOptions(std::span<const std::string> options) {
-  for (const std::string& option : options) {
-    const std::size_t equals = option.find('=');
-    const std::string key = option.substr(0, equals);
-    const std::string value = equals != std::string::npos ? option.substr(equals + 1) : "";
-    if (const LayerRow* layer = find_layer(key)) {
-      if (!layer->accepts(value)) {
-        throw Error(
-            ErrorCode::kUsage, "",
-            "option " + in_quotes(option) + ": " + std::string(layer->arguments) + " is expected");
-      }
-      choose(load.layers, layer->option, value);
-      continue;
-    }
-    if (key == kLinesOption) {
-      choose_edit_line(load.layers, directory_of_lines(options), value);
-      continue;
-    }
-    std::string set = set_option(kRows, option, known_words(), this);
-    if (key != kVersionOption) others.push_back(std::move(set));
+std::string absolute(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::absolute(path, error).string();
+}
+
+void set_option(std::span<const OptionRow> rows, const std::string& option, void* to) {
+  try {
+    if (set_word(rows, option, to)) return;
+    std::string known;
+    for (const OptionRow& row : rows) (known += known.empty() ? "" : ", ") += row.flags;
+    throw Error(ErrorCode::kUsage, "", "not known; known are " + known);
+  } catch (const Error& error) {
+    throw Error(ErrorCode::kUsage, "", "option " + in_quotes(option) + ": " + error.message());
   }
+}
+
+OpenOptions::OpenOptions(std::span<const std::string> options)
+    : directory(directory_of_lines(options)) {
   load.missing_hint = "the option allow_missing opens the rest";
+  for (const std::string& option : options) {
+    set_option(kRows, option, this);
+    const std::string key = option.substr(0, option.find('='));
+    const auto row = std::ranges::find_if(
+        kSaidAgain, [&](const OptionRow& one) { return same_option(one.flags, key); });
+    if (row == kSaidAgain.end()) continue;
+    const bool is_path = row->value == Value::kPath;
+    if (is_path) sources.cache_dir = absolute(sources.cache_dir);
+    others.push_back(is_path ? key + "=" + sources.cache_dir : option);
+  }
 }
 
 DeltaWords::DeltaWords(std::span<const std::string> options) {
@@ -83,7 +88,7 @@ DeltaWords::DeltaWords(std::span<const std::string> options) {
   }};
   static constexpr auto kDeltaRows = joined(kOwn, delta_rows<&DeltaWords::delta>(true));
   for (const std::string& option : options) {
-    set_option(kDeltaRows, option, words_of(kDeltaRows), this);
+    set_option(kDeltaRows, option, this);
   }
 }
 

@@ -9,7 +9,6 @@
 #include "core/recipe/arrival.h"
 #include "core/remote/http/url.h"
 #include "core/write/saved.h"
-#include "tools/library/option_words.h"
 
 #include <sys/mman.h>
 #include <sys/stat.h>

@@ -1,5 +1,4 @@
-#include "core/command/layer_rows.h"
-#include "core/command/source_rows.h"
+#include "core/opened/open_rows.h"
 #include "tools/gpu/client/client.h"
 #include "tools/gpu/client/verbs.h"
 #include "tools/gpu/copier/copier.h"

@@ -2,7 +2,8 @@
 #include "core/base/boundary.h"
 #include "core/base/forks.h"
 #include "core/base/text.h"
-#include "core/layer/quantised/quantised_layer.h"
+#include "core/command/command.h"
+#include "core/opened/open_rows.h"
 #include "tools/gpu/device/narrowing.h"
 #include "tools/gpu/library/dlpack_export.h"
 #include "tools/gpu/library/include/stfs_gpu.h"
@@ -38,6 +39,9 @@ struct stfs_gpu_tensors {
 };
 
 namespace {
+
+stfs::Layers& layers_of(void* to) { return *static_cast<stfs::Layers*>(to); }
+constexpr auto kLayerRows = stfs::layer_rows<layers_of>("", true);
 
 template <class Handle>
 Handle& checked(Handle* handle, const char* what) {
@@ -127,21 +131,20 @@ int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* const* names, 
     if (given.device != nullptr) request.device = given.device;
     if (given.as != nullptr) request.selection.as = parse_as(given.as);
     if (given.shard != nullptr) request.selection.shard = stfs::gpu::parse_shard(given.shard);
-    if (given.dequantize != nullptr) {
-      if (!stfs::dequantized_type(given.dequantize)) {
-        refuse("dequantize " + stfs::in_quotes(given.dequantize) + ": not bf16, f16 or f32");
-      }
-      stfs::choose(request.selection.layers, stfs::kDequantizeOption, given.dequantize);
-    }
+    std::vector<std::string> layers;
+    if (given.dequantize != nullptr)
+      layers.push_back("dequantize=" + std::string(given.dequantize));
     for (const char* const* at = given.layers; at != nullptr && *at != nullptr; ++at) {
-      const std::string layer = *at;
-      const std::size_t equals = std::min(layer.find('='), layer.size());
-      const stfs::LayerRow* const row = stfs::find_layer(layer.substr(0, equals));
-      const std::string argument = layer.substr(std::min(equals + 1, layer.size()));
-      if (row == nullptr || !row->accepts(argument)) {
-        refuse("layer " + stfs::in_quotes(layer) + ": none of `stfs -o`, as delta=DIR");
+      layers.emplace_back(*at);
+    }
+    for (const std::string& layer : layers) {
+      const std::string place = "layer " + stfs::in_quotes(layer) + ": ";
+      try {
+        if (set_word(kLayerRows, layer, &request.selection.layers)) continue;
+      } catch (const stfs::Error& error) {
+        refuse(place + error.message());
       }
-      stfs::choose(request.selection.layers, row->option, argument);
+      refuse(place + "none of `stfs -o`, as delta=DIR");
     }
     request.load_if_missing = given.load_if_missing != 0;
     request.verify = given.verify != 0;
