@@ -107,8 +107,8 @@ class CacheFileTest : public testing::Test {
     ASSERT_EQ(source.read(bytes, range.offset), 0) << range.offset << "+" << range.length;
     ASSERT_TRUE(bytes == bytes_of(range)) << range.offset << "+" << range.length;
   }
-  // The network brings the first `bytes` bytes of each `every` bytes of the object, and then no more:
-  // a second request for the rest brings none, however often a slow machine asks.
+  // The network brings the first `bytes` bytes of each `every` bytes of the object, and then no
+  // more: a second request for the rest brings none, however often a slow machine asks.
   void stall_after(std::uint64_t bytes, std::uint64_t every) {
     network.script([=](std::size_t, ByteRange range) {
       const std::uint64_t at = range.offset % every;

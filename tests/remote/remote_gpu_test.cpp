@@ -1,5 +1,5 @@
-// stfs-gpu and the leases of stfs_gpu.h with checkpoints on a web server, on host memory. A holder runs
-// before the first load, so that every option has to travel to it.
+// stfs-gpu and the leases of stfs_gpu.h with checkpoints on a web server, on host memory. A holder
+// runs before the first load, so that every option has to travel to it.
 #include "core/base/error.h"
 #include "tests/gpu/tool.h"
 #include "tests/support/checkpoint_writer.h"
