@@ -187,7 +187,8 @@ std::vector<Extent> missing_part(const Content& content, std::uint64_t offset,
 int Steps::lose() {
   if (++lost_ > Source::kMostLost) return EIO;
   has_lost_ = true;
-  take_ = std::max(kElement, take_ / 2 / kElement * kElement);
+  take_ = take_ >= 2 * kElement ? take_ / 2 / kElement * kElement
+                                : std::max<std::uint64_t>(1, take_ / 2);
   return 0;
 }
 
