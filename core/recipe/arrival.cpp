@@ -119,7 +119,7 @@ int arrive_and_copy(const Content& content, std::uint64_t offset, std::span<std:
                 : fetch(missing, stop);
   }
   lost = steps.has_lost();
-  return error;
+  return error == 0 && steps.all().length != out.size() ? EIO : error;
 }
 
 }  // namespace

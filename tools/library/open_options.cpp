@@ -75,7 +75,8 @@ OpenOptions::OpenOptions(std::span<const std::string> options)
     if (row == kSaidAgain.end()) continue;
     const bool is_path = row->value == Value::kPath;
     if (is_path) sources.cache_dir = absolute(sources.cache_dir);
-    others.push_back(is_path ? key + "=" + sources.cache_dir : option);
+    others.push_back(std::string(row->flags) +
+                     (is_path ? "=" + sources.cache_dir : option.substr(key.size())));
   }
 }
 

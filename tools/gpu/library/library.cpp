@@ -138,7 +138,8 @@ int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* const* names, 
       layers.emplace_back(*at);
     }
     for (const std::string& layer : layers) {
-      const std::string place = "layer " + stfs::in_quotes(layer) + ": ";
+      const bool is_own = given.dequantize != nullptr && &layer == layers.data();
+      const std::string place = is_own ? "" : "layer " + stfs::in_quotes(layer) + ": ";
       try {
         if (set_word(kLayerRows, layer, &request.selection.layers)) continue;
       } catch (const stfs::Error& error) {
