@@ -168,7 +168,7 @@ TEST_F(LibStfs, AnOptionMayHaveDashesAndTheCacheMayLieAtHome) {
   ::setenv("HOME", directory_.path().c_str(), 1);
   const Handle handle = open_with({path()}, {"allow-missing", "cache_dir=~/none"});
   ASSERT_TRUE(handle) << stfs_last_error();
-  EXPECT_STREQ(stfs_option(handle.get(), 0), "allow-missing");
+  EXPECT_STREQ(stfs_option(handle.get(), 0), "allow_missing");
   EXPECT_EQ(stfs_option(handle.get(), 1), "cache_dir=" + directory_.path().string() + "/none");
 }
 
