@@ -35,12 +35,22 @@ using Setter = void (*)(void* arguments, const std::string& value);
 template <class Arguments, class T>
 Arguments owner_of(T Arguments::*);
 
+// A member of `object`, or the member kInner of that member, and so on.
+template <auto kMember, auto... kInner>
+auto& member_of(auto& object) {
+  if constexpr (sizeof...(kInner) == 0) {
+    return object.*kMember;
+  } else {
+    return member_of<kInner...>(object.*kMember);
+  }
+}
+
 // The setter of a member, or of the member kInner of a member: sets a bool to true, replaces a
 // number or a text, appends to a vector.
 template <auto kMember, auto... kInner>
 void set(void* arguments, const std::string& value) {
-  auto& outer = static_cast<decltype(owner_of(kMember))*>(arguments)->*kMember;
-  auto& member = (outer.*....*kInner);
+  auto& member =
+      member_of<kMember, kInner...>(*static_cast<decltype(owner_of(kMember))*>(arguments));
   using T = std::remove_reference_t<decltype(member)>;
   if constexpr (std::is_same_v<T, bool>) {
     member = true;
