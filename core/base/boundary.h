@@ -38,7 +38,7 @@ class LastError {
 inline constinit thread_local LastError last_error;
 
 // Runs a call and returns 0, or the exit status of what it throws. `kGreatest` is the greatest
-// status of the ABI, and that of what is no Error.
+// status of the ABI; a failure that is not an Error gives it too.
 template <int kGreatest, class Call>
 int guarded(Call&& call) noexcept {
   try {

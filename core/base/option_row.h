@@ -75,7 +75,7 @@ struct OptionRow {
   Setter set = nullptr;
   std::string_view help = {};  // one line
   std::string_view man = {};   // sentences, with `literal` and <argument>
-  unsigned least = 0;          // of a kNumber, as is `most`
+  unsigned least = 0;          // a kNumber must lie from `least` to `most`
   unsigned most = 0;
 };
 

@@ -14,16 +14,17 @@
 
 namespace stfs {
 
-// Sign, exponent, significand. The codes are those of positive numbers.
+// A floating-point type: a sign bit, then the exponent, then the significand. The codes below are
+// bits of positive numbers.
 struct NarrowType {
   unsigned width;        // bits
   unsigned significand;  // bits
   unsigned bias;
   std::uint32_t largest;   // the code of the largest finite number
-  std::uint32_t overflow;  // of what is larger
+  std::uint32_t overflow;  // the code of every larger number
   std::uint32_t nan;
   std::uint32_t payload = 0;      // bits of the code that a NaN keeps of its own
-  bool has_negative_zero = true;  // else its code is that of NaN
+  bool has_negative_zero = true;  // if not, its code means NaN
 
   // The least binary32 that overflows: halfway from the largest finite number to the next, or the
   // next binary32 if the tie goes to an even largest number.
@@ -39,7 +40,7 @@ inline constexpr NarrowType kNarrowF8E5M2{8, 2, 15, 0x7B, 0x7C, 0x7E};
 inline constexpr NarrowType kNarrowF8E4M3Fnuz{8, 3, 8, 0x7F, 0x80, 0x80, 0, false};
 inline constexpr NarrowType kNarrowF8E5M2Fnuz{8, 2, 16, 0x7F, 0x80, 0x80, 0, false};
 
-// The bits of a binary32 as those of a narrower type.
+// Rounds the bits of a binary32 to the bits of a narrower type.
 template <NarrowType kTo>
 STFS_HOST_DEVICE constexpr std::uint16_t to_narrow(std::uint32_t bits) {
   constexpr std::uint32_t kSign = 1U << (kTo.width - 1);
