@@ -29,7 +29,7 @@
 //   3  The thread, after SIGIO, or after about a second without a read: try_pin() returns no new
 //      pins from now on.
 //   4  The thread, once the last pin is dropped: checks the file a last time, then releases the
-//      lease with F_UNLCK. The pause before the next lease doubles from writer to writer, up to 64
+//      lease with F_UNLCK. The pause before the next lease doubles with each writer, up to 64
 //      times the first pause. If no process waits for the lease, the opener may be touch(1), which
 //      does not wait; the thread then first gives touch a moment to set the file's times, and takes
 //      the lease again afterwards.

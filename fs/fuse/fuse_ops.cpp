@@ -25,9 +25,9 @@ namespace {
 // Timeouts of the kernel's caches. The tree never changes, so names, attributes and absent names
 // stay valid.
 constexpr double kForever = std::numeric_limits<double>::max();
-// Looked-up names are valid for ever as well. They expire so that the kernel looks up names that
-// are in use again, and therefore drops the names first that were not looked up for the longest
-// time (looked_up.h).
+// Looked-up names stay valid as well. Their entries expire all the same, so that the kernel repeats
+// the lookup of names that are in use, and drops first the names that were not looked up for the
+// longest time (looked_up.h).
 constexpr double kLookedUp = 60;  // seconds
 constexpr blksize_t kBlockSize = 4096;
 

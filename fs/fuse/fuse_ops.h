@@ -20,8 +20,8 @@ struct FuseContext {
   Ledger* ledger = nullptr;          // the ledger of a supervised worker, or null
   bool direct = false;               // -o cache=direct: the kernel caches no file pages
   unsigned max_read = 0;             // bytes per request; 0: libfuse's default
-  // With -o allow_root libfuse refuses opendir by other users, but answers their readdir. So
-  // opendir must stay enabled.
+  // Set with -o allow_root. libfuse then refuses opendir by other users, but would answer their
+  // readdir, so opendir must stay enabled.
   bool has_private_listings = false;
   std::atomic<bool> is_unmounted = false;  // no reader waits for computations any more
   // Set by the handshake:

@@ -67,9 +67,9 @@ std::string with_advice(const std::string& message) {
 
 // Reads a request that poll(2) has reported. Returns the number of bytes, or -EINTR if another
 // server has taken the request. O_NONBLOCK cannot be used, because the other server shares the
-// descriptor's flags. Instead, SIGALRM interrupts a read(2) that waits for a millisecond. A read
-// that has to wait must not continue, because it would take the next request from the other server.
-// All other threads block SIGALRM.
+// descriptor's flags. Instead, SIGALRM interrupts a read(2) that has waited for a millisecond. A
+// read that has to wait must not continue, because it would take the next request from the other
+// server. All other threads block SIGALRM.
 ssize_t read_at_once(int device, std::span<std::byte> buffer) {
   struct sigaction action {};
   action.sa_handler = [](int) {};  // without SA_RESTART

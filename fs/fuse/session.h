@@ -1,5 +1,6 @@
-// Serves a mount: answers the kernel's handshake, then requests until the end. Only this file,
-// mount.h (the mount) and fuse_ops.h (the replies) use libfuse. A session never unmounts.
+// Serves a mount: answers the kernel's handshake, then requests until the end. Requests and replies
+// pass through libfuse only here, in mount.h (the mount) and in fuse_ops.h (the replies). A session
+// never unmounts.
 //
 // Thread safety: none; all members must be called on the thread that constructed it.
 #pragma once

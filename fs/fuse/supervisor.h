@@ -24,8 +24,8 @@
 //   dead       the worker crashed, was killed or failed; or fork(2) failed. It died young if it
 //              lived less than kEnoughTime and answered fewer than kEnoughAnswers requests
 //   replaced   the supervisor has logged the death. It waits for pause_after(the number of workers
-//              that died young in a row); a signal during the pause makes run() return 0. If the last
-//              kDistrust workers died young, the next one answers the resent requests with EIO
+//              that died young in a row); a signal during the pause makes run() return 0. If the
+//              last kDistrust workers died young, the next one answers the resent requests with EIO
 //
 // If a worker dies before any worker has served, it is not replaced: run() ends with its exit
 // status or an Error. If the supervisor dies, the worker continues to serve, and unmounts when it
@@ -99,8 +99,8 @@ class Supervisor {
   // before it serves.
   int run(const Work& work);
 
-  // Returns the pause after `failures` consecutive workers died young: 100 ms per worker, at most 1
-  // s.
+  // Returns the pause after `failures` consecutive workers died young: 100 ms per worker, at most
+  // one second.
   static std::chrono::milliseconds pause_after(unsigned failures);
 
  private:

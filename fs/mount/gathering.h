@@ -14,9 +14,8 @@
 //
 //   transition         made by
 //   look, copied       the thread that makes the step: first the thread of the read, later the
-//   thread
-//                      of the source that was ready last. Steps follow each other, and two threads
-//                      never make steps at the same time
+//                      thread of the source that was ready last. Steps follow each other, and two
+//                      threads never make steps at the same time
 //   wanting            the same thread; no range is wanted once the ticket is cancelled
 //   answered           Waiting::arrive(). Or, at any time, cancel() and stop(), which answer with
 //                      EINTR; ranges that arrive later are then ignored

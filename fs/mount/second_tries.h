@@ -3,8 +3,8 @@
 // If the kernel's readahead fails, the kernel sends one more request for the page that its reader
 // needs, and the reader gets the error of this second try. So a reader would wait for two
 // deadlines. Therefore the first failure of a range after a long wait is reported twice: the next
-// read in the range within a second fails at once. From then on the kernel has the page and
-// requests it only once, so later failures of the range are reported once, and each further read
+// read in the range within a second fails at once. The kernel then knows the page and requests it
+// only once from then on. So later failures of the range are reported once, and each further read
 // tries again.
 //
 // Thread safety: all members may be called from any thread.

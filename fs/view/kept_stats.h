@@ -1,5 +1,5 @@
-// The statistics of the most recently computed tensors, so that views that need them again do not
-// compute them again.
+// The statistics of the tensors that were computed most recently. Several views need them, but each
+// tensor is computed only once.
 //
 // Thread safety: all members may be called from any thread.
 #pragma once

@@ -1,7 +1,8 @@
 // The cache: a directory with fetched blocks of remote objects. Processes share it, and it outlives
 // mounts. It is never trusted: a block counts as cached only if its checksum matches.
 //
-//   DIR/                     mode 0700, owned by this user; otherwise it is not used
+//   DIR/                     created with mode 0700; not used if another user owns it or can write
+//                            to it, with the exception below
 //     v1/entries/ID/         ID: SHA-256 of name and token of the version, 64 hex digits
 //       id.json              the RemoteVersion, without secrets; its mtime is the time of last use
 //       data                 sparse, of the object's size; block i is at i * kBlock
@@ -23,8 +24,7 @@
 //             process. Claims use a descriptor that the first claim opens, so that a supervisor
 //             that forks holds no lock.
 //   publish   Writes 8 aligned bytes at once, after all bytes of the block were written. There is
-//   no
-//             fsync: after a power failure the map may be newer than the data, and then the
+//             no fsync: after a power failure the map may be newer than the data, and then the
 //             checksum does not match.
 //   there     The block is never written again, and no hole is punched into it.
 //

@@ -52,7 +52,7 @@ struct HttpTransfer {
   WebUrl at;                // the URL that is requested now
   std::string origin;       // the origin of `at`
   bool is_at_first = true;  // no redirect has left the first origin: secrets may be sent
-  unsigned redirects = 0;   // number of redirects followed or refused
+  unsigned redirects = 0;   // number of redirects so far
   HttpPlace by = HttpPlace::kLoopback;  // the place of the connection that redirected to `at`
   bool was_kept = false;                // HttpEnd::was_kept
   std::vector<std::string> secrets;     // HttpHead::secrets
@@ -72,7 +72,7 @@ struct HttpTransfer {
   HttpHead head = {};
   std::size_t header_bytes = 0;
   bool has_head = false;
-  std::optional<WebUrl> next = {};  // the target of the redirect that this response is
+  std::optional<WebUrl> next = {};  // the target, if the response is a redirect to be followed
   std::size_t unread = 0;           // bytes received of a body that is discarded
   HttpEnd failure = {};             // set by a callback, which then ends the transfer
 
@@ -123,7 +123,7 @@ std::string_view refusal_of(const Transfer& transfer, const WebUrl& url) {
 }
 
 // Returns true if the transfer may connect to an address of this place. Otherwise fails the
-// transfer. The name of the host may be wrong about the address.
+// transfer. Checks the address itself, because any name may resolve to any address.
 bool may_connect(Transfer& transfer, HttpPlace place) {
   if (transfer.has_proxy) return true;
   const std::string_view why =
@@ -315,8 +315,8 @@ void set_headers(Transfer& transfer) {
   for (const std::string& line : lines) add_line(transfer.headers, line);
 }
 
-// Records the secrets that libcurl takes from a netrc file: the base64 text after "Authorization:
-// Basic ", and the password in it.
+// Records the secrets that libcurl takes from a netrc file: the base64 text in the header
+// Authorization, and the password in it.
 int keep_password(CURL*, curl_infotype kind, char* data, std::size_t size, void* user) noexcept {
   constexpr std::string_view kBegin = "\r\nAuthorization: Basic ";
   const std::string_view sent(data, size);

@@ -97,7 +97,7 @@ struct HttpHead {
 //   ECANCELED   a callback returned false, or HttpRequest::is_abandoned became true
 //   EIO         the connection broke or could not be made
 //   ETIMEDOUT   the transfer stalled, or took longer than HttpRequest::limit
-//   EACCES      a rule above or a proxy refuses the request, so a retry is useless
+//   EACCES      the request is invalid, or a rule above or a proxy refuses it: a retry is useless
 //   EPROTO      the peer does not speak HTTP, or its certificate is not trusted
 // `text` describes the error in one printable line without secrets.
 struct HttpEnd {

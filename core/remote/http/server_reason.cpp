@@ -99,7 +99,7 @@ ServerReason reason_in(const std::string& body) {
   ServerReason reason;
   if (text.find('<') < 4) {  // a byte order mark may precede it
     pugi::xml_document document;
-    document.load_buffer(text.data(), text.size());  // keeps what it could parse if the text is cut
+    document.load_buffer(text.data(), text.size());  // parses the part before the cut
     pugi::xml_node node = document.document_element();
     if (node.child("Error")) node = node.child("Error");  // STS
     reason.code = node.child_value("Code");

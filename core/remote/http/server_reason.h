@@ -27,8 +27,8 @@ struct ServerReason {
 };
 ServerReason reason_in(const std::string& body);
 
-// Returns the text that a message adds after "the server answered 403", such as ` AccessDenied:
-// "Access Denied"`, or "" if the response has no reason. A header X-Error-Message takes precedence
+// Returns the text that a message adds after "the server answered 403", or "" if the response has
+// no reason. Example: ` AccessDenied: "Access Denied"`. A header X-Error-Message takes precedence
 // over the body.
 std::string reason_text(const HttpAnswer& answer, const std::vector<std::string>& secrets);
 

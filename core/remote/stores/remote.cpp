@@ -48,8 +48,8 @@ std::string to_json(const RemoteVersion& version, bool with_secrets) {
                    static_cast<std::int64_t>(version.mtime.tv_nsec)};
   json["is_weak"] = version.is_weak;
   if (with_secrets && !version.url.empty()) json["url"] = version.url;
-  // A byte that is not UTF-8 becomes U+FFFD. The version then equals no other, so it is requested
-  // again.
+  // A byte that is not UTF-8 becomes U+FFFD. The version then equals no other, so the server is
+  // asked again.
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 

@@ -124,7 +124,7 @@ class Store {
   // Returns the sorted names of the files and directories in a directory; a directory's name ends
   // in a slash. Throws Error like find(), and kUsage if the store has no directories.
   virtual std::vector<std::string> entries(const std::string& name) = 0;
-  // Discards what the store remembers about names, so that it is requested again.
+  // Discards the store's knowledge about names, so that the server is asked again.
   virtual void forget() {}
   // Returns the Remote for a version that find() returned, in this or another process. Sends no
   // request.

@@ -38,7 +38,7 @@ using namespace std::chrono_literals;
 // The maximum size of a text that contains credentials.
 constexpr std::size_t kMostCredentialBytes = std::size_t{1} << 16;
 constexpr auto kExpiryMargin = 5min;  // credentials are renewed this long before they expire
-constexpr auto kLookPause = 30s;      // see has_just_looked()
+constexpr auto kLookPause = 30s;      //  minimum pause between two searches
 constexpr auto kProcessLimit = 60s;
 
 // Returns true if a text is safe in a header.

@@ -57,7 +57,7 @@ class S3CredentialChain {
 
   // Returns the current credentials, or nullopt if no place has any; requests are then sent
   // unsigned. One caller renews credentials five minutes before they expire, while other callers
-  // get the old ones as long as these are valid. Blocks. Throws Error kUnreadable if a place is
+  // get the old ones while these are valid. Blocks. Throws Error kUnreadable if a place is
   // configured but does not provide credentials.
   std::optional<S3Credentials> get();
   // Reports credentials that a server refused, so that the next get() looks for new ones. Returns
