@@ -41,7 +41,7 @@
 // next worker takes each of them over (1), or releases it if the kernel has asked for it. The watch
 // ends with the worker.
 //
-// Thread safety: one thread constructs and destroys a Leases; there are no other members. Lifetime:
+// Thread safety: one thread constructs and destroys a Leases; it has no other members. Lifetime:
 // the sources must outlive it.
 #pragma once
 

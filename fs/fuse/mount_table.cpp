@@ -172,7 +172,7 @@ void check_descriptor(int descriptor, const std::string& place) {
   }
   const int flags = ::fcntl(descriptor, F_GETFL);
   if ((flags & O_ACCMODE) != O_RDWR) fail(place, "not open for reading and writing");
-  // While there is no request, a read(2) with O_NONBLOCK would return at once, again and again.
+  // Without requests, a read(2) with O_NONBLOCK would return at once, again and again.
   if ((flags & O_NONBLOCK) != 0) ::fcntl(descriptor, F_SETFL, flags & ~O_NONBLOCK);
   ::fcntl(descriptor, F_SETFD, FD_CLOEXEC);
 }

@@ -48,7 +48,7 @@ constexpr unsigned kReadaheadKib = 2048;
 void raise_readahead(const std::string& device);
 
 // Unmounts a mount of stfs: by umount2(2), or by fusermount3(1) if that is not permitted. Throws
-// Error kMountFailed, also if the mount is not of stfs.
+// Error kMountFailed if that fails or if the mount is not of stfs.
 void unmount(const std::string& path, bool lazy);
 
 }  // namespace stfs

@@ -41,7 +41,7 @@ struct Options {
   SourceOptions remote;
   bool prefetch = false;                   // fetch all bytes of remote sources
   std::vector<std::string> mount_options;  // for libfuse and the kernel, "key" or "key=value"
-  // The first given option that only the process that mounts can set; "" if there is none.
+  // The first given option that only the process that mounts can set; "" if none was given.
   std::string of_the_mount;
 
   // Returns true if other users may read the mount. Also true if the mount was handed over, because

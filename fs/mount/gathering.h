@@ -1,12 +1,12 @@
-// A read some of whose bytes are not available locally: fetches them, and answers through a ticket
-// of Waiting. It occupies no thread while it waits.
+// A read of bytes that are not all available locally: fetches the missing ones, and answers through
+// a ticket of Waiting. It occupies no thread while it waits.
 //
 // The bytes of a reply may be far apart (a column of a large matrix), and a source may keep only
 // few bytes. So a reply is gathered in steps: each step wants blocks with at most kMostMissing
 // bytes, and copies the bytes that have arrived into the reply's buffer. If one step is enough, as
 // for whole tensors, the reply is read like any other, from the mapping if possible.
 //
-//   look ──something is missing──► wanting ──the last range has come──► look
+//   look ──something is missing──► wanting ──the last range arrived──► look
 //    │ │ nothing is missing            │ a range cannot be fetched
 //    │ └─► copied ──bytes are left──► look
 //    │        └──all there──► answered with 0

@@ -48,7 +48,7 @@ class Ledger {
   Ledger& operator=(const Ledger&) = delete;
   ~Ledger();
 
-  // Adds a name and returns its slot. Throws std::bad_alloc if there is no room for its units.
+  // Adds a name and returns its slot. Throws std::bad_alloc if the ledger is full.
   std::uint32_t add(const Name& name);
   // Sets the count of lookups of the name in a slot; 0 frees the slot.
   void count(std::uint32_t slot, std::uint64_t lookups);

@@ -40,8 +40,8 @@ class LookedUpNames {
   void restore();
 
   // Counts a lookup of a name and returns its number. For a new name it first calls `size`, without
-  // a lock, for the file's size in bytes; if there is no such file, `size` returns nullopt, and so
-  // does this. Two threads may call `size` for the same name. Throws std::bad_alloc.
+  // a lock, for the file's size in bytes; if the file does not exist, `size` returns nullopt, and
+  // so does this. Two threads may call `size` for the same name. Throws std::bad_alloc.
   using Size = std::function<std::optional<std::uint64_t>()>;
   std::optional<std::uint64_t> look_up(std::uint8_t view, std::uint32_t tensor,
                                        std::string_view expression, const Size& size);

@@ -4,7 +4,7 @@
 // It need not begin exactly there, because the kernel's readahead sends requests in parallel, and
 // they arrive slightly out of order. A stream that has read in sequence prefetches a window ahead
 // of the reader. The window doubles from kFirstWindow to kLargestWindow, and is extended when the
-// reader has used half of it. It normally ends at the end of the file. If a reader has come from
+// reader has used half of it. It normally ends at the end of the file. If a reader has just read
 // the previous tensor, it will probably read the next tensor too, so its window continues there.
 //
 // Random readers create streams of one read each, which prefetch nothing.
@@ -58,7 +58,7 @@ class ReadAhead {
     std::uint64_t position = 0;    // the end of the part that was read
     std::uint64_t used = 0;        // clock_ at its last read; 0: the stream is unused
     unsigned in_sequence = 0;      // reads in sequence, at most kTrusted
-    bool follows = false;          // the reader has come from the previous file
+    bool follows = false;          // the reader has read the previous file before
     std::uint64_t window = 0;      // bytes; 0: nothing was prefetched
     std::uint64_t asked_file = 0;  // the file in which the next window begins
     std::uint64_t asked_offset = 0;

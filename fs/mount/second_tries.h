@@ -30,8 +30,8 @@ class SecondTries {
   struct Read {  // a read through the kernel's cache
     std::uint64_t inode, offset, length;
   };
-  // Records a failed read. If there is no memory, the read is not recorded, and its second try
-  // waits as well.
+  // Records a failed read. If memory runs out, the read is not recorded, and its second try waits
+  // as well.
   void failed(const Read& read, Clock::time_point began, Clock::time_point now) noexcept;
   // Removes the records that overlap a read that has succeeded.
   void succeeded(const Read& read);

@@ -35,7 +35,7 @@ int parse(const ViewFile& file, const Tensor& tensor, PartShown& part) {
 }
 
 // Sets `stats` to the statistics of the whole tensor, and passes its values to the sinks, in a
-// single pass. If the statistics are known and there are no sinks, reads nothing. Returns 0 or an
+// single pass. Reads nothing if the statistics are known and `sinks` is empty. Returns 0 or an
 // errno.
 int stats_of(const ViewFile& file, const std::atomic<bool>& stop, ValueStats& stats,
              const std::vector<ValueSink*>& sinks = {}) {

@@ -83,7 +83,7 @@ class Blocks {
   std::uint64_t losses() const { return entry_ ? entry_->losses() : 0; }
   bool become_here(std::uint64_t block, State from, std::uint64_t losses);
 
-  // Returns the entry, or null if there is none.
+  // Returns the entry, or null if the object has no entry.
   CacheEntry* entry() const { return entry_.get(); }
   // Checks a block of the entry that is kComing. It becomes kHere if its checksum matches.
   bool take_published(std::uint64_t block) { return take(block, State::kComing); }
@@ -104,9 +104,9 @@ class Blocks {
   // owns the descriptor.
   int descriptor(ByteRange range) const;
 
-  // Reads bytes of the object. Returns 0 or an errno: EAGAIN if a block is not here, including a
-  // block that the cache's file turns out to have lost and that is now absent; EINVAL if the range
-  // does not lie inside the object.
+  // Reads bytes of the object. Returns 0 or an errno: EAGAIN if a block is not available locally,
+  // including a block that the cache's file turns out to have lost and that is now absent; EINVAL
+  // if the range does not lie inside the object.
   int read(std::span<std::byte> buffer, std::uint64_t offset);
 
  private:

@@ -150,7 +150,7 @@ std::uint64_t word_of(int map, std::uint64_t block) {
   return error == 0 ? word : 0;
 }
 
-// Returns false if another open file has locked the byte, and true if there are no locks.
+// Returns false if another open file has locked the byte, and true if the file system has no locks.
 bool lock_byte(int fd, short type, std::uint64_t byte) {
   struct flock lock {};
   lock.l_type = type;

@@ -148,7 +148,7 @@ class Cache {
     unsigned keep_free = 5;  // % of the disk that stays free
   };
   // Returns STFS_CACHE, else $XDG_CACHE_HOME/stfs, else .cache/stfs in $HOME or in the home
-  // directory that the password database names; "" if there is no home directory.
+  // directory that the password database names; "" without a home directory.
   static std::string default_directory();
 
   // Does not throw if the directory cannot be used. unusable() then returns the reason, open()
@@ -215,7 +215,7 @@ class Cache {
   Options options_;
   std::string unusable_;
   bool is_named_ = false;      // STFS_CACHE or the option cache_dir names the directory
-  uid_t owner_ = ::geteuid();  // the only user whose files are trusted
+  uid_t owner_ = ::geteuid();  // only files of this user are trusted
   bool is_read_only_ = false;
   UniqueFd entries_, names_, trash_;  // directories
   std::mutex mutex_;                  // held during eviction; guards granted_

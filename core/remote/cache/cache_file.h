@@ -29,9 +29,9 @@ namespace stfs {
 
 class CacheFile final : public Source {
  public:
-  // `entry` null: there is no cache. `first` is what was received of the object's beginning when
-  // the object was found. Its whole blocks are kept, on the disk if `has_room`, else in memory.
-  // `fetcher` must outlive this.
+  // `entry` is null if there is nothing to cache in. `first` has the first bytes of the object,
+  // which were received when the object was found. Its whole blocks are kept, on the disk if
+  // `has_room`, else in memory. `fetcher` must outlive this.
   CacheFile(const RemoteVersion& version, std::unique_ptr<Remote> remote,
             std::unique_ptr<CacheEntry> entry, Fetcher& fetcher, std::string_view first = {},
             bool has_room = true);

@@ -94,7 +94,8 @@ void Fetcher::prefetch(File& file, ByteRange range) {
   if (options_.offline || is_held_) return;
   Blocks& blocks = file.blocks;
   BlockRun run = blocks.run_of({range.offset, std::min(range.length, kFarthest)});
-  // Skip blocks that are here or in the cache. A reader will check the latter.
+  // Skip blocks that are in memory or in the cache. Blocks in the cache are checked when they are
+  // read.
   std::array<bool, kFarthest / Blocks::kBlock + 1> is_wanted{};
   for (std::uint64_t block = run.first; block < run.end; ++block) {
     const State state = blocks.state(block);

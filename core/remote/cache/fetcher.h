@@ -44,8 +44,8 @@
 // after Options::longest.
 //
 // A block is received into memory. It is then written to the cache's file, or stays in memory if
-// there is no cache or the disk refuses the block. If a transfer breaks in the middle of a block,
-// the bytes received so far stay in memory, and only the rest is requested.
+// the object has no cache entry or the disk refuses the block. If a transfer breaks in the middle
+// of a block, the bytes received so far stay in memory, and only the rest is requested.
 //
 // Locking: one mutex guards the queues, the waiting readers, and all state changes of blocks except
 // those listed in blocks.h. It is not held during system calls on the cache, calls of a Remote or
@@ -115,10 +115,10 @@ class Fetcher {
   // Fails all waiting readers with ECANCELED. Returns when no transfer and no callback of the file
   // runs any more.
   void remove(File& file);
-  // Calls `ready` once, with 0 when all blocks of the range are here, or with an errno: ESTALE if
-  // the object has changed, EACCES, EIO, ENOMEM or ECANCELED. `ready` runs on the calling thread if
-  // the result is known at once, and otherwise on a thread of the fetcher. The range must lie in
-  // the object.
+  // Calls `ready` once, with 0 when all blocks of the range are available locally, or with an
+  // errno: ESTALE if the object has changed, EACCES, EIO, ENOMEM or ECANCELED. `ready` runs on the
+  // calling thread if the result is known at once, and otherwise on a thread of the fetcher. The
+  // range must lie in the object.
   void want(File& file, ByteRange range, Source::Ready ready);
   // Queues the missing blocks of the range, as far as the limits above allow. Does nothing while
   // the fetcher is offline or held.

@@ -118,7 +118,8 @@ std::optional<Fetcher::Item> Fetcher::next(Items& items, State state) {
 }
 
 // Claims the first blocks of a run that can be claimed, without a gap, and returns them. The blocks
-// before them are here, or claimed by another process. The blocks after them are unchanged.
+// before them are available locally, or claimed by another process. The blocks after them are
+// unchanged.
 BlockRun Fetcher::claim(Blocks& blocks, BlockRun run) {
   const CacheEntry* entry = blocks.entry();
   if (entry == nullptr) return run;
@@ -153,7 +154,7 @@ void Fetcher::release(Blocks& blocks, BlockRun run) {
   for (std::uint64_t block = run.first; block < run.end; ++block) blocks.entry()->release(block);
 }
 
-// Takes the kept part of a block. Returns an empty part if there is none.
+// Takes the kept part of a block. Returns an empty part if none was kept.
 Fetcher::Part Fetcher::take_part(const File& file, std::uint64_t block) {
   const auto at = std::ranges::find_if(
       parts_, [&](const Part& part) { return part.file == &file && part.block == block; });

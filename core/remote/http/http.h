@@ -88,7 +88,8 @@ struct HttpHead {
   // Texts of the request that messages must not show (server_reason.h).
   std::vector<std::string> secrets = {};
 
-  // Returns the value of the last header with this name (in lower case), or "" if there is none.
+  // Returns the value of the last header with this name (in lower case), or "" if the head has
+  // none.
   std::string_view header(std::string_view name) const;
 };
 
@@ -151,7 +152,7 @@ class Http {
   // `most` bytes; a longer one is cut if the status is 300 or higher, and is an error otherwise.
   // Retries as next_try() says until `patience` (by default Options::patience) is over; then a
   // response with a temporary status is returned as well. `is_temporary` may classify further
-  // responses as temporary. Throws Error kUnreadable if there is no complete response. Must not be
+  // responses as temporary. Throws Error kUnreadable if no complete response arrives. Must not be
   // called on the thread of Http.
   HttpAnswer get(const HttpRequest& request, std::size_t most,
                  std::optional<std::chrono::milliseconds> patience = {},

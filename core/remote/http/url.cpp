@@ -30,7 +30,7 @@ int hex_digit_value(char c) {
 
 bool is_url_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
 
-// Returns the length of the scheme before the first ":", or 0 if there is none.
+// Returns the length of the scheme before the first ":", or 0 if the text has none.
 std::size_t leading_scheme(std::string_view url) {
   const std::size_t colon = url.find(':');
   if (colon == std::string_view::npos || colon == 0 || !is_ascii_letter(url[0])) return 0;

@@ -40,7 +40,7 @@ HubName parse_hub_name(const std::string& name);  // throws Error kUsage
 struct HubOptions {
   std::string endpoint;  // "https://huggingface.co", without a trailing slash
   std::string origin;    // the origin of `endpoint`
-  std::string token;     // "" if there is none, or if it must not be sent to this endpoint
+  std::string token;     // "" if none was found, or if it must not be sent to this endpoint
   bool is_token_withheld = false;  // there is a token, but the endpoint is http
 
   std::string resolve_url(const HubName& name) const;

@@ -30,9 +30,10 @@ struct RemoteVersion {
   std::uint64_t size = 0;  // bytes
   timespec mtime{};        // 0 if the store does not report a time
   std::string token;       // Version::token: store and validator, "s3-..", "hf-<sha256>", "web-.."
-  // The strong ETag as the server writes it; "" if there is none or responses carry other ETags.
+  // The strong ETag as the server writes it; "" if it sends none, or if responses carry other
+  // ETags.
   std::string etag;
-  std::string weak_etag;      // without W/, if there is no strong ETag; "" if there is none
+  std::string weak_etag;      // without W/; "" if there is a strong ETag or no ETag
   std::string last_modified;  // as the server writes it; "" if it sends none
   std::string version_id;     // in an S3 bucket with versions; "" otherwise
   std::string sha256;         // 64 hex digits of all bytes; "" if the store does not report it
@@ -58,13 +59,13 @@ struct Verdict {
 };
 
 // Checks the head of a response. Accepts status 206 with exactly the requested Content-Range, and
-// 200 if the range is the whole object. In both cases the validators must be those of the version,
-// the length must be exact, and there must be no content encoding. Status 404, 410, 412 or 416,
-// another size or another validator mean that the object has changed. Any other 200 comes from a
-// server that ignores ranges, and is refused. For the rules see SEMANTICS, "Sources elsewhere".
+// 200 if the range is the whole object. In both cases the validators must equal the version's, the
+// length must be exact, and there must be no content encoding. Status 404, 410, 412 or 416, another
+// size or another validator mean that the object has changed. Any other 200 comes from a server
+// that ignores ranges, and is refused. For the rules see SEMANTICS, "Sources elsewhere".
 Verdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange range);
 
-// Parses `bytes FIRST-LAST/SIZE`, or `bytes */SIZE`, which a 416 response has and whose range is
+// Parses `bytes FIRST-LAST/SIZE`, or `bytes */SIZE`, which a 416 response has; its range is then
 // empty. Returns nullopt for any other text.
 struct ContentRange {
   ByteRange range;
@@ -114,7 +115,7 @@ class Store {
 
   // Returns the object's current version. `known` may be a version from the cache: the store may
   // then ask only whether it is still current, and return it without bytes. Throws Error kUsage for
-  // an invalid name, kAbsent if there is no such object, kHidden if the object may be absent or
+  // an invalid name, kAbsent if the object does not exist, kHidden if the object may be absent or
   // forbidden, and kUnreadable.
   virtual Found find(const std::string& name, const RemoteVersion* known,
                      Patience patience = {}) = 0;

@@ -204,7 +204,7 @@ class S3Store : public Store {
                        const S3Settings& settings) const;
   RemoteVersion version_of(const std::string& name, const HttpHead& head, std::uint64_t size);
   std::string token_of(const RemoteVersion& version);
-  // Returns the names directly under a prefix, like entries(), or nullopt if there are none.
+  // Returns the names directly under a prefix, like entries(), or nullopt for an empty prefix.
   std::optional<std::vector<std::string>> list_prefix(const std::string& name,
                                                       const S3Name& prefix);
   pugi::xml_document parse_page(const std::string& name, const S3Answer& answer);
