@@ -188,7 +188,7 @@ void on_threads(std::size_t count, const std::function<void(std::size_t)>& work)
     others.reserve(count);
     for (std::size_t i = 1; i < count; ++i) others.push_back(start_thread([&run, i] { run(i); }));
   } catch (const std::exception&) {
-    // Go on with those that started.
+    // Continue with the threads that have started.
   }
   run(0);
   for (std::thread& other : others) other.join();
