@@ -65,8 +65,8 @@ inline constexpr std::int32_t kCuda = 2;
 inline constexpr std::uint64_t kReadOnly = 1;
 inline constexpr std::uint64_t kIsCopied = 2;
 
-// A managed tensor of either kind, together with everything that it refers to. The consumer owns
-// it and calls `deleter`, which frees the whole Export.
+// A managed tensor of either kind, together with everything that it refers to. The consumer owns it
+// and calls `deleter`, which frees the whole Export.
 template <class Managed, class Owner>
 struct Export {
   Managed managed{};

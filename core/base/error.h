@@ -45,7 +45,7 @@ enum class ErrorCode {
   kGgufSplit,   // the parts of a split file do not belong together
 
   kArchive,  // a zip archive that breaks its format, or has no tensors
-  kPickle,   // the pickle of a PyTorch file breaks its format, or says more than its length allows
+  kPickle,   // the pickle of a PyTorch file breaks its format, or needs too much memory or time
 
   kQuantized,      // a quantised tensor is incomplete, contradicts itself or is not supported
   kDelta,          // a delta breaks its format, is not supported or has another base
@@ -74,8 +74,8 @@ std::string_view error_name(ErrorCode code);
 // failed.
 int exit_status(ErrorCode code);
 
-// A failure to load. `what()` is one line, "place: subject: rule", followed by "(RuleName)" for an
-// error of exit status 1. The place is the file or URL that the error is about; it may be "".
+// A failure to load. `what()` is one line, "place: subject: rule", followed by "(RuleName)" if the
+// exit status is 1. The place is the file or URL that the error is about; it may be "".
 //
 // The line is safe to print on a terminal, because the constructor escapes the place, and the
 // caller has to escape the names in the message (text.h). The constructor also removes the secrets

@@ -1,4 +1,4 @@
-// Home directories in paths.
+// Finds the home directory, and replaces "~" in paths.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once

@@ -31,7 +31,8 @@ std::string take_token(std::string_view& text) {
   const std::string_view token = text.substr(0, length);
   text.remove_prefix(length);
   if (token == "\\Z") return "\\z";
-  if (token.front() == '[' && token.find("[:", 1) != std::string_view::npos) return "";  // POSIX's
+  // Refuse a class with "[:", which RE2 might read as a POSIX class.
+  if (token.front() == '[' && token.find("[:", 1) != std::string_view::npos) return "";
   if (token == "{") {
     // Perhaps a repetition. RE2 would match {,2} and {01} as plain text.
     std::string_view rest = text;
@@ -82,7 +83,7 @@ std::string take_field(std::string_view& rest, char delimiter) {
 
 std::optional<NamePattern> NamePattern::parse(std::string_view expression) {
   struct Part {
-    char look;  // '=' or '!', or 0 for a part that does not look ahead
+    char look;  // '=' or '!' for a lookahead, else 0
     std::string text;
   };
   // RE2 matches bytes here (Latin1), so a quantifier after "é" would repeat only its last byte.
@@ -90,7 +91,7 @@ std::optional<NamePattern> NamePattern::parse(std::string_view expression) {
   if (expression.size() > kMaxExpression || !std::ranges::all_of(expression, is_ascii)) {
     return std::nullopt;
   }
-  std::vector<Part> parts{{0, ""}};  // the beginning, the look-aheads, and the rest
+  std::vector<Part> parts{{0, ""}};  // the beginning, the lookaheads, and the rest
   bool has_alternatives = false;
   for (int depth = 0; !expression.empty();) {
     if (depth == 0 && (expression.starts_with("(?=") || expression.starts_with("(?!"))) {

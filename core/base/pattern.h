@@ -37,7 +37,7 @@ class NamePattern {
   using Expression = std::shared_ptr<const re2::RE2>;  // copies of a pattern share it
   struct Look {
     Expression expression;
-    bool is_wanted;  // false: (?!...)
+    bool is_wanted;  // false for (?!...)
   };
 
   // A name matches if it has a place such that `begin_` matches the whole text before the place,

@@ -1,7 +1,7 @@
 // SHA-256 (FIPS 180-4) of a text, or of bytes that arrive in pieces. The only possible failure is
 // std::bad_alloc in hex() and sha256_hex(); add() allocates no memory.
 //
-// Thread safety: one thread at a time uses an object.
+// Thread safety: one thread at a time uses a Sha256; the functions may be called from any thread.
 #pragma once
 
 #include <openssl/sha.h>

@@ -35,7 +35,7 @@ std::string printable_json(std::string_view json);
 // computes its size. The text must outlive the writer.
 class TextWriter {
  public:
-  TextWriter() = default;  // counts
+  TextWriter() = default;  // only counts
   explicit TextWriter(std::string& text) : text_(&text) {}
 
   TextWriter& add(std::string_view part);
@@ -81,7 +81,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t mo
 void write_shape(std::span<const std::uint64_t> shape, TextWriter& out);
 std::string shape_json(std::span<const std::uint64_t> shape);
 
-// 1536 -> "1.5 KiB", 17 -> "17 B".
+// Returns a size for people: "1.5 KiB" for 1536, "17 B" for 17.
 std::string human_bytes(std::uint64_t bytes);
 
 // Returns a time since the epoch in UTC in the form of RFC 3339: "2026-01-31T08:00:00.000000000Z".

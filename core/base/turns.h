@@ -2,7 +2,7 @@
 // thread has acquired. Replaces std::counting_semaphore, which with GCC 12 can sleep for ever
 // although a turn is free (gcc.gnu.org/PR104928).
 //
-// Thread safety: all members.
+// Thread safety: all members may be called from any thread.
 #pragma once
 
 #include <condition_variable>

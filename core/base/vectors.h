@@ -1,8 +1,8 @@
 // For code that Highway compiles once for each set of instructions. Highway chooses the set when
 // the program runs.
 //
-// A file with such code includes this file. It also includes itself through
-// <hwy/foreach_target.h>, after it has defined HWY_TARGET_INCLUDE as its own path.
+// A file with such code includes this file. It also includes itself through <hwy/foreach_target.h>,
+// after it has defined HWY_TARGET_INCLUDE as its own path.
 #pragma once
 
 #include <functional>

@@ -41,7 +41,7 @@ void write_info_json(const Checkpoint& checkpoint, TextWriter& out) {
   const Totals totals = totals_of(checkpoint);
   // Write the text directly, because a JSON document would take hundreds of bytes per key, and the
   // metadata may have millions of keys.
-  bool is_empty = true;  // the open array or object
+  bool is_empty = true;  // the open array or object has no items yet
   const auto item = [&]() -> TextWriter& {
     out.add(is_empty ? "\n    " : ",\n    ");
     is_empty = false;

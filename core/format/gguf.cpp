@@ -210,7 +210,7 @@ class GgufReader {
   T number() {
     return little<T>(take(sizeof(T)));
   }
-  // Valid until the next call.
+  // Returns the next `length` bytes. Valid until the next call.
   std::string_view text(std::uint64_t length) {
     return {reinterpret_cast<const char*>(take(length)), static_cast<std::size_t>(length)};
   }

@@ -105,7 +105,7 @@ bool is_text(std::string_view first) {
 
 struct FileKind {
   bool (*recognises)(std::string_view first);
-  std::string_view what;  // "the file ..."
+  std::string_view what;  // completes "the file ..."
   std::string_view advice;
   bool shows_text = false;    // the message quotes the beginning of the file
   bool may_be_index = false;  // a valid index of shards may look like this too

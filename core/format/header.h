@@ -98,7 +98,7 @@ class Metadata {
   // Adds a string. Do not mix this with the other add() in one Metadata.
   void add(std::string_view key, std::string_view text);
   void add(std::string_view key, std::string_view text, const MetadataValue& value);
-  void sort();  // by key, bytewise; equal keys stay in the order of add()
+  void sort();  // sorts by key, bytewise; equal keys stay in the order of add()
 
  private:
   struct Lengths {

@@ -176,7 +176,7 @@ class TensorReader {
   }
 
   bool dims_of(PickleValue tuple, std::vector<std::uint64_t>& out) const {
-    if (tuple.kind == PickleKind::kObject) {  // torch.Size
+    if (tuple.kind == PickleKind::kObject) {  // a torch.Size
       const PickleValue arguments = pickle_.node(tuple).arguments;
       if (arguments.kind != PickleKind::kTuple || arguments.count != 1) return false;
       tuple = pickle_.items_of(arguments)[0];

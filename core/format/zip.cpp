@@ -135,7 +135,7 @@ class ZipReader {
       std::string record = text_at(at, kRecord64Bytes);
       if (!record.starts_with("PK\6\6")) continue;
       // If the record does not reach to the locator, it belongs to an earlier archive in the file.
-      constexpr std::uint64_t kUncounted = 12;  // bytes of the record, by its own size
+      constexpr std::uint64_t kUncounted = 12;  // bytes that the record's own size does not count
       if (number_in<std::uint64_t>(record, 4) != before - at - kUncounted) continue;
       directory_end_ = at;
       return record;
