@@ -12,7 +12,7 @@ namespace stfs {
 
 // The first group consists of the rules of the safetensors format, with the names of the reference
 // reader (safetensors/src/tensor.rs, SafeTensorError). The second group consists of the rules of
-// GGUF, for which its reference reader has no names.
+// GGUF, which have no names in its reference reader.
 enum class ErrorCode {
   kHeaderTooSmall,
   kHeaderTooLarge,
@@ -35,13 +35,13 @@ enum class ErrorCode {
   kGgufKey,        // a key is empty or too long, or occurs twice
   kGgufValue,      // a value of the metadata has a type that the format does not have
   kGgufAlignment,
-  kGgufName,  // a tensor's name has 64 bytes or more
+  kGgufName,  // a tensor's name has more than 127 bytes
   // A tensor has too many dimensions, a negative dimension, a size over 64 bits, or rows that are
   // not whole blocks.
   kGgufShape,
   kGgufType,
   kGgufOffset,  // a gap, an overlap, another order, or an offset that is not aligned
-  kGgufData,    // the file ends before the last tensor
+  kGgufData,    // the file ends before the end of the last tensor
   kGgufSplit,   // the parts of a split file do not belong together
 
   kArchive,  // a zip archive that breaks its format, or has no tensors
@@ -59,7 +59,7 @@ enum class ErrorCode {
   kUnreadable,  // the source cannot be read: not permitted, not a regular file, I/O error
   kAbsent,      // no such file or object
   // The file or object may be absent: the server does not say whether it exists, or stfs must not
-  // look.
+  // ask the server, or a name in a directory is not a regular file.
   kHidden,
   kMissingShard,  // the index names a file that does not exist
   kMountFailed,

@@ -78,7 +78,7 @@ int write_exact(int fd, std::span<const std::byte> bytes);
 // its file system does not support attributes. Throws kUnreadable.
 std::optional<std::string> extended_attribute(const std::string& path, const char* name);
 
-// Returns the content of a small file. Throws kAbsent or kUnreadable, and kUnreadable if the file
+// Returns the content of a small file. Throws kAbsent or kUnreadable; kUnreadable also if the file
 // has more than `limit` bytes.
 std::string read_file(const std::string& path, std::uint64_t limit);
 

@@ -77,7 +77,7 @@ class KeySorter {
 };
 
 inline void KeySorter::split(Range range, std::vector<Range>& work) {
-  constexpr std::size_t kSmall = 16;  // if there are no more, comparing whole texts is as fast
+  constexpr std::size_t kSmall = 16;  // up to this many texts, comparing them whole is as fast
   const std::span part = keys_.subspan(range.begin, range.end - range.begin);
   if (part.size() <= kSmall) {
     any_equal_ = insertion_sort(part, range.depth) || any_equal_;

@@ -119,9 +119,8 @@ void Follower::wait() {
   // if a file is still growing. poll(2) uses the monotonic clock.
   const int pause = static_cast<int>(options_.pause.count());
   const int least = pause / 5;
-  std::array<pollfd, 2> polled{
-      pollfd{cancelled_.get(), POLLIN, 0},
-      pollfd{changes_.get(), POLLIN, 0}};  // poll(2) ignores it if negative
+  std::array<pollfd, 2> polled{pollfd{cancelled_.get(), POLLIN, 0},
+                               pollfd{changes_.get(), POLLIN, 0}};  // ignored if negative
   if (::poll(polled.data(), 1, least) != 0) return;
   const bool is_slow = is_url(directory_) && is_settled_;
   ::poll(polled.data(), 2, (is_slow ? 5 * pause : pause) - least);

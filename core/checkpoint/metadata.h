@@ -79,8 +79,8 @@ struct MetadataItem {
 int text_size(const MetadataItem& item, std::uint64_t& bytes);
 int make_text(const MetadataItem& item, Content& content);
 
-// Writes the value as JSON: a string, a number or a bool. Writes an array as {"array": "string",
-// "length": 32000}, and a string that is not in memory as {"string": BYTES}.
+// Writes the value as JSON. An array becomes {"array": "string", "length": 32000}, and a string
+// that is not in memory becomes {"string": BYTES}.
 void write_value_json(const MetadataItem& item, TextWriter& out);
 // Returns the text for a table, or "[32000 string]" for an array, or "[1.0 MiB]" for a string that
 // is not in memory.

@@ -2,7 +2,7 @@
 // the tokenizer, code, and README and LICENSE. A fixed list of names selects them, because a mount
 // that other users may read must not show the other files of the directory.
 //
-// Thread safety: the functions may be called from any thread, and their results may be used in any.
+// Thread safety: the functions may be called, and their results used, in any thread.
 #pragma once
 
 #include "core/format/types.h"
@@ -57,8 +57,9 @@ bool is_model_file(std::string_view name);
 //
 // Another user may have written a local directory. Therefore a symbolic link is followed only to a
 // regular file in the directory, or in the `blobs` of the Hub's cache that contains the directory.
-// With `others_may_read`, all users must also be permitted to read the file (o+r) and to enter the
-// directories (o+x) between the file and the directory, or the model's directory in that cache.
+// With `others_may_read`, all users must also be permitted to read that file (o+r) and to enter
+// (o+x) each directory on the way to it, from `directory` or the model's directory in that cache
+// on.
 ModelFiles open_model_files(const std::string& directory,
                             const std::optional<std::vector<std::string>>& names,
                             const ConfigFacts& facts, bool others_may_read, Sources& sources);

@@ -42,7 +42,7 @@ struct CommandRow {
   std::vector<std::string> (*devices)() = nullptr;  // returns the values of a kDevice row
 };
 
-bool is_operand(const OptionRow& row);  // also true for the words of a kCommand row
+bool is_operand(const OptionRow& row);  // a kCommand row counts as an operand
 bool may_repeat(const OptionRow& row);
 
 // Splits a text and drops empty parts.

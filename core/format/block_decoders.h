@@ -18,7 +18,8 @@
 //
 // The decoders use the vector instructions that the processor has.
 //
-// Thread safety: the function may be called from any thread, whatever its rounding mode (ieee.h).
+// Thread safety: the function may be called from any thread, whatever the thread's rounding mode is
+// (ieee.h).
 #pragma once
 
 #include "core/format/types.h"
@@ -27,7 +28,7 @@
 
 namespace stfs {
 
-// TypeInfo::to_f32 of the types of kind kQuantized. `dtype` must be of this kind.
+// Implements TypeInfo::to_f32 for the types of kind kQuantized; `dtype` must be one of them.
 void blocks_to_f32(DType dtype, const std::byte* in, std::size_t elements, float* out);
 
 }  // namespace stfs

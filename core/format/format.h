@@ -34,10 +34,10 @@ struct Format {
 // The bytes from which a format is recognised; enough for the name of an archive's first member.
 inline constexpr std::size_t kFirstBytes = 512;
 
-// Reads the first bytes of a source and returns its format. No file can have two formats: read as a
-// length, GGUF's magic number is over the limit of safetensors, and is_zip() excludes safetensors
-// too. safetensors has no magic number, so any other file counts as safetensors, and reading its
-// header reports the broken rule. Throws Error kUnreadable.
+// Reads the first bytes of a source and returns its format. No file can have two formats: GGUF's
+// magic number, as the length of a header, would be over the limit of safetensors, and is_zip()
+// returns false for every safetensors file. Because safetensors has no magic number, any other file
+// counts as safetensors, and reading its header reports the broken rule. Throws Error kUnreadable.
 const Format& format_of(const Source& source);
 
 // If the source is remote and its first bytes are in the cache, begins to fetch the rest of its

@@ -2,7 +2,8 @@
 // even, once. narrow.h has the rules for one value. f32_to_f16 and f32_to_bf16 follow the same
 // rules with vector instructions of the processor.
 //
-// Thread safety: the functions may be called from any thread, whatever its rounding mode (ieee.h).
+// Thread safety: the functions may be called from any thread, whatever the thread's rounding mode
+// is (ieee.h).
 #pragma once
 
 #include "core/format/types.h"

@@ -46,7 +46,7 @@ inline constexpr std::string_view kGgufOriginalShapeKey = "comfy.gguf.orig_shape
 // Returns the part of a text before its first NUL, or the whole text.
 std::string_view up_to_nul(std::string_view text);
 // Returns the index of the entry that ggml finds for a key without a NUL: the first entry in the
-// file whose key is equal up to its first NUL. Returns nullopt if there is none. Call
+// file with a key that is equal up to its first NUL. Returns nullopt if there is none. Call
 // Metadata::sort() first.
 std::optional<std::size_t> find_gguf_key(const Metadata& metadata, std::string_view key);
 

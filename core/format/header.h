@@ -90,7 +90,7 @@ class Metadata {
 
   std::vector<std::string> keys() const;
 
-  // Returns the index of the first entry with a key that is not less. Call sort() first.
+  // Returns the index of the first entry with a key not less than `key`. Call sort() first.
   std::size_t lower_bound(std::string_view key) const;
   // Returns the index of the entry with this key, or nullopt if there is none. Call sort() first.
   std::optional<std::size_t> find(std::string_view key) const;

@@ -14,8 +14,8 @@
 namespace stfs {
 namespace {
 
-// A limit, because each shard is searched for and has its own records. A process may open fewer
-// files than this.
+// The number of shards has a limit, because each is searched for and has its own records. No
+// process can usually open this many files.
 constexpr std::size_t kMostShards = 1 << 16;
 
 // Receives the SAX events of an index. Keeps `weight_map` and `metadata.total_size`.

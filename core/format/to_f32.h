@@ -17,7 +17,8 @@
 //
 // It uses the vector instructions that the processor has, and gives the same bits with all of them.
 //
-// Thread safety: the function may be called from any thread, whatever its rounding mode (ieee.h).
+// Thread safety: the function may be called from any thread, whatever the thread's rounding mode is
+// (ieee.h).
 #pragma once
 
 #include "core/format/types.h"
@@ -26,7 +27,7 @@
 
 namespace stfs {
 
-// TypeInfo::to_f32 of the types of kind kFloat. `dtype` must be of this kind.
+// Implements TypeInfo::to_f32 for the types of kind kFloat; `dtype` must be one of them.
 void float_to_f32(DType dtype, const std::byte* in, std::size_t elements, float* out);
 
 }  // namespace stfs

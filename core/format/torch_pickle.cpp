@@ -264,8 +264,7 @@ class TensorReader {
                   __builtin_add_overflow(last, reach, &last);
     }
     if (is_empty) {
-      // safetensors refuses a shape whose product overflows on the way, even if a later factor is
-      // 0.
+      // safetensors refuses a shape if its product overflows before the factor 0 is reached.
       std::uint64_t product = tensor.dtype == DType::kF4 ? 2 : 1;
       for (const std::uint64_t dim : tensor.shape) {
         if (__builtin_mul_overflow(product, dim, &product))

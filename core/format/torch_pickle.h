@@ -32,10 +32,10 @@ struct TorchTensor {
 // The number of objects, by class, that are not tensors or are tensors that cannot be shown.
 using ClassCounts = std::map<std::string, std::uint64_t>;
 
-// Calls `found` for each tensor and its name, in the order of the pickle. If several paths lead to
-// a tensor, `found` is called for each of them. Returns the counts of the objects that contain no
-// tensor, without those inside another such object, and of the tensors that cannot be shown. Throws
-// Error kPickle, also for a pickle whose values are shared so often that its paths are out of
+// Calls `found` for each tensor and its name, in the order of the pickle. If a tensor has several
+// paths, calls `found` for each of them. Returns the counts of two kinds of objects: objects that
+// contain no tensor, unless they are inside another such object, and tensors that cannot be shown.
+// Throws Error kPickle. Refuses also a pickle that shares values so often that its paths are out of
 // proportion to its length.
 ClassCounts walk_tensors(
     const Pickle& pickle, const std::string& place,

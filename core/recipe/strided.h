@@ -1,9 +1,8 @@
 // Produces an array in row-major order from elements that are stored in another order: transposed,
 // sliced or expanded.
 //
-// The result is computed in tiles: consecutive ranges of at most 8 MiB, if a step allows it.
-// Readers of the same tile share it. If the elements form runs of at least 4 KiB, they are read
-// without tiles.
+// The result is computed in tiles, which are consecutive ranges of at most 8 MiB. Readers of the
+// same tile share it. If the elements form runs of at least 4 KiB, they are read without tiles.
 //
 // Thread safety: const members may be called from any thread. Lifetime: the sources and the
 // TileCache must outlive the producer.
