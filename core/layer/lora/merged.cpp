@@ -78,7 +78,8 @@ class Merged : public Producer {
     return fill(offset, out);
   }
 
-  // Not inline, because the compiler could move the arithmetic to where no IeeeArithmetic exists.
+  // Not inline, because the compiler could move the arithmetic out of the lifetime of
+  // IeeeArithmetic.
   [[gnu::noinline]] int fill(std::uint64_t offset, std::span<std::byte> out) const {
     Work work;
     work.rights.resize(updates_.size());
