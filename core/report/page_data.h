@@ -16,6 +16,7 @@ namespace stfs::markup {
 
 using Write = std::function<void(std::string_view)>;
 
+// A column of the table: its key in the JSON, its heading, and the CSS class of the heading.
 struct Column {
   std::string_view key, name, style;
 };

@@ -88,7 +88,7 @@ class Patches::Tensor {
   const Patch& patch() const { return patch_; }
   std::unique_ptr<const Producer> producer() const;
   bool is_checked() const { return all_.is_checked_[number_]; }
-  bool has_changes() const;       // kept in memory
+  bool has_changes() const;       // returns whether its changes are kept in memory
   std::uint64_t streams() const;  // the number of streams that are decoded at the same time
   std::uint64_t window() const;   // the maximum window of each stream, in bytes
 

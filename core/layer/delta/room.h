@@ -33,7 +33,8 @@ namespace stfs {
 using Frames = std::vector<std::unique_ptr<Frame>>;
 
 struct Cursor {
-  // How many bytes before the decoders are kept, at least; more than the kernel reads ahead.
+  // The minimum number of bytes before the decoders that are kept. It is more than the kernel reads
+  // ahead.
   static constexpr std::size_t kWindow = 4 << 20;
 
   std::uint64_t at = 0;           // the position of the decoders in the tensor
@@ -59,7 +60,9 @@ class Room {
   // Reserves memory for changes that are being collected. Returns false if the limit does not allow
   // it. Pass the reserved bytes to keep() or release() later.
   bool reserve(std::uint64_t bytes);
+  // Gives reserved memory back.
   void release(std::uint64_t bytes);
+  // Keeps the changes of a tensor in the memory that was reserved for them.
   void keep(std::size_t tensor, std::shared_ptr<const Changes> changes, std::uint64_t reserved);
 
   // --- Decoders

@@ -69,6 +69,7 @@ Packing fields(Codes codes, std::uint64_t bits, std::int32_t offset = 0);
 std::optional<Packing> packed(Packing packing, std::uint64_t rows, std::uint64_t columns,
                               std::uint64_t unit = 1);
 
+// Returns true for the floating types of 8 bits, but not for F8_E8M0, the type of scales.
 bool is_fp8(DType dtype);
 // Returns the type of a scale's values: F8_E8M0 for U8, else its dtype. Returns nullopt if it is
 // not a type of a scale.
@@ -76,8 +77,10 @@ std::optional<DType> scale_type(DType dtype);
 // Like scale_type(), but without F8_E8M0.
 std::optional<DType> float_scale_type(DType dtype);
 
+// Returns `name` without `ending`, with which it must end.
 std::string_view without_ending(std::string_view name, std::string_view ending);
 bool has_rank(const Tensor& tensor, std::size_t rank);
+// Returns `shape`, which must not be empty, with another last dimension.
 std::vector<std::uint64_t> with_last(std::span<const std::uint64_t> shape, std::uint64_t last);
 
 class Candidate {
@@ -130,7 +133,9 @@ class Candidate {
   // Like packed(), but refuses a size that overflows.
   Packing pack(const Packing& packing, std::uint64_t rows, std::uint64_t columns,
                std::uint64_t unit = 1) const;
+  // Makes the companion an input of the weight.
   void take(Role role, const Companion& companion) { found.input(role) = companion.number; }
+  // Sets the name and the shape of the result.
   void set_result(std::string_view name, std::span<const std::uint64_t> shape);
   // Sets the stored matrices and the packing of their codes. Rows are padded to `unit` bytes.
   void set_codes(const Packing& packing, const Matrices& stored, std::uint64_t unit = 1);

@@ -218,7 +218,7 @@ std::vector<std::string> keys_of_quantisation(const Metadata& metadata) {
   std::set<std::string> keys{std::string(kComfyKey), "quantization_config"};
   if (const auto at = metadata.find("tensor_names")) {
     const Json names = parse(metadata[*at].second);
-    std::set<std::string> seen;  // because a text may be long, and must be parsed only once
+    std::set<std::string> seen;  // so that a long text is parsed only once
     for (const Json& each : names) {
       if (!each.is_string() || !seen.insert(each.get<std::string>()).second) continue;
       const auto& name = each.get_ref<const std::string&>();

@@ -22,9 +22,10 @@ namespace stfs {
 inline constexpr std::string_view kComfyKey = "_quantization_metadata";
 
 struct ComfyLayer {
-  std::string format;             // "float8_e4m3fn", "nvfp4"
-  std::string refused;            // why its values cannot be computed; "" if they can
-  std::optional<DType> weight;    // the type of the codes; nullopt if the format allows several
+  std::string format;   // "float8_e4m3fn", "nvfp4"
+  std::string refused;  // why its values cannot be computed; "" if they can
+  // The type of the codes; nullopt if the format does not determine it.
+  std::optional<DType> weight;
   std::set<std::string> unknown;  // keys that stfs does not know
 };
 // Reads the text of a tensor "X.comfy_quant".

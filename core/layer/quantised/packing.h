@@ -27,8 +27,8 @@ enum class Codes : std::uint8_t {
   kF4HighFirst,  // two F4 per byte, the first in the high bits
   // Two fields of 4 bits per byte, from neighbouring rows, the first in the low bits.
   kNibblesDown,
-  // Bytes of Packing::type in tiles of 128 rows and 4 columns: row r of a tile starts at byte r %
-  // 32 * 16 + r / 32 * 4 (the order of cuBLAS). The last tiles are padded.
+  // Bytes of Packing::type in tiles of 128 rows and 4 columns, in the order of cuBLAS. The last
+  // tiles are padded. Row r of a tile starts at its byte r % 32 * 16 + r / 32 * 4.
   kTiles,
   kByColumn,  // elements of Packing::type, column after column
   // Like kFields with 2, 4 or 8 bits, but the writer subtracted Packing::added from all fields of a
@@ -41,9 +41,9 @@ struct Packing {
   Codes codes = Codes::kTyped;
   DType type = DType::kF32;  // for kTyped, kTiles and kByColumn
   std::uint8_t bits = 0;     // per field
-  // Is added to each field, modulo 2^bits (the zeros of GPTQ's first version).
+  // A number that is added to each field, modulo 2^bits (the zeros of GPTQ's first version).
   std::uint8_t added = 0;
-  std::int32_t offset = 0;  // is subtracted from each field
+  std::int32_t offset = 0;  // a number that is subtracted from each field
   // Bytes from one row of elements, words or tiles to the next; for kByColumn, from one column to
   // the next.
   std::uint64_t pitch = 0;

@@ -281,7 +281,8 @@ class Dequantizer {
     refuse_companions();
   }
 
-  // Makes `list`, the list that was given to the constructor, the result. Call it after find().
+  // Turns `list`, the list that was given to the constructor, into the result. Call it after
+  // find().
   void show(TensorList& list) {
     if (std::ranges::count(fates_, kKept) == std::ssize(fates_)) {
       // If a SOURCE shows values already, its method is known.

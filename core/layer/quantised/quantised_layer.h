@@ -20,6 +20,7 @@ namespace stfs {
 // Converts the words of -o dequantize, "bf16", "f16" and "f32", to types. Returns nullopt for any
 // other word.
 std::optional<DType> dequantized_type(std::string_view word);
+// Returns the word for such a type, or "" for any other type.
 std::string_view dequantized_word(DType type);
 inline constexpr std::string_view kDequantizeOption = "dequantize";
 inline constexpr std::string_view kDequantizedWords = "bf16|f16|f32";

@@ -172,9 +172,9 @@ bool is_nothing(const Json& value) {
   return value.empty() || value == false || (text != nullptr && (text->empty() || *text == "none"));
 }
 
-// Keys which mean that the weights are rotated, so that only other parts of the model undo the
-// rotation. In the config of an algorithm of Quark, they name the rotations that are made while the
-// model runs.
+// Keys which mean that the weights are rotated. Only a part of the model undoes such a rotation.
+// Some keys, such as "online_r1_rotation", are from the config of an algorithm of Quark, and name
+// rotations that are made while the model runs.
 constexpr std::string_view kRotations[] = {
     "transform_config",
     "spinquant_config",

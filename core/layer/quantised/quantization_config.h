@@ -26,7 +26,7 @@
 namespace stfs {
 
 struct QuantizationConfig {
-  // Represents -1 in a number: one group for all columns.
+  // The value of a number that is -1 in the file: one group for all columns.
   static constexpr std::uint64_t kAll = ~std::uint64_t{0};
   using Block = std::pair<std::uint64_t, std::uint64_t>;  // rows, columns
 
@@ -106,7 +106,8 @@ bool has_name_of_conv1d(std::string_view module);
 // The groups that a module may belong to.
 struct GroupsOfModule {
   std::vector<const QuantizationConfig::Group*> groups;
-  // The name decided. If false, the file may have another name for the module than the config.
+  // True if the module's name decided. Otherwise the file may use another name for the module than
+  // the config.
   bool is_told = false;
 };
 // Returns the groups that a module may belong to, as compressed-tensors selects them: the group

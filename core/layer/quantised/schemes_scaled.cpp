@@ -19,8 +19,9 @@ std::uint64_t block_along(std::uint64_t size, std::uint64_t scales, std::uint64_
     wanted = std::clamp<std::uint64_t>(wanted, 1, std::max<std::uint64_t>(size, 1));
     return (size + wanted - 1) / wanted == scales ? wanted : 0;
   }
-  // The last block may be cut: two scales for 192 rows may mean blocks of 128 and 64, not of 96.
-  // Only if equal blocks have a power of two as their size, no larger block size fits too.
+  // The last block may be cut: two scales for 192 rows mean blocks of 128 and 64, not two blocks of
+  // 96. If equal blocks have a power of two as their size, this size is certain, because with any
+  // larger power of two there would be fewer scales.
   if (size % scales != 0) return 0;
   return scales == 1 || std::has_single_bit(size / scales) ? size / scales : 0;
 }

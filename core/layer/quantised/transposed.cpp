@@ -11,8 +11,7 @@
 namespace stfs {
 namespace {
 
-// The maximum size of a band, which allows the cache to hold the bands of several sequential
-// readers.
+// The maximum size of a band. It allows the cache to hold the bands of several sequential readers.
 constexpr std::uint64_t kBand = 8 << 20;  // bytes
 // The minimum number of rows of a tile. With fewer, its runs would be too short for reads of their
 // own.
