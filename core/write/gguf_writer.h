@@ -1,6 +1,6 @@
-// Recipes of new GGUF files with some tensors of a checkpoint whose first source is a GGUF file.
-// Neither tensors nor metadata are copied, because a tokenizer may have a hundred megabytes. Layers
-// may have changed tensors, or added tensors of other files.
+// Recipes of new GGUF files with some tensors of a checkpoint. Its first source must be a GGUF
+// file. Neither tensors nor metadata are copied, because a tokenizer may have a hundred megabytes.
+// Layers may have changed tensors, or added tensors of other files.
 //
 //   literal    "GGUF", version 3, the numbers of tensors and keys
 //   extents    the keys and values, unchanged, in the order of the sources and within each source

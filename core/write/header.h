@@ -22,9 +22,9 @@ namespace stfs {
 void write_header_row(std::string_view name, DType dtype, std::span<const std::uint64_t> shape,
                       std::uint64_t begin, std::uint64_t end, TextWriter& out);
 
-// Returns the length in bytes of a header whose JSON has `json` bytes, including the spaces after
-// the JSON. They are chosen so that the data begins at `phase` modulo 4096 in the file. Returns
-// nullopt if the length exceeds the format's limit.
+// Returns the length in bytes of a header with `json` bytes of JSON, including the spaces after the
+// JSON. They are chosen so that the data begins at `phase` modulo 4096 in the file. Returns nullopt
+// if the length exceeds the format's limit.
 std::optional<std::uint64_t> header_length(std::uint64_t json, std::uint64_t phase = 0);
 
 // Returns the 8 bytes before a header, which contain its length.

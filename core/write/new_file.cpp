@@ -146,7 +146,7 @@ NewOutput::NewOutput(std::string path, AtSignal at_signal) : path_(std::move(pat
   try {
     watcher_ = std::make_unique<Watcher>(*this);
   } catch (const std::exception&) {
-    // There is no descriptor, memory or thread left. Continue: a signal then has the same effect as
+    // No descriptor, memory or thread is left. Continue: a signal then has the same effect as
     // SIGKILL.
   }
 }

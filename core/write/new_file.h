@@ -11,7 +11,7 @@
 //                 name is unchanged
 //
 // While a file or directory has a temporary name, the writer holds a lock on it (flock(2)). A
-// process that is killed leaves it behind unlocked, and the next writer in the same directory
+// process that is killed leaves it there unlocked, and the next writer in the same directory
 // removes it.
 //
 // Thread safety: the same thread must construct, commit and destroy it.

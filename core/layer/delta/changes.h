@@ -18,7 +18,7 @@ class Changes {
 
   // Adds the changes of a range that begins at byte `at`, which must be where the last call's range
   // ended. `difference` is the xor of the old and the new bytes, and `after` holds the new bytes.
-  // Bytes whose difference is 0 take no memory.
+  // Bytes with the difference 0 take no memory.
   void add(std::uint64_t at, std::span<const std::byte> difference,
            std::span<const std::byte> after);
   // Applies the changes of the range that begins at byte `at` to `bytes`, which holds the old

@@ -156,8 +156,8 @@ class Patcher {
     }
   }
 
-  // Refuses a tensor whose check needs more of a source than the source keeps: all bytes that the
-  // check reads must be kept until it has read them.
+  // Refuses a tensor if checking it needs more bytes of a source than the source keeps, because all
+  // bytes that the check reads must be kept until it has read them.
   static void refuse_without_room(const PatchedTensor& tensor) {
     const Content content = tensor.content();
     std::map<const Source*, std::vector<Extent>> missing;

@@ -26,13 +26,13 @@ class FrameEncoder {
   void add(std::span<const std::byte> before, std::span<const std::byte> after);
 
   bool has_changes() const { return has_changes_; }
-  // Call it after the last byte, and only if has_changes(). Returns the frame, whose header
-  // contains the size of its content.
+  // Call it after the last byte, and only if has_changes(). Returns the frame. Its header contains
+  // the size of its content.
   std::vector<std::byte> finish();
   std::string digest() const { return digest_.hex(); }  // the checksum of the new bytes
 
  private:
-  void begin(std::uint64_t content);  // begins a frame whose content has this size
+  void begin(std::uint64_t content);  // begins a frame with a content of this size
   void compress(std::span<const std::byte> bytes, bool is_last);
 
   DeltaEncoding encoding_;

@@ -55,7 +55,7 @@ class Room {
 
   // --- Changes. `tensor` is a number that the caller has chosen.
 
-  // Returns the kept changes of a tensor, or nullptr if there are none.
+  // Returns the kept changes of a tensor, or nullptr if none are kept.
   std::shared_ptr<const Changes> changes(std::size_t tensor);
   // Reserves memory for changes that are being collected. Returns false if the limit does not allow
   // it. Pass the reserved bytes to keep() or release() later.
@@ -104,7 +104,7 @@ class Room {
   std::uint64_t memory_ = 0;  // bytes in use
   std::uint64_t idle_ = 0;    // bytes held by kept_
   std::uint64_t most_used_ = 0;
-  std::size_t running_ = 0;  // the number of turns whose decoders run
+  std::size_t running_ = 0;  // the number of turns with running decoders
 };
 
 // Runs decoders while it exists. The constructors wait for room. They throw std::bad_alloc.

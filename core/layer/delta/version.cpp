@@ -55,7 +55,7 @@ std::optional<std::uint64_t> number_in_json(const IndexJson& json) {
   return number;
 }
 
-// Returns the text of the index, or nullopt if there is no index.
+// Returns the text of the index, or nullopt if the index does not exist.
 std::optional<std::string> text_of_index(const std::string& index, Sources& sources) {
   std::error_code error;
   if (!is_url(index) && !std::filesystem::exists(index, error) && !error) return std::nullopt;
@@ -110,8 +110,8 @@ bool is_there(const std::string& file, Sources& sources) {
   }
 }
 
-// Returns the checkpoint in a directory as a SOURCE, or nullopt if there is none. The SOURCE is a
-// file on a web server, which has no directories.
+// Returns the checkpoint in a directory as a SOURCE, or nullopt if the directory contains none. On
+// a web server, which has no directories, the SOURCE is a file.
 std::optional<std::string> full_checkpoint_in(const std::string& directory, Sources& sources) {
   const std::string_view scheme = scheme_of(directory);
   for (const char* const name : {kIndexName, "model.safetensors"}) {

@@ -176,7 +176,7 @@ Item item_of(const From& from, std::uint32_t number) {
           list.row(number).record, std::nullopt};
 }
 
-// Refuses a shape whose rows are not whole blocks of `dtype`, because a block type of GGUF cannot
+// Refuses a shape if its rows are not whole blocks of `dtype`, because a block type of GGUF cannot
 // have such a shape.
 void require_whole_blocks(const EditLine& line, DType dtype, std::span<const std::uint64_t> shape) {
   const TypeInfo& type = type_info(dtype);

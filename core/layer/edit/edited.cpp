@@ -19,7 +19,7 @@ constexpr std::size_t kMostTexts = 1 << 30;  // bytes
 
 }  // namespace
 
-// A tensor whose bytes an edit computes from the bytes of another tensor.
+// A tensor with bytes that an edit computes from the bytes of another tensor.
 class DerivedTensor : public ComputedTensor {
  public:
   using Make = Content (*)(const Tensor& in, const Tensor& out, const std::string& argument);

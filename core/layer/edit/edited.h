@@ -52,14 +52,14 @@ class Edited {
   std::vector<Item> items;
   // Warnings for the user about things that lines left undone or that look wrong.
   std::vector<std::string> warnings;
-  // The keys that lines have set, with their values, and those that they have removed, with
+  // The keys that lines have set, with their values, and the keys that they have removed, with
   // nullopt.
   std::map<std::string, std::optional<std::string>, std::less<>> metadata;
 
-  // Returns the scheme of the quantised weight whose codes or scales the item is, if the checkpoint
-  // shows them as they are stored. Returns "" for any other item.
+  // Returns the scheme of the quantised weight that the item's codes or scales belong to, if the
+  // checkpoint shows them as they are stored. Returns "" for any other item.
   std::string_view scheme_of_codes(const Item& item);
-  // Returns the item with this name, or nullptr if there is none.
+  // Returns the item with this name, or nullptr if no item has it.
   Item* find(std::string_view name);
   bool is_gguf() const;  // returns whether the first part is a GGUF file
   // Returns true if a part shows the key or a line has set it.
@@ -78,7 +78,7 @@ class Edited {
   bool may_keep(std::size_t bytes) const;
   std::string_view keep(std::string text);
   std::span<const std::uint64_t> keep(std::vector<std::uint64_t> shape);
-  // Returns a tensor with the name of `item` whose bytes `make` computes from the item's bytes. If
+  // Returns a tensor with the name of `item`. `make` computes its bytes from the item's bytes. If
   // `make` returns a single extent, the result is a stored tensor.
   Tensor computed(const Item& item, DType dtype, std::span<const std::uint64_t> shape,
                   std::string_view scheme,

@@ -2,8 +2,8 @@
 // tensors' names.
 //
 // The rules are from PEFT: tuners/lora/config.py, model.py and layer.py, and
-// utils/save_and_load.py. An adapter whose result is not W + s·B·A is refused with the name of its
-// kind, because stfs would compute other weights than PEFT.
+// utils/save_and_load.py. If the result of an adapter is not W + s·B·A, the adapter is refused with
+// the name of its kind, because stfs would compute other weights than PEFT.
 //
 // Thread safety: values and pure functions; const members may be called from any thread.
 #pragma once

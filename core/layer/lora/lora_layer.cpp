@@ -648,8 +648,8 @@ class Merger {
     return fit;
   }
 
-  // Handles a model whose head is its embeddings. If PEFT trained one of the two and not the other,
-  // they become two tensors. Returns whether they do.
+  // Handles a model that uses its embeddings as its head. If PEFT trained one of the two and not
+  // the other, they become two tensors. Returns whether they do.
   bool settle_head() {
     const auto embedding = embedding_ ? changes_.find(*embedding_) : changes_.end();
     const bool has_changed = embedding != changes_.end();

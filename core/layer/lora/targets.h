@@ -21,11 +21,12 @@ class Targets {
   // `list` has sorted names (TensorList::sort_names()).
   explicit Targets(const TensorList& list) : list_(list) {}
 
-  // Returns the tensor with this name. If there is none, returns the tensor whose name shares the
+  // Returns the tensor with this name. Otherwise returns the tensor with the name that shares the
   // most components with `name`, counted from the end, and nullopt if no tensor qualifies. A tensor
-  // qualifies only if the common end begins at the component before the first number or earlier,
-  // and if one name is the end of the other or only names of wrapping models precede the common end
-  // in both. Sets `other` if a second tensor fits equally well.
+  // qualifies only if the common end includes everything from the component before the first number
+  // on (the last two components, if there is no number), and if one name is the end of the other or
+  // only names of wrapping models precede the common end in both. Sets `other` if a second tensor
+  // fits equally well.
   std::optional<std::uint32_t> find(std::string_view name,
                                     std::optional<std::uint32_t>& other) const;
 

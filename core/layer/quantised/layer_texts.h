@@ -52,7 +52,7 @@ std::vector<std::string> keys_of_quantisation(const Metadata& metadata);
 // Returns true if a key of a configuration means that weights are rotated.
 bool is_key_of_rotation(std::string_view key);
 // Returns the first key or word in a header's texts which means that weights are rotated, or "" if
-// there is none. Skips ComfyUI's formats of layers, because comfy_layers() checks them.
+// no text has one. Skips ComfyUI's formats of layers, because comfy_layers() checks them.
 std::string rotation_in(const Metadata& metadata);
 
 }  // namespace stfs

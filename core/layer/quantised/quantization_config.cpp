@@ -104,7 +104,7 @@ class ConfigReader {
   const std::string& file_;
 };
 
-// Returns the object at a key, or nullptr if there is none.
+// Returns the object at a key, or nullptr if the key is missing or null.
 const Json* object_at(const Json& object, const char* key, const std::string& file) {
   const auto at = object.find(key);
   if (at == object.end() || at->is_null()) return nullptr;
@@ -494,7 +494,7 @@ void add_vocabularies(const Json& json, std::set<std::uint64_t>& sizes) {
   }
 }
 
-// Reads the quantisation in config.json. Returns false if there is none.
+// Reads the quantisation in config.json. Returns false if the file contains none.
 bool read_main(const Json& json, QuantizationConfig& out) {
   refuse_rotation_of_model(json, out);
   add_vocabularies(json, out.vocabularies);

@@ -110,7 +110,7 @@ Grid blocks_of(const Candidate& weight, const Tensor& scale) {
   return *found;
 }
 
-// Returns the companion with scales, or nullopt if there is none. Refuses a weight with two.
+// Returns the companion with scales, or nullopt if the weight has none. Refuses a weight with two.
 std::optional<Companion> scale_of(const Candidate& weight) {
   std::optional<Companion> found;
   const auto add = [&](std::string_view base, std::string_view ending) {

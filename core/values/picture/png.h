@@ -7,11 +7,11 @@
 // first IDAT begins with the header of zlib, and the last one ends with the Adler-32 of all rows.
 //
 // The last dimension is horizontal, all others are vertical. A one-dimensional tensor is wrapped
-// into rows: the length of a row is the smallest power of two whose square is at least the number
-// of elements. A picture has at most 2048 x 2048 pixels. Each pixel represents a block of elements;
-// all blocks have the same size except the last ones. A pixel shows the element of the block that
-// has the largest magnitude (NaN counts as larger than infinity, infinity as larger than every
-// number, and x as larger than -x), so an outlier never disappears.
+// into rows: the length of a row is the smallest power of two with a square that is at least the
+// number of elements. A picture has at most 2048 x 2048 pixels. Each pixel represents a block of
+// elements; all blocks have the same size except the last ones. A pixel shows the element of the
+// block that has the largest magnitude (NaN counts as larger than infinity, infinity as larger than
+// every number, and a positive value as larger than its negative), so an outlier never disappears.
 //
 // Zero is white, positive values are red, negative values are blue; the colours end at three
 // standard deviations. Black is NaN, green is infinity of either sign, and grey marks the end of
