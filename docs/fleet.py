@@ -16,7 +16,7 @@ import sys
 
 PAGE = pathlib.Path(__file__).with_name('MANY_MACHINES.md')
 MARKS = ('<!-- fleet.py -->\n', '<!-- end -->\n')
-REQUEST = 8.388608  # MB: the largest request of stfs, and a slice of the cache
+REQUEST = 8.388608  # MB: the maximum request of stfs, and a slice of the cache
 NODES = (1, 8, 64, 512)
 
 
