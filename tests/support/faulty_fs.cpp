@@ -6,8 +6,8 @@
 //
 //   fail NAME BEGIN END    reads of these bytes fail with EIO
 //   stall NAME BEGIN END   reads of these bytes wait
-//   release                answers waiting reads with the present bytes of DIR; later reads do not
-//                          wait
+//   release                answers waiting reads with the present bytes of DIR; after this, no
+//                          read waits
 //   slow MILLISECONDS      every read takes this long
 //
 // Read MOUNTPOINT/control for the number of waiting reads. CACHE is what the kernel keeps when a

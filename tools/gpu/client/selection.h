@@ -3,8 +3,8 @@
 //   /mnt/w/model.norm.weight            a file of a mount: a tensor; also below .stfs/, in the
 //                                       views that show a tensor's bytes or values
 //   /mnt/w/model/layers                 a directory of a mount: every tensor below it
-//   model.safetensors                   a checkpoint, which may be an index or a directory: all its
-//                                       tensors
+//   model.safetensors                   a checkpoint: all its tensors; it may also be an index or a
+//                                       directory
 //   model.safetensors::model.norm.weight   SOURCE::NAME; otherwise SOURCE::GLOB
 //   hf://org/name, https://host/m.safetensors::NAME   the same for a remote source, which ends
 //                                       before the first "::" after the host

@@ -14,10 +14,9 @@
 //      The holder's "stop" makes transfer() throw.
 //   3  The copier has received no order for `idle`.
 //   4  The holder closes the socket. The copier first stops transfer() and joins the worker.
-//   5  The driver has failed in the worker, for another reason than a lack of memory, so later
-//   calls
-//      of this process may fail as well. The copier sends the error and exits; the holder starts a
-//      new copier for the next order.
+//   5  The driver fails in the worker, for another reason than a lack of memory, so later calls of
+//      this process may fail as well. The copier sends the error and exits; the holder starts a new
+//      copier for the next order.
 #pragma once
 
 #include "core/base/posix.h"

@@ -11,15 +11,15 @@
 // (closer.h).
 //
 // If the file of its socket is removed, clients cannot find the holder, and it would keep its
-// memory for ever. Therefore it checks the file in each turn of the loop and at least every minute,
-// and creates the socket again. If it cannot, it exits when no process has a lease.
+// memory for ever. Therefore it checks the file in each turn of the loop, at least every minute, and
+// creates the socket again if the file is missing. If that fails, it exits as soon as no process has
+// a lease.
 //
 //   running ──1──> leaving ──2──> reaped      (a copier)
 //
-//   1  The copier's socket ends, or the copier has another version of the protocol: the holder
-//   closes
-//      its end. A copier that was told to stop a load and has not answered after kCopierEnd is
-//      killed.
+//   1  The copier closes its socket, or it has another version of the protocol: the holder closes
+//      its own end. If a copier does not answer an order to stop within kCopierEnd, the holder kills
+//      it.
 //   2  The copier's process ends; after kCopierEnd the holder kills it with SIGKILL. Its load then
 //      fails or is ordered again. If the copier left without a load, the next load does not wait
 //      for it.

@@ -14,25 +14,22 @@
 //     │                           │ ▲  └──────────┴───5──────┘
 //     └──1──> ended               └─┘6
 //
-//   1  A client sends a request. The load ends at once if all tensors are resident or the request
-//   is
-//      refused.
-//   2  The load before it has ended, and advance() orders all tensors that are missing. The load
-//   ends
-//      instead if none is missing any more, or there is too little memory.
+//   1  A client sends a request. The load ends at once if all tensors are resident, or if the
+//      request is refused.
+//   2  The load before it has ended, and advance() orders all tensors that are missing. If there are
+//      none, or too little memory, the load ends instead.
 //   3  The copier sends its first answer, which is progress.
-//   4  The copier sends its last answer. What it copied is published, and the client gets the
-//   result. 5  The copier reports an error or ends, or the device has too little memory. The client
-//   gets the
+//   4  The copier sends its last answer. The copied tensors are published, and the client gets the
+//      result.
+//   5  The copier reports an error or ends, or the device has too little memory. The client gets the
 //      reason.
 //   6  The device is full: order_again() evicts other tensors and orders the load again. If there
-//   are
-//      none to evict, it orders the load once more, because the memory of a process that was killed
-//      is freed later than its lease ends. The load is also ordered again, at most kMaxAttempts
-//      times, if the copier exited while the order was on its way.
+//      are none to evict, it orders the load once more, because the memory of a process that was
+//      killed is freed later than its lease ends. The load is also ordered again, at most
+//      kMaxAttempts times, if the copier exited while the order was on its way.
 //
-// If a client disconnects, its waiting loads are dropped; the copier is told to stop a load that is
-// running, and its answer is discarded.
+// If a client disconnects, its waiting loads are dropped. If one of its loads is running, the copier
+// gets an order to stop, and its answer is discarded.
 //
 // The states of a tensor:
 //

@@ -1,14 +1,13 @@
 // The segments that this process has mapped. A segment stays mapped while a reference to it exists,
-// and after that until the device permits the unmapping.
+// and after that until it can be unmapped.
 //
 //     used ──1──> ended
 //       └────2──> parked ──3──> ended
 //
 //   1  The last reference is dropped: MappedSegment::unmap() waits for the work of this process on
 //      the device, then unmaps the segment.
-//   2  The last reference is dropped while a stream captures a graph, so that no thread may wait
-//   for
-//      the device.
+//   2  The last reference is dropped while a stream captures a graph. No thread may wait for the
+//      device during a capture, so the segment stays mapped.
 //   3  retry() unmaps the segment after the capture has ended.
 //
 // A segment that is parked when this object is destroyed stays mapped until the process ends.
@@ -31,7 +30,7 @@ class Mappings {
   // allocates no memory.
   std::shared_ptr<const MappedSegment> adopt(std::unique_ptr<MappedSegment> segment);
 
-  // Unmaps the parked segments that the device permits to unmap.
+  // Unmaps the parked segments, unless a stream still captures a graph.
   void retry() noexcept;
 
  private:

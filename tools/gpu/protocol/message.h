@@ -10,12 +10,12 @@
 // Each connection begins with a hello, because a holder may keep running while stfs-gpu is
 // upgraded. A hello has the same form in every version of the protocol; version 1 sends none.
 //
-//   client to holder   {"request":"hello","version":6}
-//   holder to client   {"version":6,"pid":123}, with an "error" if the versions differ
-//   holder to copier   {"hello":6}
-//   copier to holder   {"load":0,"hello":6}
+//   client to holder   {"request":"hello","version":N}
+//   holder to client   {"version":N,"pid":123}, with an "error" if the versions differ
+//   holder to copier   {"hello":N}
+//   copier to holder   {"load":0,"hello":N}
 //
-// If the versions differ, the user sees version_error().
+// N is the kProtocolVersion of the sender. If the versions differ, the user sees version_error().
 //
 // Input is not trusted: sizes and nesting are checked before memory is allocated, and a peer that
 // may not send descriptors is disconnected when it sends one.

@@ -282,9 +282,9 @@ STFS_API void* stfs_python_release(void* capsule);
  * Then waits until that thread calls stfs_python_ended(has_ended). `*has_ended` must be 0 before.
  * The caller is the main thread and holds the GIL, which is released while it waits.
  *
- * If a handler raises an exception, cancels the calls with `checkpoint` and waits until the call has
- * ended, without running another handler. If `checkpoint` is NULL, returns without waiting, and the
- * call continues. If a handler forks, returns at once in the child.
+ * If a handler raises an exception, cancels the calls with `checkpoint` and waits until the call
+ * has ended, without running another handler. If `checkpoint` is NULL, returns without waiting, and
+ * the call continues. If a handler forks, returns at once in the child.
  *
  * Returns -1 if `start` raises RuntimeError because no thread can be started, or if Python's
  * functions cannot be found; no exception is set then. Otherwise returns 0, with the exception set
