@@ -17,7 +17,7 @@
 // A tile that was handed out but not sent is handed out again by the next tile(). read_ahead() also
 // takes a free tile, into which the device copies; read_back() frees it.
 //
-// On failure, every function throws Error kDeviceFailed, which is a DriverError if the driver failed.
+// On failure, every function throws Error kDeviceFailed, or DriverError if the driver failed.
 //
 // Thread safety: several threads may use a Device at the same time; one thread at a time uses a
 // Lane. Lifetime: a device must outlive its segments and lanes; a segment must outlive the lanes

@@ -11,9 +11,9 @@
 // (closer.h).
 //
 // If the file of its socket is removed, clients cannot find the holder, and it would keep its
-// memory for ever. Therefore it checks the file in each turn of the loop, at least every minute, and
-// creates the socket again if the file is missing. If that fails, it exits as soon as no process has
-// a lease.
+// memory for ever. Therefore it checks the file in each turn of the loop, at least every minute,
+// and creates the socket again if the file is missing. If that fails, it exits as soon as no
+// process has a lease.
 //
 //   running ──1──> leaving ──2──> reaped      (a copier)
 //

@@ -16,8 +16,8 @@
 //
 //   1  A client sends a request. The load ends at once if all tensors are resident, or if the
 //      request is refused.
-//   2  The load before it has ended, and advance() orders all tensors that are missing. If there are
-//      none, or too little memory, the load ends instead.
+//   2  The load before it has ended, and advance() orders all tensors that are missing. The load
+//      ends instead if no tensor is missing any more, or if there is too little memory.
 //   3  The copier sends its first answer, which is progress.
 //   4  The copier sends its last answer. The copied tensors are published, and the client gets the
 //      result.

@@ -1,5 +1,5 @@
 // An item is one thing that can be on a device: a tensor of a source file or a part of it, in its
-// own type or converted. If layers compute the tensor, the item has the description of its
+// own type or converted. If the tensor is computed, the item has the description of its
 // checkpoint. An item says where the bytes are and which version they have; it does not own a file.
 //
 // Items with equal keys have the same bytes. Thread safety: an item is immutable after its
@@ -21,7 +21,8 @@ namespace stfs::gpu {
 
 class ConversionTally;
 
-// A tensor that layers compute, in a checkpoint that the copier loads.
+// A tensor that is computed, by layers or as a file of PyTorch or NumPy describes it, in a
+// checkpoint that the copier loads.
 struct Computation {
   // mount_json() of the checkpoint (core/checkpoint/mounted.h): its sources, layers and version.
   // Shared by all items of the checkpoint.
