@@ -47,8 +47,8 @@ struct SelectionOptions {
   std::optional<DType> as;
   std::optional<Shard> shard;
   Layers layers;  // applied to the whole checkpoint or mount that is named
-  // A tensor without the shard's dimension is loaded whole, and a tensor that cannot be converted
-  // to `as` in its own type. If false, both are errors.
+  // If true, a tensor without the shard's dimension is loaded whole, and a tensor that cannot be
+  // converted to `as` is loaded in its own type. If false, both are errors.
   bool is_one_of_many = false;
 };
 

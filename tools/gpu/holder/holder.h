@@ -18,8 +18,8 @@
 //   running ──1──> leaving ──2──> reaped      (a copier)
 //
 //   1  The copier closes its socket, or it has another version of the protocol: the holder closes
-//      its own end. If a copier does not answer an order to stop within kCopierEnd, the holder kills
-//      it.
+//      its own end. The holder kills a copier that does not answer an order to stop within
+//      kCopierEnd.
 //   2  The copier's process ends; after kCopierEnd the holder kills it with SIGKILL. Its load then
 //      fails or is ordered again. If the copier left without a load, the next load does not wait
 //      for it.

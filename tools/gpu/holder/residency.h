@@ -21,8 +21,8 @@
 //   3  The copier sends its first answer, which is progress.
 //   4  The copier sends its last answer. The copied tensors are published, and the client gets the
 //      result.
-//   5  The copier reports an error or ends, or the device has too little memory. The client gets the
-//      reason.
+//   5  The copier reports an error or ends, or the device has too little memory. The client gets
+//      the reason.
 //   6  The device is full: order_again() evicts other tensors and orders the load again. If there
 //      are none to evict, it orders the load once more, because the memory of a process that was
 //      killed is freed later than its lease ends. The load is also ordered again, at most
