@@ -232,7 +232,7 @@ std::string DiffRows::json_of(const Pair& pair, const PairDifference& difference
   }
   if (!values) return json_line(object);
   const double largest = largest_of(*values);
-  object["largest_difference"] = largest;  // JSON has no infinity: it becomes null
+  object["largest_difference"] = largest;  // infinity becomes null, because JSON lacks it
   if (largest > 0) {
     object["at"] = indices_of(values->unlike > 0 ? values->first_unlike : values->first_largest,
                               pair.a->shape);

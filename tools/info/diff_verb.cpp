@@ -91,7 +91,7 @@ std::vector<Pair> pairs_of(const Checkpoint& a, const Checkpoint& b, Less is_les
 }
 
 // Joins pairs whose tensors have different names in the two checkpoints, but the same bytes, dtype
-// and shape. Examines only tensors whose name is in one of the checkpoints.
+// and shape. Examines only tensors whose name is in only one of the two.
 class Renames {
  public:
   // Joins tensors that are the same extent of the same file, and finds out which others must be
@@ -227,7 +227,7 @@ int diff(const Arguments& arguments) {
   add_in_order(out, pairs.size(), arguments.threads(),
                [&](std::size_t i, const std::atomic<bool>& stop) -> std::string {
                  const Pair& pair = pairs[i];
-                 // Counts bytes only once that are read twice.
+                 // Counts bytes that are read twice only once.
                  std::uint64_t position = 0, counted = 0;
                  const auto progress = [&](std::uint64_t n) {
                    position += n;

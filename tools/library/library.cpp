@@ -490,8 +490,10 @@ void stfs_python_ended(int* has_ended) {
 }
 
 int stfs_python_wait(stfs_checkpoint* checkpoint, void* start, int* has_ended) {
-  constexpr std::chrono::milliseconds kSignals{100};  // a signal may be delivered to another thread
-  constexpr std::chrono::milliseconds kCancel{5};     // again and again: the call may not wait yet
+  constexpr std::chrono::milliseconds kSignals{
+      100};  // check this often: another thread may get the signal
+  constexpr std::chrono::milliseconds kCancel{
+      5};  // cancel this often: the call may not be waiting yet
   const Python& python = python_functions();
   if (!python.is_there) return -1;
   void* const started = python.call(start, nullptr);

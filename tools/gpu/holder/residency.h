@@ -28,8 +28,8 @@
 //      killed is freed later than its lease ends. The load is also ordered again, at most
 //      kMaxAttempts times, if the copier exited while the order was on its way.
 //
-// If a client disconnects, its waiting loads are dropped. If one of its loads is running, the copier
-// gets an order to stop, and its answer is discarded.
+// If a client disconnects, its waiting loads are dropped. If one of its loads is running, the
+// copier gets an order to stop, and its answer is discarded.
 //
 // The states of a tensor:
 //
