@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Shared by the scripts here: lists the Debian packages that stfs needs, and installs those that are missing. Scripts
+# Shared by the scripts here: lists the Debian packages that stfs needs, and installs the missing ones. Scripts
 # that run in bash source it; it only defines names.
 
 # Packages needed to configure and build every preset except fuzz.
@@ -22,13 +22,13 @@ STFS_SERVER_PACKAGES=(
   ceph-mon ceph-osd ceph-common radosgw nginx-light python3-boto3 curl openssl
 )
 
-# Packages needed to compare with the values of other programs, also for `test --all`: PyTorch, mypy, file systems that
+# Packages needed to compare with the values of other programs, for `test --all`: PyTorch, mypy, file systems that
 # share blocks, and the npm client, which gets ggml's library and Kubernetes' schemas.
 # shellcheck disable=SC2034
 STFS_ORACLE_PACKAGES=(python3-torch mypy xfsprogs btrfs-progs)
 command -v npm >/dev/null || STFS_ORACLE_PACKAGES+=(npm)
 
-# Packages needed to open the report's page in a browser, also for `test --all`. npm gets puppeteer-core, which drives it.
+# Packages needed to open the report's page in a browser, for `test --all`. npm gets puppeteer-core, which drives it.
 # shellcheck disable=SC2034
 STFS_BROWSER_PACKAGES=(chromium fonts-dejavu-core)
 command -v node >/dev/null || STFS_BROWSER_PACKAGES+=(nodejs)

@@ -8,7 +8,7 @@
 //   7b    a Llama decoder of 7 billion parameters (13 GB at --scale 1)
 //   70b   a Llama 3 decoder of 70 billion parameters (140 GB at --scale 1)
 //   moe   a mixture of experts: 100,000 small tensors with long names
-//   wide  760,000 tiny tensors in one file, whose header is just below the format's limit of
+//   wide  760,000 tiny tensors in one file with a header just below the format's limit of
 //         100,000,000 bytes
 #include "tests/support/checkpoint_writer.h"
 

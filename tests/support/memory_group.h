@@ -36,7 +36,7 @@ class MemoryGroup {
   MemoryGroup(const MemoryGroup&) = delete;
   MemoryGroup& operator=(const MemoryGroup&) = delete;
 
-  // Why there is no group; "" if there is one.
+  // Why the group is missing; "" if it exists.
   const std::string& missing() const { return missing_; }
   // The file to which a process writes its pid to enter the group.
   std::string processes() const { return path_ / "cgroup.procs"; }

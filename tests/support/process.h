@@ -34,7 +34,7 @@ struct Outcome {
 struct RunOptions {
   // "NAME=value", added to the environment of this process.
   std::vector<std::string> environment = {};
-  std::filesystem::path directory = {};   // the working directory; "": that of this process
+  std::filesystem::path directory = {};   // the working directory; "": this process's
   std::vector<int> ignored_signals = {};  // ignored when the program starts
   std::vector<int> blocked_signals = {};  // blocked when the program starts
   std::chrono::seconds limit = kHang;  // after this time the child is killed, but not its children

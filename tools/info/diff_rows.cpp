@@ -64,7 +64,7 @@ std::string without_end(std::string line) {
   return line;
 }
 
-// Returns values whose text is as long as the text of any values of the pair.
+// Returns values with the longest text that the values of the pair can have.
 ValueDifference longest_values(const Pair& pair) {
   ValueDifference longest;
   longest.elements = 1;

@@ -90,8 +90,8 @@ std::vector<Pair> pairs_of(const Checkpoint& a, const Checkpoint& b, Less is_les
   return pairs;
 }
 
-// Joins pairs whose tensors have different names in the two checkpoints, but the same bytes, dtype
-// and shape. Examines only tensors whose name is in only one of the two.
+// Joins pairs of tensors with different names in the two checkpoints, but the same bytes, dtype and
+// shape. Examines a tensor only if its name is in one checkpoint and not in the other.
 class Renames {
  public:
   // Joins tensors that are the same extent of the same file, and finds out which others must be

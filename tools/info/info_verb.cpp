@@ -179,7 +179,7 @@ Chain chain_of(DeltaChain found, Sources& sources) {
   return chain;
 }
 
-// Returns the chain of the delta layer, or nullopt if there is no such layer.
+// Returns the chain of the delta layer, or nullopt without such a layer.
 std::optional<Chain> chain_of(const Checkpoint& checkpoint, Sources& sources) {
   for (const Layer& layer : checkpoint.layers()) {
     if (layer.option != kDeltaOption) continue;
@@ -234,7 +234,7 @@ Json json_of(const Chain& chain) {
   return links;
 }
 
-// Prints a delta whose chain has no full checkpoint: its content, and how to use it.
+// Prints a delta without a full checkpoint in its chain: its content, and how to use it.
 void print_delta_alone(const std::string& source, const Chain& chain, bool as_json) {
   if (as_json) return print(Json{{"deltas", json_of(chain)}}.dump(2) + "\n");
   print("a delta upon version " + std::to_string(chain.links.front().version.base) +

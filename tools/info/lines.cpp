@@ -62,7 +62,7 @@ void add_in_order(Lines& out, std::size_t count, unsigned jobs,
       for (std::size_t i = 0; i < std::min<std::size_t>(jobs, count); ++i)
         threads.emplace_back(work);
     } catch (const std::exception&) {
-      // No more threads can be started: continue with those that have started, or with this one.
+      // No more threads can be started: continue with the threads so far, or with this one.
       if (threads.empty()) work();
     }
     std::unique_lock lock(mutex);

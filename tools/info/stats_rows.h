@@ -30,7 +30,7 @@ class StatsRows {
   std::vector<std::uint32_t> begin(const Checkpoint& checkpoint,
                                    std::span<const std::uint32_t> tensors);
   std::size_t tensors() const { return tensors_; }  // valid after begin()
-  std::string heading() const;  // the heading of the table; "" if there is no table
+  std::string heading() const;                      // the heading of the table; "" without a table
   // Returns a line without a line end, or "" for a tensor that --nonfinite does not list.
   // `position` is the position in the result of begin(). With --sort or --top it returns "" and
   // keeps the values for sorted_lines().

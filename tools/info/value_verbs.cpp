@@ -71,7 +71,7 @@ int stats(const Arguments& arguments) {
       [&](std::size_t position, const Tensor& tensor, const std::atomic<bool>& stop,
           const Progress& progress) {
         ValueStats values;
-        // The last tensors share the threads for which there is no other tensor.
+        // The last tensors share the threads that would otherwise be idle.
         const std::size_t left = std::clamp<std::size_t>(rows.tensors() - position, 1, jobs);
         const auto threads = static_cast<unsigned>(jobs / left);
         const Tensor of = tensor.valued();

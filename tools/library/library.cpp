@@ -490,10 +490,10 @@ void stfs_python_ended(int* has_ended) {
 }
 
 int stfs_python_wait(stfs_checkpoint* checkpoint, void* start, int* has_ended) {
-  constexpr std::chrono::milliseconds kSignals{
-      100};  // check this often: another thread may get the signal
-  constexpr std::chrono::milliseconds kCancel{
-      5};  // cancel this often: the call may not be waiting yet
+  // Check for signals this often, because another thread may get them.
+  constexpr std::chrono::milliseconds kSignals{100};
+  // Cancel this often, because the call may not be waiting yet.
+  constexpr std::chrono::milliseconds kCancel{5};
   const Python& python = python_functions();
   if (!python.is_there) return -1;
   void* const started = python.call(start, nullptr);

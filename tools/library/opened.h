@@ -3,9 +3,10 @@
 //
 // After fork(2) a child has none of its parent's threads and must not use its connections. It makes
 // its own objects for everything that has a lock. If all tensors are stored in local files, the
-// child uses the parent's checkpoint. Otherwise, for remote sources and for computed tensors, whose
-// caches may be locked by threads that the child lacks, it loads the same versions again, from what
-// the parent knew of them. A child never destroys what it inherited.
+// child uses the parent's checkpoint. Otherwise it loads the same versions
+// again, from what the parent knew of them: for remote sources, and for computed tensors, because
+// threads that the child lacks may have locked their caches. A child never destroys what it
+// inherited.
 //
 //   Opened ──┬─ the first Loaded    of the process that opened it; its checkpoint has the names and
 //            │                      shapes for all processes
@@ -95,7 +96,7 @@ class Opened {
   // threads and the handling of signals in `options` itself.
   NewDelta save_delta(Opened& before, const std::string& directory, DeltaOptions options);
   // Returns a warning, or nullptr after the last one. The warnings of the checkpoint come first,
-  // then those that save() found in the files beside it.
+  // then the warnings that save() found in the files beside it.
   const char* warning(std::size_t index) const;
 
   void prefetch(std::uint32_t tensor);

@@ -53,7 +53,7 @@ UniqueFd connect_to(const std::string& path) {
     result = ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
   } while (result != 0 && errno == EINTR);
   if (result == 0) {
-    // The path may be in a directory where other users can create a socket.
+    // Other users may be able to create a socket in the directory of the path.
     ucred peer{};
     socklen_t length = sizeof peer;
     if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||

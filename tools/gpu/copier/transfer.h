@@ -80,7 +80,7 @@ struct TransferOptions {
 struct Transferred {
   std::vector<UniqueFd> segments;        // one descriptor per segment, as in Layout
   std::vector<ConversionCounts> counts;  // one per item
-  std::string note;                      // one line about slow work; "" if there was none
+  std::string note;                      // one line about slow work; "" without any
 };
 
 // Returns the sum of the bytes of all `progress` calls of a transfer, or UINT64_MAX on overflow.
@@ -89,7 +89,7 @@ std::uint64_t work_of(std::span<const Item> items, const TransferOptions& option
 // The usual value of wait_for_room.
 inline constexpr std::chrono::seconds kRoomTime{2};
 
-// Calls open_device(), and retries for `wait` while there is no memory for a context. Throws Error
+// Calls open_device(), and retries for `wait` while memory for a context is missing. Throws Error
 // kDeviceFailed after `stop`, which may be null, has become true.
 std::unique_ptr<Device> open_with_room(const DeviceInfo& info, std::chrono::milliseconds wait,
                                        const std::atomic<bool>* stop = nullptr);

@@ -24,7 +24,7 @@ namespace {
   throw_errno(ErrorCode::kDeviceFailed, "cpu", what, error);
 }
 
-// Returns "" if there is no such file. Other errors must fail, because the word identifies the
+// Returns "" if the file does not exist. Other errors must fail, because the word identifies the
 // device.
 std::string first_word(const char* path) {
   std::ifstream file(path);

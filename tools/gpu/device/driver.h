@@ -1,6 +1,6 @@
 // The CUDA driver, loaded with dlopen(3): a table of the functions that stfs calls, with the types
 // of cuda.h. The binary is not linked with a CUDA library, so it also runs without a driver, and
-// reports what is missing.
+// reports the missing part.
 //
 // The library is $STFS_GPU_DRIVER, or else libcuda.so.1. It is never unloaded, because a driver has
 // threads of its own.
@@ -81,7 +81,7 @@ struct CudaDriver {
 };
 
 // Returns the driver, which the first call loads and initialises. Throws Error kDeviceFailed, on
-// each call, if there is no driver, if it lacks a function, or if cuInit() fails.
+// each call, if the driver is missing or lacks a function, or if cuInit() fails.
 const CudaDriver& cuda_driver();
 
 }  // namespace stfs::gpu

@@ -18,7 +18,7 @@
 
 namespace stfs::gpu {
 
-// The counts of one conversion whose parts several threads read. If a part is read again, even a
+// The counts of one conversion. Several threads read its parts. If a part is read again, even a
 // shorter one, its counts replace the counts of the part with the same offset.
 class ConversionTally {
  public:

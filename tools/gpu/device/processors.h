@@ -16,8 +16,8 @@ namespace stfs::gpu {
 // Empty if the kernel lists none.
 std::vector<int> local_processors(const std::string& pci, const std::string& root = "");
 
-// During a scope, lets the calling thread run only on those of `processors` on which it may run
-// already, so that the memory that it allocates is near them. Does nothing if there are none.
+// During a scope, lets the calling thread run only on the `processors` that it may already use, so
+// that the memory that it allocates is near them. Does nothing if it may use none of them.
 class OnProcessors {
  public:
   explicit OnProcessors(std::span<const int> processors);

@@ -184,12 +184,12 @@ class Holder : public Outlet {
     // order to stop, or has answered it.
     std::optional<Clock::time_point> stops_until = {};
   };
-  // A copier that has closed its socket, or whose socket the holder has closed.
+  // A copier after its socket was closed, by itself or by the holder.
   struct Leaving {
     std::string uuid;
     pid_t pid;
     UniqueFd process;     // pidfd
-    std::string useless;  // the version error for the user; "" if there is none
+    std::string useless;  // the version error for the user, or ""
     bool has_load;        // the copier's load, which ends with the process
     Clock::time_point deadline;
   };
@@ -288,7 +288,7 @@ class Holder : public Outlet {
     if (!is_open) disconnect(id);
   }
 
-  // Returns false if the connection has ended, or if there is no memory for the message.
+  // Returns false if the connection has ended, or if memory for the message is missing.
   static bool received(Channel& channel) {
     try {
       return channel.receive();

@@ -14,9 +14,9 @@
 //   4  The holder calls restore(), which binds a new socket to the path.
 //
 // flock(2) on a file beside the path serialises all processes that read or change the path.
-// Transitions 1 and 2 do not touch the path if systemd owns it (handed_over), or if its device and
-// inode number differ from those of the bound socket, because a successor may listen there. An open
-// socket keeps its inode, so no other file can have the same number.
+// Transitions 1 and 2 do not touch the path if systemd owns it (handed_over), or if it is another
+// inode than the bound socket (device and inode number), because a successor may listen there. An
+// open socket keeps its inode, so no other file can have the same number.
 //
 // Thread safety: one thread at a time.
 #pragma once

@@ -6,7 +6,7 @@
 // A tensor is in the index if and only if all its bytes are on the device. It leaves the index when
 // it is evicted. Its memory is freed when, in addition, the last lease on it has ended and its
 // segment has no other tenant. Loads of a device run one after the other, each as a whole or not at
-// all. A request whose tensors are all resident never waits for a load.
+// all. If all tensors of a request are resident, it never waits for a load.
 //
 // The states of a load of a device:
 //
@@ -23,9 +23,9 @@
 //      result.
 //   5  The copier reports an error or ends, or the device has too little memory. The client gets
 //      the reason.
-//   6  The device is full: order_again() evicts other tensors and orders the load again. If there
-//      are none to evict, it orders the load once more, because the memory of a process that was
-//      killed is freed later than its lease ends. The load is also ordered again, at most
+//   6  The device is full: order_again() evicts other tensors and orders the load again. If no
+//      tensor can be evicted, it orders the load once more, because the memory of a process that
+//      was killed is freed later than its lease ends. The load is also ordered again, at most
 //      kMaxAttempts times, if the copier exited while the order was on its way.
 //
 // If a client disconnects, its waiting loads are dropped. If one of its loads is running, the
@@ -72,7 +72,7 @@ class Outlet {
   virtual void reply(ClientId client, const Json& body, std::vector<UniqueFd> descriptors) = 0;
   // Sends an order to the copier of a device ("cuda:0"). Starts the copier if it is not running.
   virtual void order(const std::string& uuid, const std::string& device, const Json& body) = 0;
-  // Closes descriptors of memory that is no longer needed. This takes long if it frees device
+  // Closes descriptors of memory that nothing needs any more. This takes long if it frees device
   // memory.
   virtual void discard(std::vector<UniqueFd> descriptors) = 0;
 };
@@ -95,9 +95,9 @@ class Residency {
   // The copier of a device cannot load. Fails the running load with `line` as the error text.
   void copier_useless(const std::string& uuid, const std::string& line);
 
-  // There are no tensors, clients or loads.
+  // Returns true if it has neither tensors nor clients nor loads.
   bool is_idle() const;
-  // There is a lease or a load.
+  // Returns true if there is a lease or a load.
   bool is_in_use() const;
   // Returns true if the copier of the device has an order.
   bool is_loading(const std::string& uuid) const;

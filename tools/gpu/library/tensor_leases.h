@@ -11,7 +11,7 @@
 //
 //   1  acquire() receives the holder's answer and sets lease_ to the lease and its connection.
 //   2  ~LeasedTensor() unmaps the segment (mappings.h) and moves lease_ to given_back_.
-//   3  send_given_back(), on any thread that can lock calls_, tells the holder.
+//   3  send_given_back(), on any thread that can lock calls_, sends a release to the holder.
 //   4  The connection ends, usually because the holder ended, and the lease with it. The mapping
 //      stays, acquire() connects to the next holder, and step 3 skips the lease.
 //
@@ -50,9 +50,9 @@ namespace stfs::gpu {
 
 class TensorLeases;
 
-// A lease, as release() identifies it to the holder.
+// Identifies a lease to the holder when it is released.
 struct Lease {
-  std::uint64_t connection = 0;  // TensorLeases::connection_ at step 1; 0: there is no lease
+  std::uint64_t connection = 0;  // TensorLeases::connection_ at step 1; 0: not leased
   std::uint64_t id = 0;          // Resident::id
 };
 
@@ -98,7 +98,7 @@ class TensorLeases : public std::enable_shared_from_this<TensorLeases> {
  public:
   using Tensors = std::vector<std::shared_ptr<const LeasedTensor>>;
 
-  // Reads the inherited tensors. If there are none, connects to the holder at `socket`; "": this
+  // Reads the inherited tensors. Without any, connects to the holder at `socket`; "": this
   // user's holder. `program` is the path of stfs-gpu, as for Client::connect(). Throws Error.
   static std::shared_ptr<TensorLeases> connect(std::string socket, std::string program);
 

@@ -51,8 +51,8 @@ struct OpenItem;  // open_item.h
 
 class Item {
  public:
-  // Does not trust the request. Throws Error kUsage if the tensor is outside its file, if the
-  // tensor has no such slice, or if there is no such conversion.
+  // Does not trust the request. Throws Error kUsage if the tensor is outside its file, if the slice
+  // does not fit the tensor, or if the conversion does not exist.
   explicit Item(ItemRequest request);
 
   const ItemRequest& request() const { return request_; }

@@ -46,7 +46,7 @@ using Json = nlohmann::json;
 // Increase this with every change that an older version would misread.
 inline constexpr std::uint64_t kProtocolVersion = 8;
 
-// The maximum number of segments whose descriptors one answer to a client contains. A client asks
+// One answer to a client contains the descriptors of at most this many segments. A client asks
 // for the rest in batches and closes each descriptor after it has mapped the segment, because many
 // tensors may have more segments than a process may have open files.
 inline constexpr std::size_t kSegmentsAtOnce = 64;
@@ -114,7 +114,7 @@ const Json& list_of(const Json& object, const char* name);
 // an upgrade may have replaced.
 inline constexpr std::string_view kInstalled = "the stfs-gpu that is installed";
 
-// Returns the error text for different versions of the protocol. It tells the user to end the
+// Returns the error text for different versions of the protocol. It asks the user to end the
 // holder or, if `holder_stays` and `version` is older than the holder's, to restart the program
 // with the newer stfs. `peer` is a noun such as "this program".
 std::string version_error(std::uint64_t holder, std::int64_t holder_pid, std::string_view peer,

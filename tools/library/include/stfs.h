@@ -77,7 +77,7 @@ typedef struct stfs_open_extra {
  * an index of shards, a directory, a mount of stfs or a path in one, or a URL (https://, s3://,
  * hf://).
  *
- * Each option is "key=value", or "key" for a switch. The options are those of `stfs -o` (stfs(1)):
+ * Each option is "key=value", or "key" for a switch. The options, as in `stfs -o` (stfs(1)):
  *
  *   delta=VERSION               show the checkpoint after an update that a trainer published; may
  *                               be repeated, oldest first
@@ -169,7 +169,7 @@ STFS_API int stfs_find(const stfs_checkpoint* checkpoint, const char* name, size
 STFS_API int stfs_match(const stfs_checkpoint* checkpoint, const char* glob, size_t glob_bytes,
                         size_t* tensors, size_t room, size_t* count);
 
-/* The texts that stfs_text() returns. They equal files of a mount, where there is one. */
+/* The texts that stfs_text() returns. Most of them equal files of a mount. */
 enum {
   STFS_TEXT_INFO = 0,    /* .stfs/info.json; `number` is 0 */
   STFS_TEXT_TENSOR = 1,  /* .stfs/json/PATH.json of tensor `number` */

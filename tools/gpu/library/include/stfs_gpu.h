@@ -81,7 +81,7 @@ STFS_GPU_API void stfs_gpu_disconnect(stfs_gpu_connection* connection);
 
 typedef struct stfs_gpu_acquire_options {
   size_t size;             /* sizeof(stfs_gpu_acquire_options) */
-  const char* device;      /* "cuda:0", a UUID, "cpu"; NULL: the device where they are resident */
+  const char* device;      /* "cuda:0", a UUID, "cpu"; NULL: the device that has them */
   const char* as;          /* convert to "f32", "f16" or "bf16"; NULL: keep their types */
   const char* shard;       /* "RANK/WORLD@DIM": a part of each tensor; NULL: whole tensors */
   int32_t load_if_missing; /* nonzero: load tensors that are not resident; needs `device` */
@@ -134,7 +134,7 @@ typedef struct stfs_gpu_tensor_info {
   const char* name;        /* the name in the checkpoint, "model.norm.weight" */
   const char* label;       /* includes source, slice and type: "/w/m.safetensors::w[0:2,:]" */
   const char* key;         /* tensors with equal keys have the same bytes */
-  uint64_t pointer;        /* a host address or a CUdeviceptr; 0 if there are no bytes */
+  uint64_t pointer;        /* a host address or a CUdeviceptr; 0 if it has no bytes */
   uint64_t bytes;          /* the size: row-major, little-endian, without gaps */
   const char* dtype;       /* the format's name, "BF16" */
   size_t rank;             /* the number of dimensions; 0 for a scalar */

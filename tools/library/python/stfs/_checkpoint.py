@@ -189,7 +189,7 @@ class Checkpoint(Mapping[str, Tensor]):
             given = name.encode(errors="surrogateescape")
             check(library.stfs_find(self._handle, given, len(given), ctypes.byref(ctypes.c_size_t())))
         except UnicodeEncodeError:
-            pass  # the name has a surrogate that stands for no byte
+            pass  # the name has a surrogate that no byte decodes to
         except UsageError as error:
             raise NoSuchTensor(str(error), 2) from None
         raise NoSuchTensor(f"{name!r}: not in the checkpoint", 2)
@@ -217,7 +217,7 @@ class Checkpoint(Mapping[str, Tensor]):
         try:
             given = glob.encode(errors="surrogateescape")
         except UnicodeEncodeError:
-            return []  # the glob has a surrogate that stands for no byte
+            return []  # the glob has a surrogate that no byte decodes to
         numbers, count = (ctypes.c_size_t * len(self))(), ctypes.c_size_t()
         check(library.stfs_match(self._handle, given, len(given), numbers, len(self), ctypes.byref(count)))
         return [self._name(number) for number in numbers[:count.value]]

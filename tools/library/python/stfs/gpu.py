@@ -42,7 +42,7 @@ _START_HOLDER = 1
 _EXPORT_COPY = 1
 _EXPORT_BYTES = 2
 _DLPACK_CPU, _DLPACK_CUDA = 1, 2
-_PACKED = {"F4", "F6_E2M3", "F6_E3M2"}  # types whose elements share bytes, but which DLPack has
+_PACKED = {"F4", "F6_E2M3", "F6_E3M2"}  # elements share bytes, but DLPack has the type
 
 _Name = Union[str, bytes, "os.PathLike[str]"]
 
@@ -264,7 +264,7 @@ class Tensors(collections.abc.Mapping):  # type: ignore[type-arg]
         return isinstance(which, str) and self._found(which) is not None
 
     def _found(self, which: str) -> Optional[Tensor]:
-        """Returns None if there is no such tensor, or several have this name. A tensor requested twice is one."""
+        """Returns None if no tensor has this name, or several have it. A tensor requested twice is one."""
         by_label = {t.label: t for t in self._all if which in (t.label, t.name)}
         if which in by_label:
             return by_label[which]
