@@ -5,8 +5,8 @@
   fleet.py --check     fails (status 1) unless the page has the table of the default figures
   fleet.py --write     puts it there
 
-All nodes start at once and read everything once. A node alone reads at --node, and all together at --store at
-most. A cache in between fills at --fill, and then answers all nodes together at --near.
+All nodes start at the same time and read everything once. One node reads at most at --node, and all nodes together
+at most at --store. A cache between them is filled at --fill, and then serves all nodes together at --near.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import sys
 
 PAGE = pathlib.Path(__file__).with_name('MANY_MACHINES.md')
 MARKS = ('<!-- fleet.py -->\n', '<!-- end -->\n')
-REQUEST = 8.388608  # MB: the largest request of stfs, and a slice of the cache
+REQUEST = 8.388608  # MB: the maximum request of stfs, and a slice of the cache
 NODES = (1, 8, 64, 512)
 
 

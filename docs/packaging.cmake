@@ -1,4 +1,4 @@
-# What `cpack` makes of an installed tree: stfs_VERSION_ARCH.deb in the build directory.
+# What `cpack` makes from an installed tree: stfs_VERSION_ARCH.deb in the build directory.
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME stfs)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
@@ -18,15 +18,15 @@ them there for every process that asks.")
 set(CPACK_STRIP_FILES ON)
 set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS
     OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
-# Installed as `DESTDIR=... cmake --install --prefix /usr` does it, so that the unit names /usr/bin.
+# Install like `DESTDIR=... cmake --install --prefix /usr`, so that the unit names /usr/bin.
 set(CPACK_SET_DESTDIR ON)
 set(CPACK_INSTALL_PREFIX /usr)
 
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION utils)
 set(CPACK_DEBIAN_PACKAGE_PRIORITY optional)
-# The libraries are found by dpkg-shlibdeps, but for libcurl, which is loaded when a URL is read; fusermount3 and mount.fuse3 are run, not linked. Without
-# ca-certificates no https server is trusted.
+# dpkg-shlibdeps finds the libraries except libcurl, which is loaded when a URL is read. fusermount3 and mount.fuse3 are
+# run, not linked. Without ca-certificates no https server is trusted.
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_DEPENDS "fuse3, libcurl4")
 set(CPACK_DEBIAN_PACKAGE_RECOMMENDS ca-certificates)

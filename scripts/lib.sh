@@ -1,55 +1,55 @@
 # shellcheck shell=bash
-# Shared by the scripts here: lists the Debian packages that stfs needs, and installs missing ones.
-# bash scripts source it; it only defines names.
+# Shared by the scripts here: lists the Debian packages that stfs needs, and installs the missing ones. Scripts
+# that run in bash source it; it only defines names.
 
-# To configure and build every preset except fuzz.
+# Packages needed to configure and build every preset except fuzz.
 # shellcheck disable=SC2034  # used by the scripts that source this file
 STFS_BUILD_PACKAGES=(
   g++ cmake ninja-build pkg-config libfuse3-dev fuse3 nlohmann-json3-dev libcli11-dev libssl-dev
   libcurl4-openssl-dev libpugixml-dev libxxhash-dev libre2-dev libzstd-dev zlib1g-dev libhwy-dev
   libgtest-dev
 )
-# To run the tests: a fast linker, tools that read the mounts, and tools that build and check the package.
+# Packages needed to run the tests: a fast linker, tools that read mounts, and tools that build and check the package.
 # shellcheck disable=SC2034
 STFS_TEST_PACKAGES=(
   mold attr python3 python3-numpy python3-pil perl-base tar findutils diffutils coreutils man-db
   dpkg-dev file e2fsprogs mount util-linux bash zsh python3-zstandard python3-xxhash openssl
 )
 
-# To run the tests of real servers, which `test --all` runs.
+# Packages needed to test against real servers, which `test --all` does.
 # shellcheck disable=SC2034
 STFS_SERVER_PACKAGES=(
   ceph-mon ceph-osd ceph-common radosgw nginx-light python3-boto3 curl openssl
 )
 
-# To compare with others' values, also for `test --all`: PyTorch, mypy, file systems that share blocks, and what npm gets (ggml's library,
-# Kubernetes' schemas).
+# Packages needed to compare with the values of other programs, for `test --all`: PyTorch, mypy, file systems that
+# share blocks, and the npm client, which gets ggml's library and Kubernetes' schemas.
 # shellcheck disable=SC2034
 STFS_ORACLE_PACKAGES=(python3-torch mypy xfsprogs btrfs-progs)
 command -v npm >/dev/null || STFS_ORACLE_PACKAGES+=(npm)
 
-# To open the report's page in a browser, also for `test --all`; npm gets puppeteer-core, which drives it.
+# Packages needed to open the report's page in a browser, for `test --all`. npm gets puppeteer-core, which drives it.
 # shellcheck disable=SC2034
 STFS_BROWSER_PACKAGES=(chromium fonts-dejavu-core)
 command -v node >/dev/null || STFS_BROWSER_PACKAGES+=(nodejs)
 
-# To make the build to carry with `package`. Its compiler and libraries are downloaded beside these.
+# Packages needed to make the carried build with `package`. Its compiler and libraries are downloaded in addition.
 # shellcheck disable=SC2034
 STFS_CARRY_PACKAGES=(binutils cmake ninja-build pkg-config dpkg-dev g++ debian-archive-keyring python3)
 
-# To build the asan preset.
+# Packages needed to build the asan preset.
 # shellcheck disable=SC2034
 STFS_CLANG_PACKAGES=(clang libclang-rt-dev)
 
-# To report `test --coverage`.
+# Packages needed for the report of `test --coverage`.
 # shellcheck disable=SC2034
 STFS_COVERAGE_PACKAGES=(gcovr)
 
-# To run `lint`.
+# Packages needed to run `lint`.
 # shellcheck disable=SC2034
 STFS_LINT_PACKAGES=(clang clang-format clang-tidy cppcheck findutils coreutils python3)
 
-# To run the benchmarks: other tools, and the interpreter of bench.py.
+# Packages needed to run the benchmarks: other tools, and the interpreter of bench.py.
 # shellcheck disable=SC2034
 STFS_BENCH_PACKAGES=(
   python3 python3-numpy python3-zstandard python3-xxhash squashfuse squashfs-tools e2fsprogs mount findutils coreutils nginx-light
@@ -62,7 +62,7 @@ die() {
   exit "$1"
 }
 
-# install_packages NAME...: installs missing packages. Without one it does not run apt-get.
+# install_packages NAME...: installs missing packages. Does not run apt-get if none is missing.
 install_packages() {
   local package missing=() as_root=()
   if ! command -v dpkg-query >/dev/null; then

@@ -1,7 +1,7 @@
-"""spdx.py VERSION EPOCH README: prints an SPDX 2.3 document, in JSON, of what stfs is linked with.
+"""spdx.py VERSION EPOCH README: prints an SPDX 2.3 document, in JSON, about the packages that stfs is linked with.
 
-README is that of the licences in the carried build: a line "package version" for each package of Debian
-whose code is inside. The same input gives the same bytes.
+README is the README of the licences in the carried build. It has a line "package version" for each Debian
+package with code in that build. The same input gives the same bytes.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import re
 import sys
 import time
 
-# SPDX expressions of Debian's copyright files, of the parts that are linked in.
+# SPDX expressions for the copyright files of Debian, for the parts that are linked in.
 LICENCES = {
     "libc6-dev": "LGPL-2.1-or-later", "libstdc++-12-dev": "GPL-3.0-or-later WITH GCC-exception-3.1",
     "libfuse3-dev": "LGPL-2.1-only", "libssl-dev": "Apache-2.0", "nlohmann-json3-dev": "MIT",

@@ -51,7 +51,7 @@ def contents(tree: pathlib.Path, binaries: pathlib.Path, source: pathlib.Path,
             files[str(path.relative_to(modules))] = (path.read_bytes(), 0o644)
         if path.suffix == ".py":
             ast.parse(path.read_bytes(), str(path), feature_version=OLDEST_PYTHON)
-    library = "libexec/stfs/libstfs.so.0"  # where the programs look; pip --target drops what is in lib/
+    library = "libexec/stfs/libstfs.so.0"  # where the programs look; pip --target drops the files in lib/
     files[f"{data}/data/{library}"] = ((binaries / "lib/libstfs.so.0").read_bytes(), 0o755)
     for name in COMMANDS:
         files[f"{data}/scripts/{name}"] = ((binaries / "bin" / name).read_bytes(), 0o755)
@@ -78,14 +78,14 @@ def main() -> None:
     files = contents(tree, binaries, source, version)
     name = f"stfs-{version}.dist-info/RECORD"
     files[name] = (record(files, name), 0o644)
-    earliest = 315532800  # a zip knows no time before 1980
+    earliest = 315532800  # a zip cannot store a time before 1980
     when = time.gmtime(max(earliest, int(os.environ.get("SOURCE_DATE_EPOCH", earliest))))[:6]
     # The information comes last, as the format recommends.
     order = sorted(files, key=lambda path: (".dist-info/" in path, path))
     with zipfile.ZipFile(out / f"stfs-{version}-{TAG}.whl", "w") as wheel:
         for path in order:
             entry = zipfile.ZipInfo(path, when)
-            entry.create_system = 3  # Unix: with modes
+            entry.create_system = 3  # Unix: with file modes
             entry.external_attr = (0o100000 | files[path][1]) << 16
             wheel.writestr(entry, files[path][0], zipfile.ZIP_DEFLATED, 9)
 

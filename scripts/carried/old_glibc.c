@@ -1,4 +1,4 @@
-// What glibc 2.31 lacks. scripts/package adds it to the sysroot's libc_nonshared.a.
+// Functions that glibc 2.31 lacks. scripts/package adds them to the sysroot's libc_nonshared.a.
 #define _GNU_SOURCE
 #include "old_glibc.h"
 
@@ -11,7 +11,8 @@
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
-// glibc 2.34. Systems with an old C library may have a kernel before Linux 5.9, which lacks the call.
+// glibc 2.34. Systems with an old C library may have a kernel before Linux 5.9, which lacks the
+// system call.
 HIDDEN int close_range(unsigned first, unsigned last, int flags) {
   if (syscall(__NR_close_range, first, last, flags) == 0) return 0;
   if (errno != ENOSYS || flags != 0) return -1;
@@ -32,5 +33,5 @@ uint32_t arc4random(void) {
   return number;
 }
 
-// glibc 2.32: whether atomic instructions may be left out.
+// glibc 2.32: nonzero if atomic instructions may be avoided.
 HIDDEN char __libc_single_threaded = 0;

@@ -1,5 +1,5 @@
-// Names of newer C libraries that stfs uses, for a build against glibc 2.31. Included before
-// each file of that build.
+// Names of newer C libraries that stfs uses, for the build against glibc 2.31. Included before each
+// file of that build.
 #pragma once
 
 #define MADV_POPULATE_READ 22  // glibc 2.35

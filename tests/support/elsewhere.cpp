@@ -16,7 +16,7 @@ std::string value_of(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// The index in a directory, or its only checkpoint.
+// Returns the index in a directory, or its only checkpoint file.
 fs::path checkpoint_in(const fs::path& directory) {
   fs::path only;
   for (const auto& entry : fs::directory_iterator(directory)) {

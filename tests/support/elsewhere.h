@@ -1,5 +1,5 @@
-// Runs a suite over a network: with STFS_TESTS_OVER in the environment, the tests' local sources
-// are named by URLs. tests/remote/over_test.py sets it.
+// Lets a suite run over a network: if STFS_TESTS_OVER is in the environment, the tests' local
+// sources are named by URLs. tests/remote/over_test.py sets it.
 #pragma once
 
 #include <string>
@@ -7,12 +7,13 @@
 
 namespace stfs::test {
 
-// `source` if STFS_TESTS_OVER is not set, or if it is no file or directory with a checkpoint. Else
-// its URL below the value of STFS_TESTS_OVER: of a directory, for https, that of its index or only
-// file. STFS_TESTS_PUT names a program that is first called with the path, to bring it there.
+// Returns `source` unchanged if STFS_TESTS_OVER is not set, or if it is not a file or directory
+// with a checkpoint. Otherwise returns its URL below the value of STFS_TESTS_OVER. For a directory
+// and https, this is the URL of its index or of its only file. If STFS_TESTS_PUT is set, first runs
+// that program with the path, so that it uploads the file or directory.
 std::string elsewhere(const std::string& source);
 
-// Whether the environment asks for it. A test of what only local files do skips then.
+// Returns true if STFS_TESTS_OVER is set. Tests that apply only to local files then skip.
 bool is_elsewhere();
 
 }  // namespace stfs::test

@@ -1,10 +1,10 @@
-// A library to preload (LD_PRELOAD): makes one call of a kind fail, or all from that call on.
+// A library to preload (LD_PRELOAD): makes one call of a kind fail, or all calls from then on.
 //
 //   STFS_FAIL_CALL=accept4|fsync|open|mmap|malloc|pthread_create|pread|tmpfile
-//                          the kind of call; malloc: calloc and realloc too; tmpfile: openat with
-//                          O_TMPFILE, as on a file system without it
+//                          the kind of call; malloc includes calloc and realloc; tmpfile: openat
+//                          with O_TMPFILE, as on a file system that lacks it
 //   STFS_FAIL_AT=N         the Nth call of this kind, counted from 1
-//   STFS_FAIL_ON=1         all later calls too
+//   STFS_FAIL_ON=1         all later calls as well
 //   STFS_FAIL_SIZE=BYTES   malloc and mmap: only calls of at least this size
 //   STFS_FAIL_MOST=BYTES   and of at most this size
 //   STFS_FAIL_WHILE=PATH   only while this file exists
@@ -26,11 +26,11 @@
 
 namespace {
 
-// True during main(). Calls before it (the loader, the memory that C++ reserves for exceptions) and
-// after it (a coverage build writes its counters) are not the program's.
+// True during main(). Calls before it (by the loader, and for the memory that C++ reserves for
+// exceptions) and after it (a coverage build writes its counters) are not made by the program.
 std::atomic<bool> is_started = false;
 
-// Whether to fail this call of `kind`. getenv does not allocate.
+// Returns true if this call of `kind` has to fail. getenv() does not allocate memory.
 bool fails(const char* kind, std::size_t size = ~std::size_t{0}) {
   if (!is_started) return false;
   const int before = errno;
@@ -185,7 +185,7 @@ void* malloc(std::size_t size) {
 
 #ifdef STFS_ADDRESS_SANITIZER
 
-// Elsewhere these functions call malloc.
+// Without AddressSanitizer these functions call malloc().
 
 void* operator new(std::size_t size) {
   static const auto next = real<void* (*)(std::size_t)>("_Znwm");

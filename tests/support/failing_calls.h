@@ -10,8 +10,8 @@
 
 namespace stfs::test {
 
-// The environment for RunOptions: makes calls of `kind` fail, with settings "NAME=value". Includes
-// the options of a sanitized program.
+// Returns the environment for RunOptions in which calls of `kind` fail, with settings "NAME=value",
+// including the options of a sanitized program.
 inline std::vector<std::string> failing(const std::string& call, std::vector<std::string> settings,
                                         const std::string& options = "") {
   settings.push_back(std::string("LD_PRELOAD=") + STFS_FAILING_CALLS);
@@ -21,7 +21,7 @@ inline std::vector<std::string> failing(const std::string& call, std::vector<std
   return settings;
 }
 
-// Call in SetUp().
+// Call this in SetUp().
 inline void skip_where_calls_cannot_fail() {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer must be the first library, and these calls are its own";

@@ -19,7 +19,7 @@
 
 namespace stfs::test {
 
-// A directory, mounted through tests/support/faulty_fs.
+// A directory, which is mounted through tests/support/faulty_fs.
 class FaultyDisk {
  public:
   // `cache` is an argument of faulty_fs: "uncached", "attributes", "all", "clock".
@@ -47,12 +47,12 @@ class FaultyDisk {
     tell(std::string(verb) + " " + std::string(name) + " " + std::to_string(begin) + " " +
          std::to_string(end));
   }
-  // Unmounts it: from then on every call fails with ENOTCONN.
+  // Kills the server: from then on every call fails with ENOTCONN.
   void die() {
     server_.signal(SIGKILL);
     server_.wait();
   }
-  // Waits until `reads` reads stall.
+  // Waits until `reads` reads stall. Returns false if they do not.
   [[nodiscard]] bool stalls(int reads) const {
     return eventually([&] { return waiting() >= reads; });
   }
@@ -69,7 +69,7 @@ class FaultyDisk {
   Process server_;
 };
 
-// Reads a range in one call: 0 or an errno.
+// Reads a range in one call. Returns 0 or an errno.
 inline int read_range(const std::filesystem::path& path, std::size_t at, std::size_t length,
                       std::string& out) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -81,7 +81,7 @@ inline int read_range(const std::filesystem::path& path, std::size_t at, std::si
     const ssize_t got =
         ::pread(fd, out.data() + filled, length - filled, static_cast<off_t>(at + filled));
     if (got < 0) error = errno;
-    if (got == 0) error = ENODATA;  // a false end of file
+    if (got == 0) error = ENODATA;  // the file ends too early
     if (got > 0) filled += static_cast<std::size_t>(got);
   }
   ::close(fd);

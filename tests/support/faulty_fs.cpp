@@ -6,8 +6,8 @@
 //
 //   fail NAME BEGIN END    reads of these bytes fail with EIO
 //   stall NAME BEGIN END   reads of these bytes wait
-//   release                answers waiting reads with the present bytes of DIR; no read waits any
-//                          more
+//   release                answers waiting reads with the present bytes of DIR; after this, no
+//                          read waits
 //   slow MILLISECONDS      every read takes this long
 //
 // Read MOUNTPOINT/control for the number of waiting reads. CACHE is what the kernel keeps when a
@@ -16,7 +16,7 @@
 //   uncached    nothing
 //   attributes  names and attributes, for a day; pages until the next open
 //   all         names, attributes and pages, without limit
-//   clock       nothing; and each question for attributes is answered with another ctime
+//   clock       nothing; and each request for attributes is answered with another ctime
 #define FUSE_USE_VERSION 312
 #include <fcntl.h>
 #include <fuse.h>
@@ -78,7 +78,7 @@ std::string report() {
   return std::to_string(state().waiting) + "\n";
 }
 
-// 0 or an errno.
+// Runs a command. Returns 0 or an errno.
 int obey(const std::string& line) {
   std::istringstream words(line);
   std::string verb;
@@ -181,7 +181,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: faulty_fs MOUNTPOINT DIR uncached|attributes|all|clock\n");
     return 2;
   }
-  // Ends with a test that is killed, so that no stalled file system is left.
+  // End with a test that is killed, so that no stalled file system remains.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   State state;
   state.directory = argv[2];

@@ -26,20 +26,20 @@ class TempDir {
   std::filesystem::path path_;
 };
 
-// A whole file, read to its end whatever its stat size.
+// Returns the content of a file, read to its end whatever size stat(2) reports.
 std::string read_file(const std::filesystem::path& path);
 
 // Writes `bytes` to a file; an existing file keeps its inode.
 void write_file(const std::filesystem::path& path, std::string_view bytes);
 
-// The names in a directory without "." and "..", sorted bytewise. A name that is listed twice is in
-// the result twice.
+// Returns the names in a directory without "." and "..", sorted bytewise. A name that is listed
+// twice is twice in the result.
 std::vector<std::string> names_in(const std::filesystem::path& directory);
 
-// The number of open descriptors of this process, including one to count them.
+// Returns the number of open descriptors of this process, including the one that counts them.
 std::size_t open_descriptors();
 
-// The value of an extended attribute; nullopt with errno set on failure.
+// Returns the value of an extended attribute, or nullopt with errno set.
 std::optional<std::string> xattr(const std::filesystem::path& path, const char* name);
 
 }  // namespace stfs::test

@@ -1,7 +1,7 @@
-// Memory whose neighbours are no memory, and threads that compute otherwise than IEEE 754: for
-// tests of code that reads and converts arrays.
+// For tests of code that reads and converts arrays: memory next to pages without access, and
+// threads with other floating-point settings than the IEEE 754 defaults.
 //
-// Thread safety: none.
+// Thread safety: one thread at a time.
 #pragma once
 
 #include <sys/mman.h>
@@ -18,8 +18,8 @@
 
 namespace stfs::test {
 
-// `size` bytes that end where a page without access begins or, flush with `kBegin`, begin where one
-// ends. Access outside ends the test with SIGSEGV.
+// `size` bytes that end where a page without access begins, or with Flush::kBegin begin where one
+// ends. An access outside ends the test with SIGSEGV.
 class Guarded {
  public:
   enum class Flush { kEnd, kBegin };
@@ -53,8 +53,8 @@ class Guarded {
 };
 
 #if defined(__x86_64__)
-// While it lives, this thread rounds up, takes subnormal numbers for zero, and traps on every
-// exception but overflow.
+// While the object exists, this thread rounds up, treats subnormal numbers as zero, and traps on
+// every floating-point exception except overflow.
 class OtherArithmetic {
  public:
   OtherArithmetic() { _mm_setcsr(kDenormalsAreZero | kFlushToZero | kUp | kTrapsButOverflow); }
@@ -62,7 +62,7 @@ class OtherArithmetic {
   OtherArithmetic(const OtherArithmetic&) = delete;
   OtherArithmetic& operator=(const OtherArithmetic&) = delete;
 
-  // Whether nothing has changed it.
+  // Returns true if the settings have not been changed.
   static bool is_set() {
     return (_mm_getcsr() & 0xFFC0) == (kDenormalsAreZero | kFlushToZero | kUp | kTrapsButOverflow);
   }
@@ -71,7 +71,7 @@ class OtherArithmetic {
   static constexpr unsigned kDenormalsAreZero = 0x0040;
   static constexpr unsigned kFlushToZero = 0x8000;
   static constexpr unsigned kUp = 0x4000;
-  static constexpr unsigned kTrapsButOverflow = 0x0400;  // masks overflow, and no other exception
+  static constexpr unsigned kTrapsButOverflow = 0x0400;  // masks only overflow
   unsigned before_ = _mm_getcsr();
 };
 #endif

@@ -37,10 +37,10 @@ struct HttpServer::State {
   std::vector<std::thread> threads;
   std::thread accepting;
   int listening = -1;
-  int stop = -1;  // eventfd, readable for ever once the server ends
+  int stop = -1;  // eventfd, which stays readable after the server has begun to end
   bool is_ending = false;
 
-  // Waits so long, or until the server ends: then returns false.
+  // Waits for `time`. Returns false if the server ends during the wait.
   bool pause(std::chrono::milliseconds time) const {
     pollfd ended{stop, POLLIN, 0};
     return ::poll(&ended, 1, static_cast<int>(time.count())) == 0;
@@ -167,7 +167,7 @@ void HttpServer::serve(int fd) {
   }
 }
 
-// Returns whether the connection goes on.
+// Returns true if the connection stays open.
 bool HttpServer::answer(int fd, const WebRequest& request) {
   Handler handler;
   {

@@ -1,8 +1,8 @@
-// A server of HTTP/1.1 in the test's own process, on a free port of a loopback address. Each
-// connection has a thread. A handler says what is answered, faults included; serve() answers ranges
-// of objects as a web server does.
+// An HTTP/1.1 server in the test's own process, on a free port of a loopback address. Each
+// connection has a thread. A handler decides the responses, including faults; answer_object()
+// answers requests for ranges of objects like a web server.
 //
-// Thread safety: all members. The handler is called by many threads.
+// Thread safety: all members may be called from any thread. Several threads call the handler.
 #pragma once
 
 #include <chrono>
@@ -23,7 +23,7 @@ struct WebRequest {
   std::string method, target;                       // "GET", "/path?query" as sent
   std::map<std::string, std::string> headers = {};  // names in lower case
   std::string body = {};
-  bool is_first = true;  // of its connection
+  bool is_first = true;  // the first request of its connection
   std::string header(const std::string& name) const {
     const auto at = headers.find(name);
     return at == headers.end() ? "" : at->second;
@@ -33,19 +33,19 @@ struct WebRequest {
 struct WebAnswer {
   int status = 200;
   std::vector<std::pair<std::string, std::string>> headers =
-      {};  // Content-Length unless named: the body's
+      {};  // a Content-Length of the body is added unless there is one
   std::string body = {};
-  // Faults: end the connection after so many bytes of the body; stall there instead, until the
-  // server ends; or answer nothing at all.
+  // Faults: end the connection after this many bytes of the body; stall there instead, until the
+  // server ends; or send no response at all.
   std::size_t cut_after = std::numeric_limits<std::size_t>::max();
   bool stall = false;
   bool drop = false;
-  std::chrono::milliseconds delay{0};  // before the answer: the latency of a line
+  std::chrono::milliseconds delay{0};  // before the response, to simulate latency
   std::uint64_t bytes_per_second = 0;  // 0: as fast as possible
-  // From this byte of the body on, a byte at a time, with a pause after each.
+  // From this byte of the body on, send one byte at a time, with the pause `drip` after each.
   std::size_t drip_after = std::numeric_limits<std::size_t>::max();
   std::chrono::milliseconds drip{0};
-  std::string endless = {};  // sent behind the body for ever, with the same pause after each
+  std::string endless = {};  // sent after the body again and again, with the pause `drip`
 };
 
 class HttpServer {
@@ -59,11 +59,12 @@ class HttpServer {
 
   std::string url(const std::string& path = "/") const;  // "http://127.0.0.1:PORT/path"
   std::uint16_t port() const { return port_; }
-  void set(Handler handler);  // for the requests from now on
+  void set(Handler handler);  // for all later requests
 
   std::vector<WebRequest> requests() const;  // so far, in the order of their arrival
   void forget_requests();
-  std::size_t most_at_once() const;  // requests that were being answered at the same time
+  // The maximum number of requests that were answered at the same time.
+  std::size_t most_at_once() const;
 
  private:
   void accept_all();
@@ -79,12 +80,13 @@ class HttpServer {
 // An object of a web server.
 struct WebObject {
   std::string bytes;
-  std::string etag = "\"v1\"";  // "" for none
+  std::string etag = "\"v1\"";  // "": none
   std::string last_modified = "Sat, 01 Feb 2025 10:00:00 GMT";
 };
 
-// Answers GET and HEAD of the objects by path: ranges (206, 416), If-Match (412), If-None-Match
-// (304), 404. Set objects before requests are sent, or under a lock of the test's own.
+// Answers GET and HEAD requests for the objects by path: ranges (206, 416), If-Match (412),
+// If-None-Match (304), 404. Change the objects before requests are sent, or under a lock of the
+// test.
 WebAnswer answer_object(const WebRequest& request, const std::map<std::string, WebObject>& objects);
 
 }  // namespace stfs::test

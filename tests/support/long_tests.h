@@ -1,5 +1,5 @@
-// Tests that take too long for CI: with STFS_LONG=1 in the environment they run whole, else in a
-// smaller form.
+// Tests that take too long for CI. With STFS_LONG=1 in the environment they run completely,
+// otherwise in a smaller form.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ inline bool long_tests() {
   return value != nullptr && std::string_view(value) == "1";
 }
 
-// A number of rounds: `whole` with STFS_LONG=1, else `few`; with sanitizers, which make a round
-// several times as long, a third of `few`.
+// Returns a number of rounds: `whole` with STFS_LONG=1, otherwise `few`. With sanitizers, which
+// make a round several times as long, returns a third of `few`.
 inline std::uint64_t long_or(std::uint64_t whole, std::uint64_t few) {
 #ifdef STFS_SANITIZED
   few = (few + 2) / 3;

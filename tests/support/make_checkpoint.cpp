@@ -1,14 +1,15 @@
-// make_checkpoint DIR --preset tiny|7b|70b|moe|wide [--shards N] [--scale F] [--tensors N] [--seed
-// S]
+// make_checkpoint DIR --preset tiny|7b|70b|moe|wide [--shards N] [--scale F] [--tensors N]
+//                 [--seed S]
 //
 // Writes a checkpoint with names and shapes of real models and random bytes. It streams the
 // tensors, so its memory stays small at any size.
 //
-//   tiny  one file, ten tensors of many types, under 1 MiB
+//   tiny  one file, ten tensors of many types, less than 1 MiB
 //   7b    a Llama decoder of 7 billion parameters (13 GB at --scale 1)
 //   70b   a Llama 3 decoder of 70 billion parameters (140 GB at --scale 1)
 //   moe   a mixture of experts: 100,000 small tensors with long names
-//   wide  760,000 tiny tensors in one file: a header just under the format's limit of 100,000,000
+//   wide  760,000 tiny tensors in one file with a header just below the format's limit of
+//         100,000,000 bytes
 #include "tests/support/checkpoint_writer.h"
 
 #include <CLI/CLI.hpp>
@@ -41,7 +42,8 @@ struct Llama {
 
 constexpr Llama kLlama7b = {4096, 11008, 4096, 32000, 32};
 constexpr Llama kLlama70b = {8192, 28672, 1024, 128256, 80};
-constexpr std::uint64_t kMaxHeader = 100'000'000;  // bytes of JSON, the limit of the format
+// The format's limit for the JSON of a header, in bytes.
+constexpr std::uint64_t kMaxHeader = 100'000'000;
 
 std::vector<Plan> plan_tiny() {
   return {{"embed.weight", "BF16", {256, 64}},
@@ -103,7 +105,7 @@ std::vector<Plan> plan_moe(std::uint64_t tensors) {
   return plans;
 }
 
-// Names are about 100 bytes, or shorter where the limit of the header requires it.
+// Names have about 100 bytes, or fewer if the limit of the header requires it.
 std::vector<Plan> plan_wide(std::uint64_t tensors) {
   const std::string longest = R"("":{"dtype":"U8","shape":[1],"data_offsets":[,]},)";
   const std::uint64_t fixed = longest.size() + 2 * std::to_string(tensors).size();
@@ -125,7 +127,7 @@ std::vector<Plan> plan_wide(std::uint64_t tensors) {
   return plans;
 }
 
-// Writes one file with the bytes of `random`.
+// Writes one file with bytes from `random`.
 void write_shard(const std::filesystem::path& path, std::span<const Plan> plans,
                  const std::optional<Metadata>& metadata, RandomBytes& random) {
   HeaderBuilder builder(metadata);

@@ -1,4 +1,4 @@
-// A limit of memory: a control group of version 1 or 2 for the length of a scope.
+// A memory limit: a control group of cgroups version 1 or 2 during a scope.
 #pragma once
 
 #include "tests/support/files.h"
@@ -36,8 +36,9 @@ class MemoryGroup {
   MemoryGroup(const MemoryGroup&) = delete;
   MemoryGroup& operator=(const MemoryGroup&) = delete;
 
-  const std::string& missing() const { return missing_; }  // why there is none; else empty
-  // The file to which a process writes its number to be in it.
+  // Why the group is missing; "" if it exists.
+  const std::string& missing() const { return missing_; }
+  // The file to which a process writes its pid to enter the group.
   std::string processes() const { return path_ / "cgroup.procs"; }
 
  private:

@@ -19,7 +19,7 @@
 namespace stfs::test {
 namespace {
 
-// mountinfo writes blanks in paths as \040.
+// mountinfo escapes blanks in paths as \040.
 std::string unescaped(const std::string& field) {
   std::string out;
   for (std::size_t i = 0; i < field.size(); ++i) {
@@ -166,8 +166,8 @@ ForegroundMount::ForegroundMount(const std::vector<std::string>& sources,
           }(),
           run_options) {
   const int table = ::open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
-  // The kernel reports a change of the mount table by POLLPRI; the timeout finds a child that has
-  // ended.
+  // The kernel reports a change of the mount table by POLLPRI. The timeout is needed to detect that
+  // the child has ended.
   while (process_.running() && mounts_at(path_).empty()) {
     pollfd changed = {table, POLLPRI, 0};
     ::poll(&changed, 1, 100);

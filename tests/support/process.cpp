@@ -77,7 +77,7 @@ Process::Process(const std::vector<std::string>& argv, const RunOptions& options
   err_fd_ = checked(::memfd_create("err", MFD_CLOEXEC), "memfd_create");
   const int out = terminal_ ? terminal_->end() : out_fd_;
   const int err = terminal_ ? terminal_->end() : err_fd_;
-  // A signal that comes before the child has its own actions waits until then.
+  // A signal that arrives before the child has its own signal actions waits until then.
   sigset_t all;
   sigfillset(&all);
   sigset_t before;
@@ -85,8 +85,9 @@ Process::Process(const std::vector<std::string>& argv, const RunOptions& options
   sigset_t blocked = before;
   for (const int signal : options.blocked_signals) sigaddset(&blocked, signal);
   pid_ = ::fork();
-  if (pid_ == 0) {  // async-signal-safe calls only: other threads may hold locks
-    // nohup(1) and background shells make the tests ignore these; reset them for the programs.
+  if (pid_ == 0) {  // only async-signal-safe calls, because other threads may hold locks
+    // nohup(1) and background shells make the tests ignore these signals; reset them for the
+    // programs.
     for (const int ignored : {SIGHUP, SIGINT}) ::signal(ignored, SIG_DFL);
     for (const int ignored : options.ignored_signals) ::signal(ignored, SIG_IGN);
     ::sigprocmask(SIG_SETMASK, &blocked, nullptr);

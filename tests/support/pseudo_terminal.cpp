@@ -58,7 +58,7 @@ void PseudoTerminal::type(const std::string& keys) const {
 }
 
 std::vector<std::string> screen(const std::string& output, unsigned columns) {
-  using Row = std::vector<std::string>;  // one string for each character
+  using Row = std::vector<std::string>;  // one string per character
   std::vector<Row> rows(1);
   std::size_t column = 0;
   std::string_view rest = output;

@@ -1,4 +1,4 @@
-// cache
+// The verb cache.
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/sha256.h"
@@ -40,7 +40,8 @@ std::uint64_t blocks_of(const Listed& listed) {
   return size / CacheEntry::kBlock + (size % CacheEntry::kBlock != 0 ? 1 : 0);
 }
 
-// A name, a model or bucket that it lies in, or the first digits of an ID.
+// Returns true if the word is the entry's name, a model or bucket that contains it, or the first
+// digits of its ID.
 bool means(std::string_view word, const Listed& listed) {
   const std::string_view name = listed.version.name;
   constexpr std::size_t kLeastDigits = 4;
@@ -50,7 +51,7 @@ bool means(std::string_view word, const Listed& listed) {
           std::string_view("/@?").find(name[word.size()]) != std::string_view::npos);
 }
 
-// Keeps what a word means. Throws Error kUsage for a word that means nothing.
+// Keeps the entries that the words mean. Throws Error kUsage for a word that means no entry.
 void select_entries(std::vector<Listed>& entries, const std::vector<std::string>& words) {
   if (words.empty()) return;
   for (const std::string& word : words) {
@@ -69,7 +70,7 @@ std::string time_of(const Listed& listed) {
   return rfc3339(listed.used.tv_sec, listed.used.tv_nsec);
 }
 
-// "37%": 100 only for an entry that is whole.
+// Returns "37%". It is 100% only for a complete entry.
 std::string share_of(const Listed& listed) {
   const std::uint64_t all = blocks_of(listed);
   if (all == 0) return "100%";
@@ -106,7 +107,7 @@ int list_entries(const Arguments& arguments, const std::vector<Listed>& entries,
   std::vector<std::array<std::string, 7>> rows;
   std::uint64_t bytes = 0;
   for (const Listed& listed : entries) {
-    constexpr std::size_t kSeconds = 19;  // of "2026-01-31T08:00:00.000000000Z"
+    constexpr std::size_t kSeconds = 19;  // the length of "2026-01-31T08:00:00" without the rest
     rows.push_back({listed.id.substr(0, kShownId), printable(listed.version.name),
                     human_bytes(listed.version.size), human_bytes(listed.bytes), share_of(listed),
                     time_of(listed).substr(0, kSeconds) + "Z", listed.in_use ? "yes" : "no"});
@@ -160,7 +161,7 @@ int prune_entries(const Arguments& arguments, Cache& cache, const std::vector<Li
   return 0;
 }
 
-// The state of one entry.
+// The state of an entry.
 struct Verified {
   bool is_readable = false;
   std::uint64_t good = 0, bad = 0;  // blocks
@@ -169,7 +170,7 @@ struct Verified {
   bool is_ok() const { return is_readable && bad == 0 && digest != Digest::kDifferent; }
 };
 
-// Reads and checks each block that is there.
+// Reads and checks each block that the entry has.
 void check_blocks(const CacheEntry& entry, unsigned jobs, ProgressBar& bar, Verified& verified) {
   std::atomic<std::uint64_t> next = 0, good = 0, bad = 0;
   const std::uint64_t blocks = entry.blocks();
@@ -187,7 +188,7 @@ void check_blocks(const CacheEntry& entry, unsigned jobs, ProgressBar& bar, Veri
   verified.bad = bad;
 }
 
-// The SHA-256 of all bytes; "" when a read fails.
+// Returns the SHA-256 of all bytes, or "" if a read fails.
 std::string digest_of(const CacheEntry& entry, ProgressBar& bar) {
   std::string hex;
   run_beside([&] {
@@ -217,7 +218,7 @@ Verified verify_entry(Cache& cache, const Listed& listed, unsigned jobs, Progres
   if (digest.empty()) return verified;
   verified.digest = digest == known ? Verified::Digest::kEqual : Verified::Digest::kDifferent;
   if (verified.digest == Verified::Digest::kDifferent) {
-    // Nobody knows which block is wrong.
+    // It is not known which block is wrong, so forget all blocks.
     for (std::uint64_t block = 0; block < entry->blocks(); ++block) entry->forget(block);
     entry.reset();
     cache.remove(listed.id);
@@ -260,9 +261,10 @@ int verify_entries(const Arguments& arguments, Cache& cache, std::vector<Listed>
     if (is_whole && !listed.version.sha256.empty()) bytes += size;
   }
   ProgressBar bar(bytes);
-  std::vector<std::string> objects;  // printed when the bar has gone
+  std::vector<std::string> objects;  // printed after the bar was removed
   bool is_any_bad = false;
-  // Opening an entry notes its use: in this order, what was used last stays last.
+  // Opening an entry marks it as used. In this order, the entry that was used last remains the
+  // last.
   std::ranges::reverse(entries);
   for (const Listed& listed : entries) {
     const Verified verified = verify_entry(cache, listed, arguments.threads(), bar);
@@ -299,7 +301,7 @@ int cache(const Arguments& arguments) {
   const bool is_missing =
       !directory.empty() && !std::filesystem::exists(directory, error) && !error;
   if (is_missing && !arguments.sources.cache_dir.empty()) throw_unreadable(directory, ENOENT);
-  // Looking must not make a directory.
+  // Listing must not create a directory.
   if (is_missing && arguments.action == "list" && arguments.globs.empty()) {
     return list_entries(arguments, {}, directory);
   }

@@ -1,4 +1,5 @@
-// delta: what changed from one checkpoint to another, as trainers publish it.
+// The verb delta: writes the changes between two checkpoints in the form in which trainers publish
+// them.
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/command/terminal.h"

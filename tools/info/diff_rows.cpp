@@ -27,13 +27,13 @@ bool have_equal_shapes(const Pair& pair) {
 
 std::string_view name_of(const Pair& pair) { return pair.a ? pair.a->name : pair.b->name; }
 
-// "[1,0]": where the largest difference is.
+// Returns the indices of the largest difference: "[1,0]".
 std::string place_of_largest(const Pair& pair, const ValueDifference& values) {
   const std::uint64_t element = values.unlike > 0 ? values.first_unlike : values.first_largest;
   return shape_json(indices_of(element, pair.a->shape));
 }
 
-// "0.0625", as short as it stands for this number alone; "inf".
+// Returns the shortest text that is read back as this number, such as "0.0625", or "inf".
 std::string number_text(double number) {
   std::array<char, 32> text{};
   const char* const end = std::to_chars(text.data(), text.data() + text.size(), number).ptr;
@@ -46,13 +46,13 @@ std::string three_digits(double number) {
   return text.data();
 }
 
-// For people: what no number tells.
+// Returns the largest difference for people. NaN and infinity have no difference that is a number.
 std::string largest_text(const ValueDifference& values) {
   if (values.unlike == 0) return three_digits(values.largest);
   return values.nan_in_one > 0 ? "NaN" : "inf";
 }
 
-// Cut, not rounded: 100% are all.
+// Rounds down, so that 100% means all.
 std::string percent(double share) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.2f%%", std::floor(share * 1e4) / 1e2);
@@ -64,7 +64,7 @@ std::string without_end(std::string line) {
   return line;
 }
 
-// As long as the numbers of any pair.
+// Returns values with the longest text that the values of the pair can have.
 ValueDifference longest_values(const Pair& pair) {
   ValueDifference longest;
   longest.elements = 1;
@@ -76,14 +76,14 @@ ValueDifference longest_values(const Pair& pair) {
   return longest;
 }
 
-// The larger, the earlier.
+// Rows with a larger key come first.
 double sort_key(const PairDifference& difference, std::string_view column) {
   constexpr double kLast = -std::numeric_limits<double>::infinity();
   if (!difference.values) return kLast;
   const ValueDifference& values = *difference.values;
   if (column == "equal") return -values.equal_share();
   if (column == "largest") return largest_of(values);
-  // No number tells the distance of NaN from a value: it comes first.
+  // NaN has no distance from a value, so it comes first.
   return values.distance().value_or(std::numeric_limits<double>::infinity());
 }
 
@@ -116,8 +116,8 @@ DiffRows::DiffRows(const Arguments& arguments, std::span<const Pair> pairs,
     throw Error(ErrorCode::kUsage, "", "--sort=" + arguments.sort_by + ": needs --values");
   }
   if (arguments.json || !terminal_.is_terminal) return;
-  // Room for "bytes differ from byte 1234", and for two shapes in the short form: a narrow
-  // terminal rather cuts the names.
+  // Leave columns for "bytes differ from byte 1234", and for two shapes in the short form. A narrow
+  // terminal shortens the names instead.
   std::vector<TextTable::Column> columns{{.heading = "NAME", .least = 8, .is_name = true}};
   if (arguments.values) {
     columns.push_back({.heading = "CHANGE", .least = 10});
@@ -232,7 +232,7 @@ std::string DiffRows::json_of(const Pair& pair, const PairDifference& difference
   }
   if (!values) return json_line(object);
   const double largest = largest_of(*values);
-  object["largest_difference"] = largest;  // infinity is null
+  object["largest_difference"] = largest;  // infinity becomes null, because JSON lacks it
   if (largest > 0) {
     object["at"] = indices_of(values->unlike > 0 ? values->first_unlike : values->first_largest,
                               pair.a->shape);
@@ -259,7 +259,7 @@ std::vector<std::string> DiffRows::cells(const Pair& pair, const PairDifference&
   return cells;
 }
 
-// Without the numbers.
+// Returns the change in words, without the numbers.
 std::string DiffRows::change(const Pair&, const PairDifference& difference) const {
   const std::string_view kind = difference.kind;
   const std::string arrow = terminal_.is_utf8 ? "→ " : "-> ";
@@ -286,7 +286,7 @@ std::string DiffRows::words(const Pair& pair, const PairDifference& difference) 
   return is_narrow() ? text : text + " at " + place_of_largest(pair, values);
 }
 
-// "3 of 39 tensors differ: 2 changed, 1 only in A".
+// Prints "3 of 39 tensors differ: 2 changed, 1 only in A".
 void DiffRows::summarize() const {
   if (arguments_.json || ::isatty(STDERR_FILENO) != 1) return;
   std::string text = std::to_string(pairs_) + (pairs_ == 1 ? " tensor" : " tensors");

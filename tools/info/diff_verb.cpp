@@ -1,4 +1,4 @@
-// diff
+// The verb diff.
 #include "core/base/posix.h"
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
@@ -34,8 +34,8 @@
 namespace stfs {
 namespace {
 
-// The first byte in which two tensors of equal size differ; nullopt when all bytes are equal, and
-// soon after `stop` was set.
+// Returns the first byte in which two tensors of equal size differ. Returns nullopt if all bytes
+// are equal, and soon after `stop` has been set.
 std::optional<std::uint64_t> first_difference_of(const Tensor& a, const Tensor& b,
                                                  const PassOptions& options) {
   const Comparison found = compare_tensors(a, b, CompareBy::kBytes, options);
@@ -44,7 +44,8 @@ std::optional<std::uint64_t> first_difference_of(const Tensor& a, const Tensor& 
   return found.first_byte;
 }
 
-// Whether the values can be compared, and a user asks for that or the dtypes or formats differ.
+// Returns true if the values can be compared, and the user asks for it or the dtypes or formats
+// differ.
 bool is_compared_by_value(const Pair& pair, bool wants_values) {
   if (!pair.a || !pair.b || !std::ranges::equal(pair.a->shape, pair.b->shape)) return false;
   if (pair.is_of_codes_and_values) return false;
@@ -62,7 +63,7 @@ ValueDifference value_difference(const Tensor& a, const Tensor& b, const std::at
   return found.values.value_or(ValueDifference{});
 }
 
-// The pairs of all names in A or B, in the order `is_less` of names.
+// Returns the pairs of all names in A or B, sorted by `is_less`.
 template <class Less>
 std::vector<Pair> pairs_of(const Checkpoint& a, const Checkpoint& b, Less is_less) {
   const auto sorted = [&](const Checkpoint& checkpoint) {
@@ -89,11 +90,12 @@ std::vector<Pair> pairs_of(const Checkpoint& a, const Checkpoint& b, Less is_les
   return pairs;
 }
 
-// Joins the pairs of tensors that have other names in the two checkpoints and the same bytes, dtype
-// and shape. Only tensors whose name is in one checkpoint alone are looked at.
+// Joins pairs of tensors with different names in the two checkpoints, but the same bytes, dtype and
+// shape. Examines a tensor only if its name is in one checkpoint and not in the other.
 class Renames {
  public:
-  // Joins what is one extent of one file, and finds out what must be read.
+  // Joins tensors that are the same extent of the same file, and finds out which others must be
+  // read.
   explicit Renames(std::vector<Pair>& pairs) : pairs_(pairs) {
     std::map<Form, std::array<std::vector<std::size_t>, 2>> forms;
     for (std::size_t i = 0; i < pairs.size(); ++i) {
@@ -126,8 +128,8 @@ class Renames {
     return bytes;
   }
 
-  // Of several with the same bytes the first of A is joined with the first of B, in the order of
-  // the pairs.
+  // If several tensors have the same bytes, the first of A is joined with the first of B, in the
+  // order of the pairs.
   void read(unsigned jobs, ProgressBar& bar) {
     std::vector<std::string> keys(candidates_.size());
     Lines none(false, bar);
@@ -156,12 +158,12 @@ class Renames {
   using Form = std::pair<DType, std::vector<std::uint64_t>>;
 
   const Tensor& tensor(std::size_t i) const { return pairs_[i].a ? *pairs_[i].a : *pairs_[i].b; }
-  // "" for a computed tensor.
+  // Returns "" for a computed tensor.
   std::string extent_key(std::size_t i) const {
     const std::optional<Extent>& place = tensor(i).locator;
     return place ? std::to_string(place->offset) + " " + place->source->token() : "";
   }
-  // `in_b`: the last first.
+  // `in_b` has the positions in B for each key, the last one first.
   bool join(std::size_t a, std::map<std::string, std::vector<std::size_t>>& in_b,
             const std::string& key) {
     const auto same = in_b.find(key);
@@ -173,11 +175,12 @@ class Renames {
   }
 
   std::vector<Pair>& pairs_;
-  std::set<std::size_t> is_gone_;        // pairs of B alone that were joined to one of A
-  std::vector<std::size_t> candidates_;  // by form, those of A first
+  std::set<std::size_t> is_gone_;        // the pairs with only B that were joined to a pair with A
+  std::vector<std::size_t> candidates_;  // sorted by form, then tensors of A before tensors of B
 };
 
-// Codes are compared with codes: their difference from values tells nothing.
+// Marks pairs of codes and values. Their values are not compared, because the difference between
+// codes and values means nothing.
 void mark_codes(const Checkpoint& a, const Checkpoint& b, const Arguments& arguments,
                 Sources& sources, std::span<Pair> pairs) {
   const bool codes_in_a = stored_codes(a.list(), sources).has_value();
@@ -224,7 +227,7 @@ int diff(const Arguments& arguments) {
   add_in_order(out, pairs.size(), arguments.threads(),
                [&](std::size_t i, const std::atomic<bool>& stop) -> std::string {
                  const Pair& pair = pairs[i];
-                 // Counts bytes that are read twice once.
+                 // Counts bytes that are read twice only once.
                  std::uint64_t position = 0, counted = 0;
                  const auto progress = [&](std::uint64_t n) {
                    position += n;

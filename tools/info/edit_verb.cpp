@@ -1,4 +1,5 @@
-// edit: what would change, or a new checkpoint. extract writes through the same functions.
+// The verb edit: prints what would change, or writes a new checkpoint. extract writes with the same
+// functions.
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
@@ -27,11 +28,11 @@ namespace {
 struct Change {
   std::string what;                 // "renamed"
   std::optional<std::string> from;  // the name before; nullopt for a new tensor
-  std::optional<std::string> name;  // the name after; nullopt for one that is gone
+  std::optional<std::string> name;  // the name after; nullopt for a removed tensor
   std::string type, shape;
 };
 
-// Where the bytes lie that a tensor is or is computed of; nothing for one without bytes.
+// The extents that a tensor consists of or is computed from. Empty for a tensor without bytes.
 using Places = std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t>>;
 
 Places places_of(const Tensor& tensor) {
@@ -58,7 +59,7 @@ std::string word_for(const Tensor& before, const Tensor& after) {
   return "replaced";
 }
 
-// What edits make of the tensors of `before`.
+// Returns the changes that edits make to the tensors of `before`.
 std::vector<Change> changes(const Checkpoint& before, const Checkpoint& after) {
   std::map<Places, std::uint32_t> by_places;
   for (std::uint32_t i = 0; i < before.tensor_count(); ++i) {
@@ -104,7 +105,7 @@ std::vector<Change> changes(const Checkpoint& before, const Checkpoint& after) {
   return found;
 }
 
-// Keys and their values before and after.
+// The values of each key before and after.
 using Values =
     std::map<std::string_view,
              std::pair<std::optional<std::string_view>, std::optional<std::string_view>>>;

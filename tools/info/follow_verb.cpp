@@ -1,4 +1,4 @@
-// follow
+// The verb follow.
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/checkpoint/follow.h"

@@ -1,4 +1,4 @@
-// info
+// The verb info.
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
@@ -30,7 +30,7 @@
 namespace stfs {
 namespace {
 
-// 124439808 -> "124.4 M"; "" under a thousand.
+// Returns "124.4 M" for 124439808, and "" for less than a thousand.
 std::string short_count(std::uint64_t count) {
   constexpr std::array kUnits{"K", "M", "B", "T"};
   if (count < 1000) return "";
@@ -42,7 +42,7 @@ std::string short_count(std::uint64_t count) {
   return text.data();
 }
 
-// "6738415616 (6.7 B)"
+// Returns "6738415616 (6.7 B)".
 std::string with_short(std::uint64_t number, const std::string& text) {
   return std::to_string(number) + (text.empty() ? "" : " (" + text + ")");
 }
@@ -56,7 +56,7 @@ void print_rows(const Terminal& terminal, std::vector<TextTable::Column> columns
   for (const auto& row : rows) print(table.line(row));
 }
 
-// The directory of all files; "" when they lie in several.
+// Returns the directory of all files, or "" if they are in several directories.
 std::string directory_of(const Checkpoint& checkpoint) {
   std::string directory;
   for (const Part& part : checkpoint.parts()) {
@@ -67,7 +67,8 @@ std::string directory_of(const Checkpoint& checkpoint) {
   return directory;
 }
 
-// Whether the files have their labels as names. Links, as in the cache of a Hub, lead elsewhere.
+// Returns true if the names of the files are their labels. Symlinks, as in the Hub's cache, may
+// resolve to other names.
 bool are_files_named_by_labels(const Checkpoint& checkpoint) {
   return std::ranges::all_of(checkpoint.parts(), [](const Part& part) {
     return last_component(part.source->path()) == part.label;
@@ -78,7 +79,7 @@ void print_files(const Terminal& terminal, const Checkpoint& checkpoint) {
   const bool has_directory = !directory_of(checkpoint).empty();
   std::vector<std::vector<std::string>> rows;
   for (const Part& part : checkpoint.parts()) {
-    constexpr std::size_t kDate = 10;  // of "2026-01-31T08:00:00.000000000Z"
+    constexpr std::size_t kDate = 10;  // the length of the date in "2026-01-31T08:00:00.000000000Z"
     const timespec mtime = part.source->mtime();
     const bool is_known = mtime.tv_sec != 0 || !is_url(part.source->path());
     rows.push_back({printable(has_directory ? part.label : part.source->path()),
@@ -126,7 +127,7 @@ std::vector<std::string> names_of_empty(const Checkpoint& checkpoint) {
   return names;
 }
 
-// Prints the first of many remarks of a kind, and how many there are more.
+// Prints the first of many remarks of one kind, and the number of the others.
 void print_remarks(const std::string& kind, const std::vector<std::string>& texts) {
   constexpr std::size_t kShown = 8;
   for (std::size_t i = 0; i < std::min(kShown, texts.size()); ++i) {
@@ -178,7 +179,7 @@ Chain chain_of(DeltaChain found, Sources& sources) {
   return chain;
 }
 
-// The chain of the layer, if there is one.
+// Returns the chain of the delta layer, or nullopt without such a layer.
 std::optional<Chain> chain_of(const Checkpoint& checkpoint, Sources& sources) {
   for (const Layer& layer : checkpoint.layers()) {
     if (layer.option != kDeltaOption) continue;
@@ -189,7 +190,8 @@ std::optional<Chain> chain_of(const Checkpoint& checkpoint, Sources& sources) {
   return std::nullopt;
 }
 
-// "1.4 %" of all bytes of the checkpoint; "-" where they are not known.
+// Returns the share of all bytes of the checkpoint, such as "1.40%", or "-" if their number is
+// unknown.
 std::string share_of(std::uint64_t bytes, std::uint64_t all) {
   if (all == 0) return "-";
   std::array<char, 32> text{};
@@ -198,7 +200,7 @@ std::string share_of(std::uint64_t bytes, std::uint64_t all) {
   return text.data();
 }
 
-// `bytes` are those of the checkpoint; 0: not known.
+// `bytes` is the size of the checkpoint; 0: unknown.
 void print_chain(const Terminal& terminal, const Chain& chain, std::uint64_t bytes) {
   std::vector<std::vector<std::string>> rows;
   for (const auto& [version, facts] : chain.links) {
@@ -232,7 +234,7 @@ Json json_of(const Chain& chain) {
   return links;
 }
 
-// A delta whose chain reaches no full checkpoint: what it holds, and how to use it.
+// Prints a delta without a full checkpoint in its chain: its content, and how to use it.
 void print_delta_alone(const std::string& source, const Chain& chain, bool as_json) {
   if (as_json) return print(Json{{"deltas", json_of(chain)}}.dump(2) + "\n");
   print("a delta upon version " + std::to_string(chain.links.front().version.base) +
@@ -241,7 +243,7 @@ void print_delta_alone(const std::string& source, const Chain& chain, bool as_js
   print_chain(Terminal(), chain, 0);
 }
 
-// The object of .stfs/info.json with more members at its end.
+// Returns the object of .stfs/info.json with further members at its end.
 std::string summary_json(const Checkpoint& checkpoint, const std::optional<Chain>& chain,
                          const std::optional<StoredCodes>& codes) {
   std::string text;
@@ -268,7 +270,7 @@ std::string summary_json(const Checkpoint& checkpoint, const std::optional<Chain
 int info(const Arguments& arguments) {
   VerbSources sources(arguments);
   LoadOptions options = load_options(arguments, sources);
-  options.warn = nullptr;  // they are printed among the rest
+  options.warn = nullptr;  // the warnings are printed in the summary
   if (arguments.paths.size() == 1 && arguments.layers.empty()) {
     auto alone = chain_at(arguments.paths.front(), sources);
     if (alone && alone->base.empty()) {

@@ -12,10 +12,10 @@ namespace stfs {
 
 using Json = nlohmann::ordered_json;
 
-// One line, without its end. Bytes that are not UTF-8 become U+FFFD.
+// Returns one line, without a line end. Bytes that are not UTF-8 become U+FFFD.
 std::string json_line(const Json& json);
 
-// Prints the elements of an array of JSON, one a line.
+// Prints the elements of a JSON array, one per line.
 class JsonArray {
  public:
   void add(std::string_view element);

@@ -25,7 +25,7 @@ void Lines::add(std::string line) {
     if (!heading_.empty()) bar_.print(std::exchange(heading_, "") + "\n");
     return bar_.print(line + "\n");
   }
-  // Keep the line until the next one comes: only then a comma follows it.
+  // Keep the line until the next one arrives, because a comma follows it only then.
   if (last_) bar_.print(*last_ + ",\n");
   last_ = std::move(line);
 }
@@ -62,7 +62,7 @@ void add_in_order(Lines& out, std::size_t count, unsigned jobs,
       for (std::size_t i = 0; i < std::min<std::size_t>(jobs, count); ++i)
         threads.emplace_back(work);
     } catch (const std::exception&) {
-      // No more threads: go on with those that started, or with this one.
+      // No more threads can be started: continue with the threads so far, or with this one.
       if (threads.empty()) work();
     }
     std::unique_lock lock(mutex);
@@ -74,7 +74,7 @@ void add_in_order(Lines& out, std::size_t count, unsigned jobs,
       try {
         out.add(std::move(line));
       } catch (...) {
-        stop = true;  // nobody can see the other lines
+        stop = true;  // the other lines will not be printed
         throw;
       }
       lock.lock();

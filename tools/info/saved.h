@@ -1,6 +1,6 @@
-// What `extract` and `edit` do with a Plan: tell what would be written, or write it.
+// What `extract` and `edit` do with a Plan: print what would be written, or write it.
 //
-// Thread safety: one thread calls it.
+// Thread safety: one thread at a time.
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
@@ -11,8 +11,8 @@
 
 namespace stfs {
 
-// Writes these tensors to Arguments::output, whole or not at all, and returns the exit status.
-// Throws Error as Plan and Output do.
+// Writes these tensors to Arguments::output, completely or not at all, and returns the exit status.
+// Throws Error like Plan and Output.
 int save(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors,
          const Arguments& arguments, const Sources& sources);
 

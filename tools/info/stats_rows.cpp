@@ -21,17 +21,17 @@ namespace {
 constexpr const char* kHeading =
     "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\tnan_at\tinf_at\tlargest_at\n";
 
-// The fields behind the name.
+// The fields after the name.
 constexpr std::array kFields = {"COUNT", "MIN", "MAX", "MEAN", "STD", "ZEROS", "NAN", "INF"};
 constexpr bool is_count(std::size_t field) { return field == 0 || field >= 5; }
-// When a table gives up a field for the names: the lowest first, 0 never.
+// The order in which a table drops fields to make room for names: lowest first; 0: never.
 constexpr std::array<int, kFields.size()> kDropped = {1, 5, 5, 3, 4, 2, 0, 0};
 
-// In front of the names; a terminal without colours shows it too.
+// Printed before a name; visible on a terminal without colours as well.
 constexpr const char* kMark = "! ";
 constexpr const char* kNoMark = "  ";
 
-// A count in five columns at most: 99999, 123k, 1.23M. Cut, not rounded.
+// Returns a count in at most five columns: 99999, 123k, 1.23M. Rounds down.
 std::string cut_count(std::uint64_t count) {
   if (count < 100'000) return std::to_string(count);
   std::uint64_t unit = 1000;
@@ -53,7 +53,7 @@ std::string value_text(const std::optional<double>& value, const char* format) {
   return text.data();
 }
 
-// The fields of kFields. `format` is for the values, `count_text` for the counts.
+// Returns the fields of kFields. `format` formats the values, and `count_text` the counts.
 template <class CountText>
 std::array<std::string, kFields.size()> fields(const ValueStats& values, const char* format,
                                                CountText count_text) {
@@ -63,7 +63,7 @@ std::array<std::string, kFields.size()> fields(const ValueStats& values, const c
           count_text(values.nan),         count_text(values.inf)};
 }
 
-// The larger, the earlier.
+// Rows with a larger key come first.
 double sort_key(const ValueStats& values, std::string_view column) {
   constexpr double kLast = -std::numeric_limits<double>::infinity();
   if (column == "min") return values.min ? -*values.min : kLast;
@@ -100,7 +100,7 @@ std::vector<std::uint32_t> StatsRows::begin(const Checkpoint& checkpoint,
 }
 
 void StatsRows::begin_table(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors) {
-  // The lines are printed while tensors are read, so the widths cannot come from the values.
+  // The lines are printed while tensors are read, so the widths cannot depend on the values.
   std::array<std::size_t, kFields.size()> widths;
   for (std::size_t i = 0; i < widths.size(); ++i) widths[i] = is_count(i) ? 5 : 9;  // -1.23e-05
   for (const std::uint32_t number : tensors) {
@@ -125,7 +125,7 @@ void StatsRows::begin_table(const Checkpoint& checkpoint, std::span<const std::u
   }
 }
 
-// The fields of the table. To --nonfinite, names matter more than values.
+// Returns the fields of the table. With --nonfinite, names matter more than values.
 std::span<const std::size_t> StatsRows::shown() const {
   static constexpr std::array<std::size_t, 3> kOfNonfinite = {0, 6, 7};
   static constexpr std::array<std::size_t, kFields.size()> kAll = {0, 1, 2, 3, 4, 5, 6, 7};

@@ -1,4 +1,4 @@
-// stats, hash
+// The verbs stats and hash.
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
@@ -33,8 +33,8 @@ std::uint64_t bytes_of(const Checkpoint& checkpoint, std::span<const std::uint32
   return bytes;
 }
 
-// Prints `line_of` of each selected tensor, for `stats` in the order and below the heading that it
-// gives.
+// Prints `line_of` for each selected tensor. For `stats`, the order and the heading come from the
+// rows.
 int for_selected(
     const Arguments& arguments,
     const std::function<std::string(std::size_t position, const Tensor&, const std::atomic<bool>&,
@@ -71,7 +71,7 @@ int stats(const Arguments& arguments) {
       [&](std::size_t position, const Tensor& tensor, const std::atomic<bool>& stop,
           const Progress& progress) {
         ValueStats values;
-        // The last tensors share the threads that find no other one.
+        // The last tensors share the threads that would otherwise be idle.
         const std::size_t left = std::clamp<std::size_t>(rows.tensors() - position, 1, jobs);
         const auto threads = static_cast<unsigned>(jobs / left);
         const Tensor of = tensor.valued();
@@ -94,7 +94,7 @@ int hash(const Arguments& arguments) {
     if (!arguments.json) {
       if (for_people) return hex + "  " + printable(tensor.path);
       std::string line = sha256sum_line(hex, tensor.path);
-      line.pop_back();  // the line end
+      line.pop_back();  // removes the line end
       return line;
     }
     return json_line({{"name", tensor.name}, {"path", tensor.path}, {"sha256", hex}});

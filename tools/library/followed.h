@@ -1,5 +1,5 @@
-// A directory that a program follows through libstfs: the C++ behind stfs_follow, which says what
-// the functions promise.
+// A directory that a program follows through libstfs: the C++ implementation of stfs_follow() and
+// its companions. stfs.h has their contracts.
 //
 // Thread safety: one thread at a time calls next(); any thread may call cancel().
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace stfs {
 
-// The options of stfs_follow. Throws Error kUsage for what is none.
+// The options of stfs_follow(). Throws Error kUsage for an unknown or invalid option.
 struct FollowOptions {
   explicit FollowOptions(std::span<const std::string> options);
 
@@ -24,14 +24,17 @@ struct FollowOptions {
 
 class Followed {
  public:
-  // Throws Error, as Follower does.
+  // Throws Error like the constructor of Follower.
   Followed(std::string directory, const FollowOptions& options);
 
-  // nullptr: there are no more. The text is valid until the next call. Throws Error, also in a
-  // process that forked from the one that made it: its threads are not there.
+  // Waits for the next version and returns its path or URL, or nullptr if there will be no further
+  // version. The text is valid until the next call. Throws Error like Follower::next(), and kUsage
+  // in a child of the process that created the object, because the child has none of its threads.
   const char* next();
   void cancel() { follower_.cancel(); }
-  bool is_inherited() const;  // this process has none of its threads, so it must not be destroyed
+  // Returns true in a child of the process that created the object. The child has none of its
+  // threads, so it must not destroy it.
+  bool is_inherited() const;
 
  private:
   const std::uint64_t process_ = this_process();

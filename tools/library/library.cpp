@@ -1,4 +1,4 @@
-// The C ABI over Opened: handles, structs with sizes, exceptions as statuses.
+// The C ABI over Opened: handles, structs with sizes, and exceptions that become statuses.
 #include "core/base/boundary.h"
 #include "core/base/forks.h"
 #include "core/base/text.h"
@@ -37,7 +37,7 @@ struct stfs_checkpoint {
       : opened(std::move(sources), std::move(options)) {}
 
   stfs::Opened opened;
-  std::string names;  // each with a NUL behind it
+  std::string names;  // each followed by a NUL
   std::vector<stfs_tensor> table;
 };
 
@@ -97,18 +97,19 @@ stfs::PartOfTensor part_of(const stfs_checkpoint& handle, const stfs_part* given
   return request;
 }
 
-// The functions of Python that are used, found by name: the library is not linked with Python.
+// The functions of Python that are used. They are found by name, because the library is not linked
+// with Python.
 struct Python {
   void* (*make)(void* content, const char* name, void (*destroy)(void* capsule)) = nullptr;
   void* (*pointer)(void* capsule, const char* name) = nullptr;
   int (*is_valid)(void* capsule, const char* name) = nullptr;
-  void* (*no_memory)() = nullptr;  // sets the exception
+  void* (*no_memory)() = nullptr;  // sets MemoryError
   void* (*call)(void* function, void* arguments) = nullptr;
   void (*release)(void* object) = nullptr;
   void* (*bytes)(const char* data, std::ptrdiff_t length) = nullptr;
   int (*is_raised)(void* type) = nullptr;
   void** runtime_error = nullptr;  // the type
-  void (*clear)() = nullptr;       // the exception
+  void (*clear)() = nullptr;       // clears the exception
   int (*check_signals)() = nullptr;
   void* (*unlock)() = nullptr;
   void (*lock)(void* state) = nullptr;
@@ -142,20 +143,21 @@ const Python& python_functions() {
   return functions;
 }
 
-// The names of capsules that own something. Those of DLPack are the protocol's.
+// The names of capsules that own an object. The names of DLPack's capsules are part of its
+// protocol.
 constexpr const char* kOwned[] = {"stfs_checkpoint",     "stfs_mapping",     "stfs_follower",
                                   "stfs_gpu_connection", "stfs_gpu_tensors", "dltensor",
                                   "dltensor_versioned"};
 constexpr const char* kSlot = "stfs_slot";
 
-// What a capsule called kSlot has: what a call made, or nothing yet.
+// The content of a capsule named kSlot: the object that a call created, or null before that.
 struct Slot {
-  const char* name = nullptr;  // of kOwned
+  const char* name = nullptr;  // one of kOwned
   void* content = nullptr;
 };
 
-// Without Python's lock: the end of device memory waits for the work on the device, which may need
-// the lock.
+// Frees the content of a capsule, with the GIL released: freeing device memory waits for the work
+// on the device, which may need the GIL.
 void destroy(std::string_view name, void* content) {
   if (content == nullptr) return;
   const Python& python = python_functions();
@@ -198,7 +200,7 @@ void make_table(stfs_checkpoint& handle) {
     row.name = handle.names.data() + handle.names.size();
     row.name_bytes = tensor.name.size();
     handle.names.append(tensor.name) += '\0';
-    row.dtype = stfs::dtype_name(tensor.dtype).data();  // views a literal: terminated
+    row.dtype = stfs::dtype_name(tensor.dtype).data();  // the literal ends in a NUL
     row.rank = tensor.shape.size();
     row.shape = tensor.shape.data();
     row.elements = tensor.elements();
@@ -488,8 +490,10 @@ void stfs_python_ended(int* has_ended) {
 }
 
 int stfs_python_wait(stfs_checkpoint* checkpoint, void* start, int* has_ended) {
-  constexpr std::chrono::milliseconds kSignals{100};  // another thread may take a signal
-  constexpr std::chrono::milliseconds kCancel{5};     // again: the call may not have begun to wait
+  // Check for signals this often, because another thread may get them.
+  constexpr std::chrono::milliseconds kSignals{100};
+  // Cancel this often, because the call may not be waiting yet.
+  constexpr std::chrono::milliseconds kCancel{5};
   const Python& python = python_functions();
   if (!python.is_there) return -1;
   void* const started = python.call(start, nullptr);
@@ -506,7 +510,7 @@ int stfs_python_wait(stfs_checkpoint* checkpoint, void* start, int* has_ended) {
     ::syscall(SYS_futex, has_ended, FUTEX_WAIT_PRIVATE, 0, &limit, nullptr, 0);
   };
   bool has_raised = false;
-  // A handler may fork, and the child has no other thread.
+  // A handler may fork, and the child does not have the other thread.
   while (!has() && !has_raised && stfs::this_process() == process) {
     void* const state = python.unlock();
     wait(kSignals);

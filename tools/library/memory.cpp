@@ -13,7 +13,7 @@
 namespace stfs {
 namespace {
 
-constexpr std::size_t kAlignment = 256;  // bytes, as DLPack asks of data
+constexpr std::size_t kAlignment = 256;  // bytes; DLPack requires this alignment of data
 const auto page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 
 }  // namespace
@@ -28,7 +28,7 @@ Memory Memory::mapped(int descriptor, std::size_t length) {
   if (descriptor < 0) return memory;
   void* const base =
       ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, descriptor, 0);
-  if (base == MAP_FAILED) return memory;  // the process has too many mappings
+  if (base == MAP_FAILED) return memory;  // too many mappings, or a file system without mmap(2)
   memory.base_ = base;
   memory.mapped_ = length;
   return memory;
@@ -53,8 +53,8 @@ std::byte* PrivateFile::lend(std::size_t begin, std::size_t length, int descript
   const auto after = lent_.lower_bound(end);
   if (after != lent_.begin() && std::prev(after)->second > begin) return nullptr;
   if (was_used_) {
-    // What earlier owners wrote goes: whole pages here, and of those that others use a part of the
-    // bytes.
+    // Discard what earlier owners have written: drop() restores whole pages, and the rest of a page
+    // that the range shares with other owners is read from the file.
     const auto read = [&](std::size_t from, std::size_t to) {
       return from >= to || pread_exact(descriptor, {base_ + from, to - from}, from) == 0;
     };
@@ -69,7 +69,7 @@ std::byte* PrivateFile::lend(std::size_t begin, std::size_t length, int descript
 }
 
 void PrivateFile::give_back(const std::byte* data) {
-  if (process_ != this_process()) return;  // a child: a thread that it lacks may have the lock
+  if (process_ != this_process()) return;  // a child: a thread of the parent may have held the lock
   const std::lock_guard lock(mutex_);
   const auto at = lent_.find(static_cast<std::size_t>(data - base_));
   drop(at->first, at->second);

@@ -1,6 +1,7 @@
-// Private memory that programs get: they may write to it, and nobody else sees it.
+// Private memory for programs, which may write to it without changing a file or other memory.
 //
-// Thread safety: PrivateFile all members; one thread at a time uses a Memory.
+// Thread safety: all members of PrivateFile may be called from any thread; one thread at a time
+// uses a Memory.
 #pragma once
 
 #include "core/base/forks.h"
@@ -14,8 +15,9 @@
 
 namespace stfs {
 
-// A copy-on-write mapping of a whole file, of which each byte is lent to one owner at a time: all
-// tensors that a program keeps need one mapping, since a process has few (vm.max_map_count).
+// A copy-on-write mapping of a whole file. It lends each byte to one owner at a time, so that all
+// tensors that a program keeps share one mapping: a process may have only vm.max_map_count
+// mappings.
 class PrivateFile {
  public:
   PrivateFile(void* base, std::size_t length)
@@ -24,29 +26,30 @@ class PrivateFile {
   PrivateFile& operator=(const PrivateFile&) = delete;
   ~PrivateFile();
 
-  // The bytes as they are in the file, which has this descriptor; null where some are lent, or
-  // cannot be read.
+  // Lends `length` bytes from offset `begin` with the content of the file, which `descriptor`
+  // refers to. Returns nullptr if some of these bytes are already lent, or cannot be read.
   std::byte* lend(std::size_t begin, std::size_t length, int descriptor);
   void give_back(const std::byte* data);
 
  private:
-  // The whole pages of a range show the file again. False where they cannot (mlock(2)).
+  // Makes the whole pages of a range show the file again. Returns false if madvise(2) refuses, for
+  // instance because the pages are locked by mlock(2).
   bool drop(std::size_t begin, std::size_t end) const;
 
   std::byte* const base_;
   const std::size_t length_;
   const std::uint64_t process_ = this_process();
-  std::mutex mutex_;                         // of the rest
-  std::map<std::size_t, std::size_t> lent_;  // begin -> end, bytes
-  bool was_used_ = false;  // something was given back, and may have been written to
+  std::mutex mutex_;                         // guards the members below
+  std::map<std::size_t, std::size_t> lent_;  // the lent ranges: begin -> end, in bytes
+  bool was_used_ = false;  // a range was given back, and its owner may have written to it
 };
 
-// Private memory: a mapping of a file, a part of one, or bytes that were read.
+// Owns private memory: a mapping of a file, a part of a PrivateFile, or allocated bytes.
 class Memory {
  public:
   Memory() = default;
-  explicit Memory(std::size_t length);  // bytes; uninitialised
-  // A copy-on-write mapping of a file; empty where there can be none.
+  explicit Memory(std::size_t length);  // `length` in bytes; uninitialised
+  // A copy-on-write mapping of a whole file. Empty if `descriptor` is negative or mmap(2) fails.
   static Memory mapped(int descriptor, std::size_t length);
   Memory(std::shared_ptr<PrivateFile> file, std::byte* data)
       : base_(data), file_(std::move(file)) {}
@@ -62,12 +65,14 @@ class Memory {
   ~Memory();
 
   std::byte* data() const { return static_cast<std::byte*>(base_); }
+  // Returns the memory, which the caller then has to free.
   void* release() { return std::exchange(base_, nullptr); }
 
  private:
   void* base_ = nullptr;
-  std::size_t mapped_ = 0;             // bytes; 0: from malloc(3), or a part of `file_`
-  std::shared_ptr<PrivateFile> file_;  // shared: of all parts that live
+  // Bytes of an own mapping; 0: the memory is from malloc(3) or a part of file_.
+  std::size_t mapped_ = 0;
+  std::shared_ptr<PrivateFile> file_;  // shared by all its parts that are lent
 };
 
 }  // namespace stfs

@@ -21,7 +21,7 @@ OpenOptions& of(void* to) { return *static_cast<OpenOptions*>(to); }
 Layers& layers_of(void* to) { return of(to).load.layers; }
 
 constexpr std::array kOwnRows = {
-    OptionRow{.flags = "edits",  // lines of the language of edits
+    OptionRow{.flags = "edits",  // lines in the language of edits
               .argument = "LINES",
               .value = Value::kEditLine,
               .set =
@@ -30,14 +30,14 @@ constexpr std::array kOwnRows = {
                   }},
     OptionRow{.flags = "version", .argument = "HEX", .set = set<&OpenOptions::version>},
 };
-// What is said again when the checkpoint is opened elsewhere, beside its layers.
+// The options besides layers that a checkpoint needs when it is opened again in another place.
 constexpr auto kSaidAgain =
     joined(missing_row<&OpenOptions::load, &LoadOptions::allow_missing>("", true),
            source_rows<&OpenOptions::sources>("", "", true));
 constexpr auto kRows = joined(joined(layer_rows<layers_of>("", true), kOwnRows), kSaidAgain);
 
-// To which paths in lines of edits are relative: the working directory. "" where no line can have
-// one, so that equal lines give equal versions in every directory.
+// Returns the base of relative paths in lines of edits: the working directory, or "" if no line can
+// contain a path, so that equal lines give equal versions in every directory.
 std::string directory_of_lines(std::span<const std::string> options) {
   const bool have_path = std::ranges::any_of(options, [](const std::string& option) {
     return option.find("::") != std::string::npos || option.find(".npy") != std::string::npos;

@@ -1,5 +1,4 @@
-// The options of the library: words like those of `stfs -o`, "key=value" or "key", one in each
-// string.
+// The options of the library: the same words as in `stfs -o`, "key=value" or "key", one per string.
 //
 // Thread safety and lifetime: plain values.
 #pragma once
@@ -15,24 +14,26 @@
 
 namespace stfs {
 
-// A path that stays true when the working directory changes.
+// Returns the absolute form of a path, which stays valid when the working directory changes.
 std::string absolute(const std::string& path);
 
-// Sets what an option means after its row. Throws Error kUsage, also for one that has no row.
+// Sets the member of the object `to` that the row of an option describes. Throws Error kUsage if no
+// row has this key or the value is invalid.
 void set_option(std::span<const OptionRow> rows, const std::string& option, void* to);
 
-// The options of stfs_open. Throws Error kUsage for what is none.
+// The options of stfs_open(). Throws Error kUsage for an unknown or invalid option.
 struct OpenOptions {
   explicit OpenOptions(std::span<const std::string> options);
 
   LoadOptions load;
   SourceOptions sources;
-  std::string version;              // "": any
-  std::vector<std::string> others;  // all but layers and the version, with absolute paths
-  std::string directory;            // to which paths in lines of edits are relative; "": none
+  std::string version;  // the expected version; "": any
+  // The options except layers and the version, with absolute paths.
+  std::vector<std::string> others;
+  std::string directory;  // the base of relative paths in `edits`; "": they have none
 };
 
-// The options of stfs_save_delta. Throws Error kUsage for what is none.
+// The options of stfs_save_delta(). Throws Error kUsage for an unknown or invalid option.
 struct DeltaWords {
   explicit DeltaWords(std::span<const std::string> options);
 

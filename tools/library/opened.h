@@ -1,17 +1,19 @@
-// A checkpoint that a program has opened through libstfs: the C++ behind include/stfs.h, which says
-// what the functions promise.
+// A checkpoint that a program has opened through libstfs: the C++ implementation of stfs.h, which
+// has the contracts of the functions.
 //
-// A forked child has none of its parent's threads, and must not use its connections. What has its
-// own lock, it has anew. Where all tensors stand in local files, the checkpoint works there as
-// before. For sources elsewhere, and for computed tensors, whose caches may be locked by threads
-// that the child lacks, it loads the same versions again: from what the parent knew of them. It
-// never destroys what it inherited.
+// After fork(2) a child has none of its parent's threads and must not use its connections. It makes
+// its own objects for everything that has a lock. If all tensors are stored in local files, the
+// child uses the parent's checkpoint. Otherwise it loads the same versions
+// again, from what the parent knew of them: for remote sources, and for computed tensors, because
+// threads that the child lacks may have locked their caches. A child never destroys what it
+// inherited.
 //
-//   Opened ──┬─ the first Loaded    of the process that opened it; its checkpoint has names and
-//   shapes
-//            └─ a child's Loaded    made when the child first needs bytes
+//   Opened ──┬─ the first Loaded    of the process that opened it; its checkpoint has the names and
+//            │                      shapes for all processes
+//            └─ a child's Loaded    created when the child first needs bytes
 //
-// Thread safety: all members. Lifetime: what they return lives as long as the Opened.
+// Thread safety: all members may be called from any thread. Lifetime: results are valid as long as
+// the Opened.
 #pragma once
 
 #include "core/base/forks.h"
@@ -39,7 +41,7 @@
 
 namespace stfs {
 
-// stfs_part.
+// The C++ form of stfs_part.
 struct PartOfTensor {
   std::uint32_t tensor = 0;
   PartOptions options = {};
@@ -47,7 +49,7 @@ struct PartOfTensor {
 
 class Opened {
  public:
-  // Throws Error.
+  // Opens the sources. Throws Error, with errno ESTALE if they do not have OpenOptions::version.
   Opened(std::vector<std::string> sources, OpenOptions options);
   Opened(const Opened&) = delete;
   Opened& operator=(const Opened&) = delete;
@@ -55,40 +57,46 @@ class Opened {
 
   const Checkpoint& checkpoint() const { return *first_->checkpoint; }
   bool is_elsewhere() const { return !resolutions_.empty(); }
-  bool has_secrets() const { return has_secrets_; }  // in URLs of sources and layers
+  bool has_secrets() const { return has_secrets_; }  // a URL of a source or of a layer has a secret
   const std::string& version() const { return version_; }
   const std::vector<std::string>& pinned_sources() const { return pinned_; }
   const std::vector<std::string>& pinned_options() const { return pinned_options_; }
 
-  // As this process has loaded it: what may lock something, or look at its sources.
+  // Returns the checkpoint as this process has loaded it. Use it for everything that may take a
+  // lock or read a source. In a child, the first call may load the checkpoint, and throws Error if
+  // that fails.
   const Checkpoint& checkpoint_here() const { return *loaded().checkpoint; }
-  // Throws Error kUsage for what cannot be read so. The recipe is for measuring.
+  // Returns the recipe of a part, for its size, type and shape. Throws Error kUsage if the tensor
+  // cannot be read in this way.
   PartRecipe recipe(const PartOfTensor& part) const { return recipe_of(checkpoint_here(), part); }
 
-  // The functions below wait for what is not on this machine. They throw Error kUnreadable with the
-  // errno of what failed.
+  // The functions below wait for bytes that are not on this machine. They throw Error kUnreadable
+  // with the errno of the failure.
   void read(const PartOfTensor& part, std::uint64_t offset, std::span<std::byte> out);
-  // The bytes of a tensor in its file; null where they are in none.
+  // Returns the bytes of a tensor in a read-only mapping of its file, or nullptr if they are in no
+  // file that can be mapped.
   const std::byte* map(std::uint32_t tensor, std::uint64_t offset, std::uint64_t length);
-  // Private, writable. `data` is the first byte of the part.
+  // Returns private writable memory, and sets `data` to the first byte of the part in it.
   Memory map_private(const PartOfTensor& part, std::byte*& data);
-  // The whole local file with the tensor's bytes; empty where there is none, or mmap(2) fails.
+  // Returns a mapping of the whole local file in which the tensor is stored. Empty if it is not
+  // stored in a local file, or mmap(2) fails.
   Memory map_private_file(std::uint32_t tensor);
 
   std::string metadata_text(std::uint32_t entry);
 
-  // Writes all tensors to a file or a directory, by the ending of its name
-  // (core/write/saved.h), and returns the bytes that are shared with the sources.
+  // Writes all tensors to a file or a directory, depending on the ending of the path
+  // (core/write/saved.h). Returns the number of bytes that are shared with the sources.
   struct SaveTo {
     std::string path;
     std::uint64_t shard_size;  // bytes; 0: one file
-    bool replaces;             // a file that exists
+    bool replaces;             // replace an existing file
   };
   std::uint64_t save(const SaveTo& to);
-  // Writes a delta from `before` to this checkpoint (core/write/delta.h). The output, the threads
-  // and the signals of `options` are set here.
+  // Writes a delta from `before` to this checkpoint (core/write/delta.h). Sets the output, the
+  // threads and the handling of signals in `options` itself.
   NewDelta save_delta(Opened& before, const std::string& directory, DeltaOptions options);
-  // Those of the checkpoint, then what save() found of files beside it; nullptr behind the last.
+  // Returns a warning, or nullptr after the last one. The warnings of the checkpoint come first,
+  // then the warnings that save() found in the files beside it.
   const char* warning(std::size_t index) const;
 
   void prefetch(std::uint32_t tensor);
@@ -99,12 +107,14 @@ class Opened {
   struct Loaded {
     const std::uint64_t process = this_process();
     std::unique_ptr<Sources> sources;
-    std::unique_ptr<const Checkpoint> own;  // null: the checkpoint is its parent's
+    std::unique_ptr<const Checkpoint> own;  // null: the checkpoint is the parent's
     const Checkpoint* checkpoint = nullptr;
-    std::unique_ptr<std::atomic<std::byte*>[]> mapped;  // of each part: its file; null: not yet
+    // The mapped file of each part; null if it is not mapped yet.
+    std::unique_ptr<std::atomic<std::byte*>[]> mapped;
 
-    std::mutex mutex;                            // of the rest
-    std::vector<std::atomic<bool>*> calls = {};  // that wait for a network
+    std::mutex mutex;  // guards the members below
+    // The stop flags of calls that wait for the network.
+    std::vector<std::atomic<bool>*> calls = {};
     std::map<const Source*, std::vector<std::shared_ptr<PrivateFile>>> lent = {};
     ~Loaded();
   };
@@ -112,35 +122,40 @@ class Opened {
 
   static std::unique_ptr<Loaded> load(std::span<const std::string> names,
                                       const OpenOptions& options, std::string_view resolutions);
-  std::unique_ptr<Loaded> load_here() const;  // in a child
-  Loaded& loaded() const;                     // of this process
+  std::unique_ptr<Loaded> load_here() const;  // for a child
+  Loaded& loaded() const;                     // this process has it; a child loads it first
   static Memory private_part(Loaded& from, const Extent& extent, int descriptor);
   static PartRecipe recipe_of(const Checkpoint& checkpoint, const PartOfTensor& part);
   // The functions below return 0 or an errno.
   int copy(Loaded& from, const Content& content, std::uint64_t offset,
            std::span<std::byte> out) const;
   int fetch(Loaded& from, const Extent& extent) const;
-  // The same version with the files for loaders, which a directory gets too.
+  // Loads the same version again together with the files that loaders need, for a new directory.
+  // Throws Error with errno ESTALE if the version has changed.
   std::unique_ptr<const Checkpoint> with_model_files(const Loaded& from) const;
+  // Keeps the warnings of a saved checkpoint that are not known yet.
   void keep_warnings(const Checkpoint& saved);
+  // Runs `work`, which throws an Error soon after cancel() has set `stop`. The Error then becomes
+  // kUnreadable with ECANCELED.
   void write_while_wanted(Loaded& from,
                           const std::function<void(const std::atomic<bool>& stop)>& work);
-  // Runs the work, which returns EINTR soon after cancel() sets `stop`.
+  // Runs `work`, which returns EINTR soon after cancel() has set `stop`.
   int wait_for(Loaded& from, const std::function<int(const std::atomic<bool>& stop)>& work) const;
-  // The mapping of a part's whole file, which has this descriptor; null where mmap(2) fails.
+  // Returns the mapping of the whole file of a part, which `descriptor` refers to, or nullptr if
+  // mmap(2) fails.
   static std::byte* file_of(Loaded& from, std::uint32_t part, int descriptor);
 
-  const std::vector<std::string> names_;  // as they are given
-  std::vector<std::string> again_;        // for later, wherever the process is then
+  const std::vector<std::string> names_;  // as the caller gave them
+  std::vector<std::string> again_;        // absolute, to load again in any working directory
   OpenOptions options_;
-  Loaded* first_ = nullptr;                     // freed by the process that made it
-  mutable std::atomic<Loaded*> own_ = nullptr;  // of the child
-  bool is_plain_ = false;                       // all tensors stand in local files
-  std::string resolutions_;                     // for children; "": all sources are local
+  Loaded* first_ = nullptr;                     // deleted only by the process that created it
+  mutable std::atomic<Loaded*> own_ = nullptr;  // the Loaded of a child
+  bool is_plain_ = false;                       // all tensors are stored in local files
+  std::string resolutions_;  // Sources::resolutions() for children; "": all sources are local
   bool has_secrets_ = false;
   std::string version_;
-  mutable std::mutex saved_mutex_;  // of saved_
-  std::deque<std::string> saved_;   // warnings
+  mutable std::mutex saved_mutex_;  // guards saved_
+  std::deque<std::string> saved_;   // warnings of save()
   std::vector<std::string> pinned_;
   std::vector<std::string> pinned_options_;
 };

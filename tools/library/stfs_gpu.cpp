@@ -1,1 +1,2 @@
-// libstfs_gpu has no code: a program that needs it finds the functions in libstfs, which it needs.
+// libstfs_gpu has no code. A program that is linked with it finds the functions in libstfs, on
+// which libstfs_gpu depends.

@@ -30,7 +30,7 @@ namespace {
   throw Error(ErrorCode::kDeviceFailed, place, text);
 }
 
-// Throws unless `path` is a directory of this user that nobody else can write to.
+// Throws Error unless `path` is a directory of this user to which no other user can write.
 void check_private(const std::string& path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) {
@@ -43,7 +43,7 @@ void check_private(const std::string& path) {
   }
 }
 
-// Returns a connection to the socket, or none when no process listens.
+// Returns a connection to the socket, or an empty descriptor if no process listens.
 UniqueFd connect_to(const std::string& path) {
   const sockaddr_un address = socket_address(path);
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -53,7 +53,7 @@ UniqueFd connect_to(const std::string& path) {
     result = ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
   } while (result != 0 && errno == EINTR);
   if (result == 0) {
-    // The path may lie in a directory where other users can create a socket.
+    // Other users may be able to create a socket in the directory of the path.
     ucred peer{};
     socklen_t length = sizeof peer;
     if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
@@ -79,8 +79,8 @@ std::string text_from(const UniqueFd& pipe) {
   }
 }
 
-// Runs `program holder --background`. It exits when the holder listens at `path`, or after one line
-// of error text.
+// Runs `program holder --background`. This command exits when the holder listens at `path`, or
+// after it has printed one line of error text.
 void start_holder(const std::string& program, const std::string& path) {
   int ends[2] = {-1, -1};
   if (::pipe2(ends, O_CLOEXEC) != 0) throw_errno(ErrorCode::kDeviceFailed, "pipe", "", errno);
@@ -96,7 +96,7 @@ void start_holder(const std::string& program, const std::string& path) {
   const std::string said = text_from(reading);
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0) {
-    // ECHILD: the caller ignores SIGCHLD. The caller's connect() tells whether the holder listens.
+    // ECHILD: the caller ignores SIGCHLD. The caller's connect() shows whether the holder listens.
     if (errno != EINTR) break;
   }
   const std::string_view prefix = "stfs-gpu: ";
@@ -145,7 +145,7 @@ std::vector<Resident> residents_of(const Json& body) {
   return residents;
 }
 
-// The descriptors of an answer, which are those of the first of `segments`.
+// Returns the descriptors of an answer, which belong to the first of `segments`, by number.
 std::map<std::uint64_t, UniqueFd> by_number(std::span<const std::uint64_t> segments,
                                             Message& answer) {
   if (answer.descriptors.size() != std::min(segments.size(), kSegmentsAtOnce))
@@ -157,7 +157,7 @@ std::map<std::uint64_t, UniqueFd> by_number(std::span<const std::uint64_t> segme
   return found;
 }
 
-// Returns false where the soft limit is the hard one already.
+// Returns false if the soft limit equals the hard limit already, or cannot be raised.
 bool raise_file_limit() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return false;
@@ -180,7 +180,7 @@ std::string holder_socket_path() {
     std::error_code error;
     const std::filesystem::path absolute = std::filesystem::absolute(path, error);
     if (error) throw_errno(ErrorCode::kDeviceFailed, path, "", error.value());
-    return absolute.string();  // the holder works in another directory
+    return absolute.string();  // the holder has another working directory
   }
   const std::string uid = std::to_string(::geteuid());
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");
@@ -221,7 +221,7 @@ void Client::say_hello() {
   const Message answer = channel_.wait();
   const std::uint64_t version = number_of(answer.body(), "version", 1);
   if (version == kProtocolVersion) return;
-  // A holder of version 1 rejects a hello as kUsage and gives its pid in its status.
+  // A holder of version 1 rejects a hello with kUsage, and gives its pid in its status.
   const bool knows_hello = answer.body().contains("version");
   if (!knows_hello && answer.body().contains("error")) {
     const Json& error = answer.body().at("error");
@@ -264,7 +264,7 @@ Loaded Client::load(const DeviceInfo& device, std::span<const Item> items,
   for (const Json& number : list_of(answer.body(), "segments")) {
     loaded.segments.push_back(number.get<std::uint64_t>());
   }
-  // Without room for its descriptors the client asks for them again.
+  // If this process had too few free descriptors, the caller asks again, with descriptors().
   if (!answer.lacks_descriptors) loaded.descriptors = by_number(loaded.segments, answer);
   loaded.copied_bytes = number_of(answer.body(), "copied_bytes");
   for (const Json& warning : list_of(answer.body(), "warnings")) {
@@ -290,7 +290,7 @@ std::map<std::uint64_t, UniqueFd> Client::descriptors(std::span<const std::uint6
 
 void Client::release(std::span<const std::uint64_t> ids) noexcept {
   constexpr std::string_view kBegin = R"({"request":"release","ids":[)";
-  constexpr std::size_t kDigits = 20;  // of the largest id
+  constexpr std::size_t kDigits = 20;  // the digits of the largest id
   constexpr std::size_t kAtOnce = 512;
   std::array<char, kBegin.size() + kAtOnce*(kDigits + 1) + 2> text;
   while (!ids.empty() && is_in_step_) {
@@ -307,7 +307,7 @@ void Client::release(std::span<const std::uint64_t> ids) noexcept {
 }
 
 bool Client::is_open() const {
-  // POLLIN means end of connection or an unexpected answer.
+  // POLLIN means that the connection has ended, or that there is an unexpected answer.
   pollfd end{channel_.fd(), POLLIN, 0};
   return is_in_step_ && ::poll(&end, 1, 0) <= 0;
 }

@@ -49,7 +49,7 @@ int devices(const GpuArguments& arguments) {
     return 0;
   }
   const Terminal terminal;
-  // A UUID that is cut cannot be copied: cut it only where it cannot stand whole.
+  // A UUID that is shortened cannot be copied, so shorten it only if the whole one does not fit.
   constexpr std::size_t kUuidColumns = 40, kWide = 80;
   TextTable table(terminal,
                   {{.heading = "DEVICE"},

@@ -42,7 +42,8 @@ constexpr std::array kVerbs = {
 
 GpuArguments& of(void* arguments) { return *static_cast<GpuArguments*>(arguments); }
 
-// CUDA shows an instance of a GPU (MIG) only to a process that asks for it before it begins.
+// CUDA shows an instance of a GPU (MIG) only if the variable names it before the process
+// initialises CUDA.
 void set_device(void* to, const std::string& device) {
   of(to).device = device;
   if (device.starts_with("MIG-")) ::setenv("CUDA_VISIBLE_DEVICES", device.c_str(), 0);

@@ -59,7 +59,8 @@ Json json_of(const Resident& resident) {
           {"idle_seconds", resident.idle_seconds}};
 }
 
-// A resident tensor as JSON, with what the options did to the item that was asked for.
+// Returns a resident tensor as JSON, and whether the options of the request did not apply to its
+// item.
 Json json_of(const Resident& resident, const Item& item, const SelectionOptions& options) {
   Json json = json_of(resident);
   json["replicated"] = is_replicated(item, options);
@@ -67,7 +68,7 @@ Json json_of(const Resident& resident, const Item& item, const SelectionOptions&
   return json;
 }
 
-// "replicated", "unconverted", both with a comma between them, or "".
+// Returns "replicated", "unconverted", both with a comma between them, or "".
 std::string exception_of(const Item& item, const SelectionOptions& options) {
   std::string text = is_replicated(item, options) ? "replicated" : "";
   if (is_unconverted(item, options)) text += text.empty() ? "unconverted" : ",unconverted";
@@ -78,7 +79,8 @@ void print_exceptions(std::span<const Item> items, const SelectionOptions& optio
   for (const std::string& line : exceptions(items, options)) print("except    " + line + "\n");
 }
 
-// The names of devices as a user gives them. The driver is loaded for GPUs alone.
+// Returns the names of devices as a user gives them, by UUID. Loads the driver only if there are
+// GPUs.
 std::map<std::string, std::string> device_names(std::span<const Resident> tensors) {
   const DeviceInfo host = cpu_info();
   std::map<std::string, std::string> names{{host.uuid, host.id}};
@@ -88,13 +90,13 @@ std::map<std::string, std::string> device_names(std::span<const Resident> tensor
   return names;
 }
 
-constexpr std::size_t kNarrow = 60;  // columns; a narrower terminal gets fewer columns of a table
+constexpr std::size_t kNarrow = 60;  // columns; on a narrower terminal a table has fewer columns
 
 bool is_narrow(const Terminal& terminal) {
   return terminal.is_terminal && terminal.width < kNarrow;
 }
 
-// The source that begins all labels, with its "::", else the directory of all sources.
+// Returns the source that begins all labels, with its "::", or else the directory of all sources.
 std::string_view shared_beginning(const std::vector<std::vector<std::string>>& rows) {
   if (rows.empty()) return {};
   std::string_view shared = rows.front().back();
@@ -106,8 +108,8 @@ std::string_view shared_beginning(const std::vector<std::vector<std::string>>& r
   return shared.substr(0, colons != std::string_view::npos ? colons + 2 : shared.rfind('/') + 1);
 }
 
-// Prints rows, which end with a label, below a heading; in a pipe the heading is optional. On a
-// terminal the columns go to what differs: the beginning that all labels share is told once.
+// Prints rows, which end with a label, below a heading, which is optional in a pipe. On a terminal
+// the beginning that all labels share is printed only once, below, to save columns.
 void print_table(const Terminal& terminal, std::vector<TextTable::Column> columns,
                  std::vector<std::vector<std::string>> rows, bool has_heading) {
   const std::string shared(terminal.is_terminal ? shared_beginning(rows) : "");
@@ -120,7 +122,7 @@ void print_table(const Terminal& terminal, std::vector<TextTable::Column> column
   print(terminal.dim(terminal.shortened("all in " + shared, terminal.width)) + "\n");
 }
 
-// The items in the natural order of their labels.
+// Prints the items in the natural order of their labels.
 void print_plan(std::span<const Item> items, const std::set<std::string>& resident,
                 const SelectionOptions& options) {
   const Terminal terminal;
@@ -131,7 +133,7 @@ void print_plan(std::span<const Item> items, const std::set<std::string>& reside
   if (has_types) columns.insert(columns.end(), {{.heading = "DTYPE"}, {.heading = "SHAPE"}});
   if (has_exceptions) columns.push_back({.heading = "EXCEPT", .least = 5});
   columns.push_back({.heading = "TENSOR", .least = 8, .is_name = true});
-  std::vector<std::pair<std::string, const Item*>> ordered;  // with their labels
+  std::vector<std::pair<std::string, const Item*>> ordered;  // each with its label
   for (const Item& item : items) ordered.emplace_back(item.label(), &item);
   std::ranges::stable_sort(ordered, [](const auto& a, const auto& b) {
     return std::is_lt(natural_order(a.first, b.first));
@@ -143,7 +145,7 @@ void print_plan(std::span<const Item> items, const std::set<std::string>& reside
     if (has_types) {
       row.insert(row.end(), {std::string(dtype_name(item->dtype())), shape_json(item->shape())});
     }
-    // In a pipe every column has a word.
+    // In a pipe, every column has a word.
     const std::string exception = has_exceptions ? exception_of(*item, options) : "";
     if (has_exceptions) row.push_back(exception.empty() ? "-" : exception);
     row.push_back(printable(label));
@@ -152,7 +154,7 @@ void print_plan(std::span<const Item> items, const std::set<std::string>& reside
   print_table(terminal, std::move(columns), std::move(rows), terminal.is_terminal);
 }
 
-// "2 tensors, 1.5 KiB", after a line for each device if there are several.
+// Prints "2 tensors, 1.5 KiB", after a line for each device if there are several.
 void print_totals(const Terminal& terminal, std::span<const Resident> tensors,
                   const std::map<std::string, std::string>& names) {
   struct Held {
@@ -176,16 +178,16 @@ void print_totals(const Terminal& terminal, std::span<const Resident> tensors,
   print(terminal.bold(all.text()) + "\n");
 }
 
-// Prints one line of JSON; replaces bytes that are not UTF-8.
+// Prints one line of JSON. Bytes that are not UTF-8 are replaced.
 void print_json(const Json& json) {
   print(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
-// A progress bar that takes totals, not increments.
+// A progress bar that takes totals instead of increments.
 class Progress {
  public:
   void operator()(std::uint64_t done, std::uint64_t total) {
-    if (done <= done_) return;  // no progress, or the copy started again
+    if (done <= done_) return;  // no progress, or the copy was started again
     if (!bar_) bar_ = std::make_unique<ProgressBar>(total);
     bar_->add(done - std::exchange(done_, done));
   }
@@ -195,9 +197,9 @@ class Progress {
   std::uint64_t done_ = 0;
 };
 
-// The tensors that evict, pin and unpin select. A label selects every resident version of a tensor,
-// so an unreadable source does not matter: the argument is then the label. It is also the label
-// where a part or a converted tensor has it.
+// Returns the tensors that evict, pin and unpin select. A label selects every resident version of a
+// tensor, so the source need not be readable: if it is not, the argument is taken as a label. An
+// argument that equals the label of a part or of a converted tensor is also taken as a label.
 ResidentFilter filter_of(const GpuArguments& arguments, std::optional<Client>& client) {
   ResidentFilter filter;
   if (!arguments.device.empty()) filter.device_uuid = find_device(arguments.device).uuid;
@@ -210,7 +212,7 @@ ResidentFilter filter_of(const GpuArguments& arguments, std::optional<Client>& c
   SelectionOptions options = arguments.selection;
   options.is_one_of_many = arguments.tensors.size() > 1;
   const auto may_be_label = [&](const std::string& tensor) {
-    // A URL is asked for only where no label is equal.
+    // A URL is resolved only if no label equals it.
     return !has_options && (tensor.ends_with(']') || tensor.find(" as ") != std::string::npos ||
                             tensor.find(" computed as ") != std::string::npos || is_url(tensor));
   };
@@ -362,13 +364,13 @@ int load(const GpuArguments& arguments) {
   return 0;
 }
 
-// A line for each source of a device: what its tensors are together.
+// Prints a line for each source of a device, with the totals of its tensors.
 void print_sources(const Terminal& terminal, std::span<const Resident> tensors,
                    const std::map<std::string, std::string>& names) {
   struct Group {
     std::uint64_t count = 0, bytes = 0, pinned = 0;
     std::set<std::int64_t> users;
-    std::uint64_t idle_seconds = ~std::uint64_t{0};  // of the one that was used last
+    std::uint64_t idle_seconds = ~std::uint64_t{0};  // of the tensor that was used last
   };
   std::vector<std::pair<std::pair<std::string, std::string>, Group>> groups;  // by device, source
   for (const Resident& tensor : tensors) {
@@ -482,7 +484,7 @@ int get(const GpuArguments& arguments) {
     row["device"] = device.id;
     row["holder_pid"] = pid;
     row["holder_fd"] = tensor.holder_fd;
-    // open(2) takes this path for host memory; a GPU's descriptor needs pidfd_getfd(2).
+    // open(2) accepts this path for host memory; a GPU's descriptor needs pidfd_getfd(2).
     row["path"] = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(tensor.holder_fd);
     rows.push_back(std::move(row));
   }

@@ -1,4 +1,4 @@
-// The verb run, without a holder: the command owns the tensors, and they end with it.
+// The verb run, which uses no holder: the command owns the tensors, and they end with it.
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/base/without_queries.h"
@@ -25,7 +25,7 @@
 namespace stfs::gpu {
 namespace {
 
-// The exit statuses of env(1) and shells.
+// The exit statuses that env(1) and shells use.
 constexpr int kCannotRun = 126;
 constexpr int kNoSuchCommand = 127;
 
@@ -36,8 +36,8 @@ int inherit(UniqueFd fd) {
   return copy;
 }
 
-// Copies with a progress bar. Closes the device before it returns: the command gets the memory and
-// no context.
+// Copies with a progress bar. Closes the device before it returns, so that the command gets the
+// memory but no context.
 Transferred copy(const DeviceInfo& info, std::span<const Item> items, const Layout& layout,
                  TransferOptions options) {
   const std::unique_ptr<Device> device = open_with_room(info, options.wait_for_room);
@@ -115,7 +115,7 @@ int run(const GpuArguments& arguments) {
   std::vector<char*> argv;
   for (const std::string& word : arguments.command) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
-  ::signal(SIGXFSZ, SIG_DFL);  // run_to_exit() ignores it
+  ::signal(SIGXFSZ, SIG_DFL);  // because run_to_exit() ignores it
   ::execvp(argv[0], argv.data());
   const int error = errno;
   std::fprintf(stderr, "stfs-gpu: %s: %s\n",

@@ -3,14 +3,16 @@
 //   /mnt/w/model.norm.weight            a file of a mount: a tensor; also below .stfs/, in the
 //                                       views that show a tensor's bytes or values
 //   /mnt/w/model/layers                 a directory of a mount: every tensor below it
-//   model.safetensors                   a checkpoint, also an index or a directory: all its tensors
-//   model.safetensors::model.norm.weight   SOURCE::NAME; otherwise a glob of names
-//   hf://org/name, https://host/m.safetensors::NAME   the same of a source elsewhere, up to the
-//                                       first "::" behind the host
+//   model.safetensors                   a checkpoint: all its tensors; it may also be an index or a
+//                                       directory
+//   model.safetensors::model.norm.weight   SOURCE::NAME; otherwise SOURCE::GLOB
+//   hf://org/name, https://host/m.safetensors::NAME   the same for a remote source, which ends
+//                                       before the first "::" after the host
 //
 // The extended attributes of a file in a mount name the source, the tensor, its part and the type
-// that it is shown as. The source must still be the version that was mounted. A file of a computed
-// tensor names no source: its tensor is that of the mount's sources with the mount's layers.
+// that it is shown as. The source must still have the version that was mounted. The file of a
+// computed tensor names no source: its tensor is looked up in the mount's sources with the mount's
+// layers.
 #pragma once
 
 #include "core/base/error.h"
@@ -32,7 +34,8 @@
 
 namespace stfs::gpu {
 
-// A rank's part of a tensor that is divided along a dimension: RANK/WORLD@DIM.
+// The part of a tensor that one rank gets if the tensor is divided along a dimension:
+// RANK/WORLD@DIM.
 struct Shard {
   std::uint64_t rank = 0;
   std::uint64_t world = 1;
@@ -43,54 +46,57 @@ Shard parse_shard(const std::string& text);  // throws Error kUsage
 struct SelectionOptions {
   std::optional<DType> as;
   std::optional<Shard> shard;
-  Layers layers;  // upon the whole checkpoint or mount that is named
-  // Load a tensor without the shard's dimension whole, and one without a conversion to `as` in its
-  // own type. When false, both are errors.
+  Layers layers;  // applied to the whole checkpoint or mount that is named
+  // If true, a tensor without the shard's dimension is loaded whole, and a tensor that cannot be
+  // converted to `as` is loaded in its own type. If false, both are errors.
   bool is_one_of_many = false;
 };
 
-// Whether the item is whole because it lacks the shard's dimension.
+// Returns true if the item is whole because it lacks the shard's dimension.
 bool is_replicated(const Item& item, const SelectionOptions& options);
-// Whether the item keeps its type because no conversion from it to `as` exists.
+// Returns true if the item keeps its type because that type cannot be converted to `as`.
 bool is_unconverted(const Item& item, const SelectionOptions& options);
-// Lines that count them: "12 replicated: no dimension 1", "1 unconverted: I64".
+// Returns lines that count these items: "12 replicated: no dimension 1", "1 unconverted: I64".
 std::vector<std::string> exceptions(std::span<const Item> items, const SelectionOptions& options);
-// Throws Error kUsage when an option applies to none of the items.
+// Throws Error kUsage if an option applies to none of the items.
 void check_options(std::span<const Item> items, const SelectionOptions& options);
 
-// Checkpoints that were looked into stay open, so that the next name costs nothing.
-// Thread safety: one call at a time.
+// Finds items. Keeps the checkpoints open that it has read, so that another name in one of them
+// costs nothing. Thread safety: one call at a time.
 class Selection {
  public:
   explicit Selection(const SourceOptions& options = {}) : warn_(options.warn), sources_(options) {}
 
-  // The items that the arguments of one request name, in their order. Throws Error as resolve(),
-  // and as check_options().
+  // Returns the items that the arguments of one request name, in their order. Throws Error like
+  // resolve() and check_options().
   std::vector<Item> resolve_all(std::span<const std::string> arguments, SelectionOptions options);
 
-  // resolve_all() without items that are equal to an earlier one.
+  // Returns the items of resolve_all() without duplicates.
   std::vector<Item> resolve_once(std::span<const std::string> arguments,
                                  const SelectionOptions& options);
 
-  // The items that an argument names, at least one. A directory, a checkpoint and a glob name many.
-  // Throws Error: kUsage for a name of nothing and for a file that a mount makes, kUnreadable when
-  // the source is not the version that was mounted, and what Checkpoint throws.
+  // Returns the items that an argument names, at least one. A directory, a checkpoint and a glob
+  // may name several. Throws Error kUsage for a name that means nothing and for a file that a mount
+  // generates, kUnreadable if the source does not have the version that was mounted, and what
+  // Checkpoint throws.
   std::vector<Item> resolve(const std::string& argument, SelectionOptions options = {});
 
-  // Whether a load that threw should be tried again with items that are resolved anew: since they
-  // were, a source has got another token and is still the same version, as after a link to it.
+  // Returns true if a load failed with `error` only because a source has another token than when
+  // the items were resolved, although its version is the same, for instance after a hard link to it
+  // was made. The caller should then resolve the items again and retry.
   bool has_moved(const Error& error, std::span<const Item> items) const;
-  // Runs `load` with `items`, which it resolves again as long as has_moved().
+  // Runs `load` with `items`, which it resolves again while has_moved() returns true.
   void load_resolved(std::vector<Item>& items, std::span<const std::string> arguments,
                      const SelectionOptions& options, const std::function<void()>& load);
+  // The maximum number of attempts.
   static constexpr unsigned kMostLoads = 10;
 
-  // Files beside a checkpoint, and those that layers read, decide what layers show: the next call
-  // reads them anew.
+  // Makes the next call read checkpoints with layers again, because what layers show depends on
+  // files beside a checkpoint and on files that layers read.
   void forget_layered();
 
-  // A URL is resolved once. After this, the next call resolves it anew: after a load that failed,
-  // the object may be another one.
+  // Makes the next call resolve URLs again. A URL is otherwise resolved once. Call this after a
+  // load that failed, because the object may be another one now.
   void forget_remote();
 
  private:
@@ -100,16 +106,16 @@ class Selection {
   void add_path(const std::string& path, SelectionOptions options, std::vector<Item>& items);
   void add_checkpoint(const std::string& source, SelectionOptions options,
                       std::vector<Item>& items);
-  // Returns false for a file that is not in a mount.
+  // Returns false if the file is not in a mount.
   bool add_file(const std::string& path, const SelectionOptions& options, std::vector<Item>& items);
-  // Adds the item of a file that shows the tensor `name` of the checkpoint that a mount or the
-  // options make with layers. Returns false for a file that is not in a mount.
+  // Adds the item of a file in a mount. The item is the tensor `name` of the checkpoint that the
+  // layers of the mount and of the options make. Returns false if the file is not in a mount.
   bool add_values(const std::string& path, const std::string& name, const SelectionOptions& options,
                   std::vector<Item>& items);
   struct Opened {
-    std::string version;  // of the mount, the directory or the file that was named
+    std::string version;  // the version of the mount, the directory or the file that was named
     std::unique_ptr<const Checkpoint> checkpoint;
-    // Of a checkpoint with layers: see Computation.
+    // For a checkpoint with computed tensors: see Computation.
     std::shared_ptr<const std::string> description;
     std::optional<Identities> identities;
   };
@@ -118,14 +124,14 @@ class Selection {
   static void add(const Opened& opened, const Tensor& tensor, const std::string& slice,
                   const SelectionOptions& options, const std::string& place,
                   std::vector<Item>& items);
-  // The checkpoint as it is now: opened again when anything of it has changed.
-  // `is_exact`: the file that a mount names; of a split file that part alone.
+  // Returns the checkpoint as it is now, opened again if a part of it has changed. With `is_exact`,
+  // opens only this file, which a mount names: a part of a split file without the other parts.
   const Opened& open(const std::string& source, bool is_exact = false, Layers layers = {});
 
   using Name = std::tuple<std::string, bool, Layers>;
 
   std::function<void(const std::string& line)> warn_;
-  Sources sources_;              // outlives open_
+  Sources sources_;              // must outlive open_
   std::map<Name, Opened> open_;  // by absolute path, is_exact, and layers
 };
 

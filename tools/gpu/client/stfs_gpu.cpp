@@ -1,4 +1,4 @@
-// stfs-gpu: mapped tensors in device memory.
+// stfs-gpu: keeps tensors in device memory, where processes map them.
 #include "core/base/error.h"
 #include "core/command/command_line.h"
 #include "tools/gpu/client/verbs.h"
@@ -13,7 +13,7 @@
 namespace stfs::gpu {
 namespace {
 
-// Takes "-- COMMAND [ARGUMENT...]" off the words of run.
+// Moves "-- COMMAND [ARGUMENT...]" from the words of run to the arguments.
 void take_command(std::vector<std::string>& words, GpuArguments& arguments) {
   const auto dashes = std::ranges::find(words, "--");
   if (dashes != words.end()) {

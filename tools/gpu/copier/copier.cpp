@@ -30,9 +30,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kProgressMs = 100;  // between two progress messages
-// The time in which a load that is stopped ends; what opens a device or a source elsewhere may take
-// longer, and the process then ends instead.
+constexpr int kProgressMs = 100;  // milliseconds between two progress messages
+// The time in which a stopped load has to end. Opening a device or a remote source may take longer;
+// the process then exits instead.
 constexpr std::chrono::seconds kStopTime{2};
 
 Json error_answer(std::uint64_t load, int status, const std::string& text) {
@@ -50,7 +50,7 @@ class Copier {
 
   int run(std::chrono::seconds idle) {
     channel_.send_now({{"load", 0}, {"hello", kProtocolVersion}});
-    int timeout_ms = -1;  // no limit: the first order is on its way
+    int timeout_ms = -1;  // no limit, because the first order is on its way
     for (;;) {
       while (std::optional<Message> message = channel_.next()) {
         if (message->body().contains("hello"))
@@ -67,7 +67,8 @@ class Copier {
   }
 
  private:
-  // Waits for the holder, and for `fd` unless it is negative. Returns the number of ready ones.
+  // Waits for the holder, and for `fd` unless it is negative. Returns the number of ready
+  // descriptors.
   int wait(int fd, int milliseconds) {
     polled_[0] = {channel_.fd(), POLLIN, 0};
     polled_[1] = {fd, POLLIN, 0};
@@ -98,7 +99,7 @@ class Copier {
 
   // Sends progress and reads messages until the worker signals done_.
   void watch(std::uint64_t id, const std::atomic<std::uint64_t>& copied, std::atomic<bool>& stop) {
-    bool is_stopped = false;  // by the holder; transfer() sets `stop` too
+    bool is_stopped = false;  // by the holder; transfer() may set `stop` as well
     std::optional<Clock::time_point> stopped;
     for (;;) {
       if (!holder_is_gone_ && !channel_.has_output()) {
@@ -110,7 +111,7 @@ class Copier {
         if (!stopped) stopped = Clock::now();
         if (Clock::now() > *stopped + kStopTime) std::_Exit(0);
       }
-      // Do not poll a closed socket: it is always readable.
+      // Do not poll a closed socket, because it is always readable.
       const int ready = holder_is_gone_ ? poll_events({&done_poll_, 1}, kProgressMs)
                                         : wait(done_.get(), kProgressMs);
       if (ready > 0 && (holder_is_gone_ || (polled_[1].revents & POLLIN) != 0)) {
@@ -176,8 +177,8 @@ class Copier {
     }
   }
 
-  // The sources that such options open. Tokens and proxies are those of this process's
-  // environment, which is the holder's.
+  // Returns the sources that are opened with these options. Tokens and proxies come from the
+  // environment of this process, which is the holder's.
   Sources& sources_for(const Json& given) {
     if (!sources_ || given != source_options_) {
       checkpoints_.clear();
@@ -188,7 +189,7 @@ class Copier {
     return *sources_;
   }
 
-  // The client could open it with its own environment.
+  // Returns what to do if the client could open the source with its own environment.
   static std::string advice(const Error& error) {
     const bool is_denied = error.system_error() == EACCES ||
                            error.message().find(errno_text(EACCES)) != std::string::npos;
@@ -203,11 +204,11 @@ class Copier {
   UniqueFd done_;
   pollfd done_poll_{done_.get(), POLLIN, 0};
   pollfd polled_[2] = {};
-  Json source_options_;  // of sources_
+  Json source_options_;  // the options of sources_
   std::unique_ptr<Sources> sources_;
   OpenCheckpoints checkpoints_;  // opened by sources_
   std::unique_ptr<Device> device_;
-  Lanes lanes_;                       // of device_
+  Lanes lanes_;                       // lanes of device_
   std::uint64_t holder_version_ = 1;  // version 1 sends no hello
   std::atomic<std::uint64_t> total_ = 0;
   bool holder_is_gone_ = false;
@@ -217,8 +218,8 @@ class Copier {
 }  // namespace
 
 int run_copier(UniqueFd socket, const std::string& device, std::chrono::seconds idle) {
-  // `device` is a UUID or "cpu". CUDA hides all instances of a GPU but the first unless one is
-  // named so, and the environment is that of the client that started the holder.
+  // `device` is a UUID or "cpu". CUDA hides all instances of a GPU except the first unless the
+  // variable names one, and the environment comes from the client that started the holder.
   ::setenv("CUDA_VISIBLE_DEVICES", device.c_str(), 1);
   return Copier(std::move(socket), device).run(idle);
 }

@@ -1,7 +1,8 @@
-// What a transfer reads: the source files of stored tensors, and the checkpoints of computed ones.
+// The sources that a transfer reads: the files of stored tensors, and the checkpoints of computed
+// tensors.
 //
-// Thread safety: const members may be called from any thread. Lifetime: given sources and
-// checkpoints outlive it; it outlives the recipes of its items.
+// Thread safety: const members may be called from any thread. Lifetime: the given sources and
+// checkpoints must outlive it, and it must outlive the recipes of its items.
 #pragma once
 
 #include "core/checkpoint/mounted.h"
@@ -21,32 +22,36 @@ namespace stfs::gpu {
 
 struct OpenCheckpoint {
   explicit OpenCheckpoint(TensorList loaded) : list(std::move(loaded)), identities(list) {}
-  TensorList list;  // by name
+  TensorList list;  // found by name
   Identities identities;
 };
-// By description (Computation::checkpoint). Kept from one transfer to the next, with what their
-// layers have found out: checked tensors, kept changes.
+// The open checkpoints by their description (Computation::checkpoint). They are kept from one
+// transfer to the next, together with what their layers have found out, such as checked tensors and
+// kept changes.
 using OpenCheckpoints = std::map<std::string, std::unique_ptr<const OpenCheckpoint>>;
 
 class OpenSources {
  public:
-  // Opens what the items need, once, and checks it against their versions. `given` opens; null: its
-  // own. `kept`, opened by the same `given`: what it has is used, and afterwards it has what the
-  // items need; null: its own. Throws Error.
+  // Opens what the items need, each source once, and checks that it has the items' version. Opens
+  // with `given`; null: with its own Sources. Uses checkpoints in `kept`, which must have been
+  // opened with the same `given`; afterwards `kept` has exactly the checkpoints that the items
+  // need. Null: keeps none. Throws Error.
   OpenSources(std::span<const Item> items, Sources* given, OpenCheckpoints* kept);
 
+  // Returns the open sources of an item.
   OpenItem of(const Item& item) const;
+  // Returns true if all bytes of all sources are local.
   bool are_complete() const;
-  void verify() const;  // throws as fail()
-  // Throws Error kUnreadable for a failed read at `path`. ESTALE names the source that changed, if
-  // one did.
+  void verify() const;  // throws like fail()
+  // Throws Error kUnreadable for a failed read of the source at `path`. With ESTALE the error names
+  // the source that has changed, if one has.
   [[noreturn]] void fail(const std::string& path, int error) const;
 
  private:
   void open_files(std::span<const Item> items, Sources& opener);
   void open_checkpoints(std::span<const Item> items, Sources& opener);
 
-  std::unique_ptr<Sources> own_;  // outlives what it opened
+  std::unique_ptr<Sources> own_;  // must outlive the sources that it opened
   OpenCheckpoints own_checkpoints_;
   OpenCheckpoints& checkpoints_;
   std::map<std::string, std::unique_ptr<const Source>> sources_;  // by path

@@ -22,19 +22,20 @@
 namespace stfs::gpu {
 namespace {
 
-// Limits of the pinned memory: workers x three tiles.
+// Limits of the pinned memory: each worker has three tiles.
 constexpr std::size_t kTileUnit = 4096;
 static_assert(kTileUnit % kItemAlignment == 0);
 constexpr std::size_t kMaxTile = 64 << 20;
 constexpr unsigned kMaxWorkers = 64;
 
-constexpr std::size_t kAhead = 64 << 20;  // bytes of tiles whose bytes are fetched ahead
+// The number of bytes after a tile that are fetched while the tile is copied.
+constexpr std::size_t kAhead = 64 << 20;
 
-constexpr std::chrono::milliseconds kRoomPause{20};  // between two looks for room
+constexpr std::chrono::milliseconds kRoomPause{20};  // between two attempts to get memory
 
 constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
 
-// Rounds up; near overflow, to the largest multiple.
+// Rounds up to a multiple, or near overflow to the largest multiple.
 std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
   if (value > kMost - multiple) return kMost / multiple * multiple;
   return (value + multiple - 1) / multiple * multiple;
@@ -44,7 +45,7 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
   throw Error(ErrorCode::kDeviceFailed, info.id, "the copy was stopped");
 }
 
-// Calls `attempt` until it throws no OutOfDeviceMemory, for as long as `wait`.
+// Calls `attempt` until it does not throw OutOfDeviceMemory, for `wait` at most.
 template <class Attempt>
 auto with_room(const DeviceInfo& info, std::chrono::milliseconds wait,
                const std::atomic<bool>* stop, const Attempt& attempt) {
@@ -61,18 +62,18 @@ auto with_room(const DeviceInfo& info, std::chrono::milliseconds wait,
   }
 }
 
-// Adjacent bytes of a segment that are copied in one way: as they are, or converted.
+// Adjacent bytes of a segment that are copied in the same way: unchanged, or converted.
 struct Run {
   std::uint64_t begin = 0;     // offset in the segment
   std::uint64_t length = 0;    // bytes on the device
   Content content;             // the bytes on the device
   std::size_t first_item = 0;  // index of its first item
 
-  // The device converts: `raw` is the recipe of the unconverted elements of first_item.
+  // Set if the device converts. `raw` is the recipe of the elements of first_item before that.
   bool converts = false;
   Content raw;
 
-  // Padding between items: (offset in the run, bytes).
+  // The padding between items: (offset in the run, bytes).
   std::vector<std::pair<std::uint64_t, std::uint64_t>> gaps;
 };
 
@@ -80,9 +81,9 @@ struct Run {
 struct Tile {
   const Run* run;
   std::size_t segment;
-  std::uint64_t offset;        // in the run, bytes on the device
+  std::uint64_t offset;        // the position in the run, in bytes on the device
   std::uint64_t length;        // bytes on the device
-  std::uint64_t of_items = 0;  // length without gaps
+  std::uint64_t of_items = 0;  // length without gaps, in bytes
 };
 
 class Transfer {
@@ -132,7 +133,7 @@ class Transfer {
       }
     } catch (const OutOfDeviceMemory&) {
       segments_.clear();
-      throw OutOfDeviceMemory(info.id, layout_.bytes(), had);  // less than info() has promised
+      throw OutOfDeviceMemory(info.id, layout_.bytes(), had);  // less than info() reported
     }
   }
 
@@ -164,13 +165,13 @@ class Transfer {
     }
   }
 
-  // Whether the device converts an item of this type; otherwise the host does.
+  // Returns true if the device converts an item of this type. Otherwise the host does.
   bool is_for_device(const Item& item) const {
     return device_.converts() && !item.cuts_blocks() &&
            type_info(item.request().dtype).kind == TypeKind::kFloat;
   }
 
-  // The tensors that the host converted although a device would be faster.
+  // Returns a line about tensors that the host converted although a device would be faster, or "".
   std::string note() const {
     std::size_t count = 0;
     std::set<std::string_view> blocks;  // types that no device converts
@@ -196,7 +197,7 @@ class Transfer {
     for (std::uint64_t at = 0; at < run.length; at += step) {
       Tile tile{&run, segment, at, std::min(step, run.length - at)};
       tile.of_items = tile.length;
-      // Items and tiles are aligned to kItemAlignment, so each gap lies in one tile.
+      // Items and tiles are aligned to kItemAlignment, so each gap is inside one tile.
       for (; gap != run.gaps.end() && gap->first < at + tile.length; ++gap) {
         tile.of_items -= gap->second;
       }
@@ -204,19 +205,20 @@ class Transfer {
     }
   }
 
-  // The largest tile of a run, bytes on the device.
+  // Returns the maximum size of a tile of a run, in bytes on the device.
   std::uint64_t tile_step(const Run& run) const {
     if (!run.converts) return options_.tile_bytes;
     const Item& item = items_[run.first_item];
     const std::uint64_t widest =
         std::max(type_info(item.request().dtype).bits(), type_info(item.dtype()).bits());
-    constexpr std::uint64_t kGroup = 64;  // elements: whole, aligned bytes in every dtype
+    constexpr std::uint64_t kGroup = 64;  // elements; in every type they fill whole, aligned bytes
     const std::uint64_t elements =
         std::max<std::uint64_t>(options_.tile_bytes * 8 / widest / kGroup * kGroup, kGroup);
     return type_info(item.dtype()).offset_of(elements);
   }
 
-  // Runs `step` for all tiles on several workers. Throws the first failure after all have ended.
+  // Runs `step` for all tiles on several workers. Throws the first failure after all workers have
+  // ended.
   void work(Step step) {
     next_ = 0;
     asked_ = 0;
@@ -235,16 +237,16 @@ class Transfer {
       } catch (...) {
         const std::lock_guard lock(mutex);
         if (!failure) failure = std::current_exception();
-        stop_ = true;  // the others end with another error, and nobody sees it
+        stop_ = true;  // the other workers end with another error, which is ignored
       }
     };
     const unsigned wanted = options_.workers == 0 ? device_.default_workers() : options_.workers;
     const std::size_t workers = std::clamp<std::size_t>(tiles_.size(), 1, wanted);
-    on_threads(workers, worker);  // where there are fewer threads, those do all tiles
+    on_threads(workers, worker);  // if fewer threads start, they do all tiles
     if (failure) std::rethrow_exception(failure);
   }
 
-  // The tile that a worker does next; null when all are taken.
+  // Returns the next tile for a worker, or nullptr if all tiles are taken.
   const Tile* take() {
     if (stop_) was_stopped(device_.info());
     const std::size_t i = next_.fetch_add(1);
@@ -264,7 +266,7 @@ class Transfer {
     }
   }
 
-  // The device copies one tile back while another one is compared.
+  // The device copies one tile back while the worker compares another.
   void compare_tiles(Lane& lane, std::vector<ConversionCounts>&) {
     const auto read_ahead = [&](const Tile& tile) {
       lane.read_ahead(*segments_[tile.segment], tile.run->begin + tile.offset,
@@ -282,7 +284,7 @@ class Transfer {
     }
   }
 
-  // The bytes that copy() reads for a tile: stored ones, or those before the conversion.
+  // The bytes that copy() reads for a tile: stored bytes, or bytes before the conversion.
   struct Needed {
     const Content* content;
     std::uint64_t offset, length;
@@ -297,7 +299,7 @@ class Transfer {
             from.offset_of(to.elements_in(tile.length))};
   }
 
-  // Asks for the tiles behind this one, so that their bytes arrive while it is copied.
+  // Starts to fetch the tiles after this one, so that their bytes arrive while it is copied.
   void fetch_ahead(std::size_t tile) {
     const std::lock_guard lock(ahead_mutex_);
     asked_ = std::max(asked_, tile + 1);
@@ -341,7 +343,7 @@ class Transfer {
                     "memory (dmesg)");
   }
 
-  // The last item of a segment that begins at or before `offset`.
+  // Returns the last item of a segment that begins at or before `offset`.
   std::size_t item_at(std::size_t segment, std::uint64_t offset) const {
     std::size_t found = 0;
     for (std::size_t i = 0; i < items_.size(); ++i) {
@@ -373,9 +375,9 @@ class Transfer {
   OpenSources sources_;
   bool fetches_ahead_ = false;
   std::mutex ahead_mutex_;
-  std::size_t asked_ = 0;  // the tiles before this were asked for
+  std::size_t asked_ = 0;  // fetching has been started for the tiles before this one
   std::vector<ConversionTally> host_counts_{items_.size()};
-  std::vector<std::vector<Run>> runs_;  // of each segment
+  std::vector<std::vector<Run>> runs_;  // by segment
   std::vector<Tile> tiles_;
   std::vector<std::unique_ptr<DeviceSegment>> segments_;
   std::vector<ConversionCounts> device_counts_{items_.size()};
@@ -396,7 +398,7 @@ std::uint64_t Layout::bytes() const {
 Layout lay_out(std::span<const std::uint64_t> item_bytes) {
   Layout layout;
   std::uint32_t shared = Placement::kNone;  // the current segment for small items
-  std::uint64_t used = 0;                   // bytes of `shared`
+  std::uint64_t used = 0;                   // bytes used in `shared`
   const auto segment = [&](std::uint64_t bytes) {
     layout.segment_bytes.push_back(bytes);
     return static_cast<std::uint32_t>(layout.segment_bytes.size() - 1);

@@ -1,4 +1,5 @@
-// Converts elements for --as on the device. nvcc compiles this to a fat binary for kernels.cpp.
+// Converts elements for --as on the device. nvcc compiles this file to a fat binary for
+// kernels.cpp.
 #include "tools/gpu/device/convert_element.h"
 
 extern "C" __global__ void __launch_bounds__(stfs::gpu::kConvertThreads)

@@ -1,9 +1,9 @@
-// One element of a conversion for --as: what the kernel does in each of its threads, and a host
-// that stands in for a device in a loop.
+// Converts one element for --as. Each thread of the kernel does this, and so does a fake device on
+// the host, in a loop.
 //
-// Types of 16 bits or fewer are looked up in a table of binary32 values, one for each code, that
-// the host makes (core/format/to_f32.h), so that their meaning is written down once. F32 and F64
-// are rounded from their bits (core/format/narrow.h).
+// Elements of at most 16 bits are looked up in a table with a binary32 value for each code. The
+// host makes the table (core/format/to_f32.h), so that the meaning of a type is defined in one
+// place. F32 and F64 are rounded from their bits (core/format/narrow.h).
 #pragma once
 
 #include "core/format/narrow.h"
@@ -14,38 +14,38 @@ namespace stfs::gpu {
 
 enum class Narrow : std::uint32_t { kF32, kF16, kBF16 };
 
-// The arguments of the kernel, passed by value. Pointers are the device's. `in` begins at a byte's
-// boundary; `out` is aligned as its elements are.
+// The arguments of the kernel, passed by value. Pointers are device addresses. `in` begins at a
+// byte boundary; `out` is aligned for its elements.
 struct ConvertTask {
   const unsigned char* in;
   void* out;
-  const std::uint32_t* table;  // bits of binary32; of 2^from_bits entries, or null
-  unsigned long long* counts;  // [0] out of range, [1] NaN: added to
+  const std::uint32_t* table;  // bits of binary32 values: 2^from_bits entries, or null
+  unsigned long long* counts;  // the kernel adds to them: [0] out of range, [1] NaN
   std::uint64_t count;         // elements
   std::uint32_t from_bits;     // 4, 6, 8, 16, 32 (F32) or 64 (F64)
   Narrow to;
 };
 
-// The name of the kernel: it takes a ConvertTask.
+// The name of the kernel, which takes a ConvertTask.
 inline constexpr char kConvertKernel[] = "stfs_convert";
 
-inline constexpr unsigned kConvertThreads = 256;  // of a block
+inline constexpr unsigned kConvertThreads = 256;  // threads per block
 
-// How an element was converted.
+// The outcome of the conversion of an element.
 enum class ValueKind : std::uint32_t { kNumber, kOutOfRange, kNan };
 
-// The bits of a binary64 as those of a binary32, rounded to nearest, ties to even. Not the device's
-// own conversion: that one drops the payload of a NaN.
+// Returns a binary64 value as a binary32 value, both as bits, rounded to nearest, ties to even. The
+// device's own conversion is not used, because it drops the payload of a NaN.
 STFS_HOST_DEVICE constexpr std::uint32_t to_f32(std::uint64_t bits) {
   const auto sign = static_cast<std::uint32_t>(bits >> 32) & 0x80000000u;
   const std::uint64_t magnitude = bits & 0x7fffffffffffffffu;
   if (magnitude > 0x7ff0000000000000u) return to_odd_f32(bits);
   if (magnitude >= 0x47f0000000000000u) return sign | 0x7f800000u;  // 2^128
-  std::uint64_t wide = magnitude - 0x3800000000000000u;  // with the exponent's bias of binary32
+  std::uint64_t wide = magnitude - 0x3800000000000000u;             // with binary32's exponent bias
   std::uint64_t shift = 29;
-  if (magnitude < 0x3810000000000000u) {  // 2^-126: subnormal
+  if (magnitude < 0x3810000000000000u) {  // below 2^-126: subnormal
     const std::uint64_t exponent = magnitude >> 52;
-    if (exponent < 873) return sign;  // under 2^-150, half of the smallest
+    if (exponent < 873) return sign;  // below 2^-150, half of the smallest
     shift = 926 - exponent;           // 30 to 53
     wide = (magnitude & 0xfffffffffffffu) | 0x10000000000000u;
   }
@@ -56,13 +56,14 @@ STFS_HOST_DEVICE constexpr std::uint32_t to_f32(std::uint64_t bits) {
   return sign | kept;
 }
 
-// Little-endian, of any alignment.
+// Returns the bits of an element. `in` is little-endian and need not be aligned.
 STFS_HOST_DEVICE inline std::uint64_t element_bits(const unsigned char* in, std::uint64_t index,
                                                    std::uint32_t bits) {
   const std::uint64_t at = index * bits;
   const unsigned char* from = in + at / 8;
   const auto shift = static_cast<std::uint32_t>(at % 8);
-  const std::uint32_t bytes = (shift + bits + 7) / 8;  // those that hold a part of it, no more
+  // Only the bytes that hold a part of the element.
+  const std::uint32_t bytes = (shift + bits + 7) / 8;
   std::uint64_t window = 0;
   for (std::uint32_t i = 0; i < bytes; ++i) window |= static_cast<std::uint64_t>(from[i]) << 8 * i;
   window >>= shift;

@@ -1,4 +1,5 @@
-// Host memory as a device: a segment is a memfd, sealed when published; a tile is part of it.
+// Host memory as a device: a segment is a memfd, which is sealed when it is published, and a tile
+// is a part of the segment.
 #include "core/base/error.h"
 #include "tools/gpu/device/device.h"
 #include "tools/gpu/device/host_memory.h"
@@ -23,7 +24,8 @@ namespace {
   throw_errno(ErrorCode::kDeviceFailed, "cpu", what, error);
 }
 
-// Empty without such a file. Other errors must fail: the word identifies the device.
+// Returns "" if the file does not exist. Other errors must fail, because the word identifies the
+// device.
 std::string first_word(const char* path) {
   std::ifstream file(path);
   if (!file && errno != ENOENT) cpu_failed(path, errno);
@@ -32,12 +34,12 @@ std::string first_word(const char* path) {
   return word;
 }
 
-// An address range of a memfd.
+// A mapping of a memfd.
 class Mapped {
  public:
   Mapped(int fd, std::uint64_t bytes, int protection) : bytes_(bytes) {
-    // Map privately for reading: kernels before 6.7 refuse a shared mapping of a memfd sealed with
-    // F_SEAL_WRITE.
+    // Map privately for reading, because kernels before 6.7 refuse a shared mapping of a memfd that
+    // is sealed with F_SEAL_WRITE.
     const int sharing = (protection & PROT_WRITE) != 0 ? MAP_SHARED : MAP_PRIVATE;
     void* data = ::mmap(nullptr, bytes, protection, sharing, fd, 0);
     if (data == MAP_FAILED) cpu_failed("mmap", errno);
@@ -60,7 +62,7 @@ class CpuSegment : public DeviceSegment {
       : bytes_(bytes), fd_(::memfd_create("stfs-gpu", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
     if (!fd_ || ::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) cpu_failed("memfd", errno);
     mapped_ = std::make_unique<Mapped>(fd_.get(), bytes, PROT_READ | PROT_WRITE);
-    // Ask for huge pages; shmem_enabled decides.
+    // Ask for huge pages; /sys/kernel/mm/transparent_hugepage/shmem_enabled decides.
     ::madvise(mapped_->data(), bytes, MADV_HUGEPAGE);
   }
 
@@ -113,7 +115,7 @@ class CpuDevice : public Device {
  public:
   DeviceInfo info() const override { return cpu_info(); }
   bool converts() const override { return false; }
-  // The processors copy, so use all of them.
+  // The processors do the copying, so use all of them, up to eight.
   unsigned default_workers() const override {
     return std::clamp(std::thread::hardware_concurrency(), 1U, 8U);
   }
@@ -156,7 +158,7 @@ DeviceInfo cpu_info() {
 std::unique_ptr<Device> open_cpu() { return std::make_unique<CpuDevice>(); }
 
 std::unique_ptr<MappedSegment> map_cpu_segment(int fd, std::uint64_t bytes) {
-  // Reading beyond the file's end would raise SIGBUS.
+  // Reading past the end of the file would raise SIGBUS.
   const struct stat status = stat_of(fd, "segment");
   if (static_cast<std::uint64_t>(status.st_size) < bytes)
     cpu_failed("the segment is shorter than stated", EINVAL);

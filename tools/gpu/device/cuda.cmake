@@ -1,8 +1,8 @@
-# The CUDA back end of stfs_gpu_core: compiled if cuda.h is found, with kernels if nvcc is found too.
-# The driver is loaded at run time. enable_language(CUDA) is not used: it fails without nvcc, and
-# links a CUDA library with it.
+# The CUDA back end of stfs_gpu_core. It is compiled if cuda.h is found, and has kernels if nvcc is found as well. The
+# driver is loaded at run time. enable_language(CUDA) is not used, because it fails without nvcc and links a CUDA
+# library if there is one.
 #
-#   -DSTFS_CUDA=OFF   ignores a CUDA Toolkit
+#   -DSTFS_CUDA=OFF   ignore a CUDA Toolkit
 option(STFS_CUDA "Build the CUDA back end where the CUDA Toolkit is found" ON)
 
 set(toolkit_hints /usr/local/cuda $ENV{CUDA_HOME} $ENV{CUDA_PATH})
@@ -11,7 +11,7 @@ find_program(STFS_NVCC nvcc HINTS ${toolkit_hints} PATH_SUFFIXES bin)
 mark_as_advanced(STFS_CUDA_INCLUDE STFS_NVCC)
 
 if(STFS_CUDA AND STFS_CUDA_INCLUDE)
-  # The types of cuda.h, for files that include driver.h. Exists if the back end is built.
+  # The types of cuda.h, for files that include driver.h. The target exists only if the back end is built.
   add_library(stfs_cuda_types INTERFACE)
   target_include_directories(stfs_cuda_types SYSTEM INTERFACE ${STFS_CUDA_INCLUDE})
   target_link_libraries(stfs_gpu_core PRIVATE stfs_cuda_types ${CMAKE_DL_LIBS})

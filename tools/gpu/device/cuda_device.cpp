@@ -1,5 +1,5 @@
-// GPUs as devices, through the driver's virtual memory API: a segment is an allocation of
-// cuMemCreate, shared by a file descriptor.
+// GPUs as devices, through the driver's virtual memory API. A segment is an allocation of
+// cuMemCreate() that is shared through a file descriptor.
 #include "tools/gpu/device/convert_element.h"
 #include "tools/gpu/device/cuda_resources.h"
 #include "tools/gpu/device/kernels.h"
@@ -33,7 +33,7 @@ CUmemAllocationProp allocation_properties(const CudaDriver& cuda, CUdevice devic
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties.location.id = device;
-  // Allow RDMA by network cards, if the device supports it.
+  // Allow RDMA by network cards if the device supports it.
   properties.allocFlags.gpuDirectRDMACapable =
       attribute(cuda, device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0;
   return properties;
@@ -56,7 +56,7 @@ class CudaSegment : public DeviceSegment {
 
   std::uint64_t bytes() const override { return bytes_; }
 
-  // The address of [offset, offset + length).
+  // Returns the address of the bytes [offset, offset + length).
   CUdeviceptr at(std::uint64_t offset, std::uint64_t length) const {
     if (!range_) fail("cuda", "segment: already published");
     if (offset > bytes_ || length > bytes_ - offset) fail("cuda", "segment: range out of bounds");
@@ -87,8 +87,8 @@ class CudaSegment : public DeviceSegment {
   std::optional<MappedRange> range_;
 };
 
-// Results of cuModuleLoadData for a fat binary without code for the device: too old a GPU, or a
-// driver that is older than the compiler.
+// Returns true if cuModuleLoadData() failed because the fat binary has no code for the device: the
+// GPU is too old, or the driver is older than the compiler.
 bool lacks_code(CUresult result) {
   return result == CUDA_ERROR_NO_BINARY_FOR_GPU || result == CUDA_ERROR_INVALID_IMAGE ||
          result == CUDA_ERROR_INVALID_PTX || result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION ||
@@ -99,7 +99,7 @@ bool lacks_code(CUresult result) {
 // The conversion kernel and its lookup tables on the device.
 class Converter {
  public:
-  // `module` is of embedded_kernels().
+  // `module` was loaded from embedded_kernels().
   Converter(const CudaDriver& cuda, Module module) : cuda_(cuda), module_(std::move(module)) {
     cuda_.check(cuda_.cuModuleGetFunction(&kernel_, module_.get(), kConvertKernel),
                 "cuModuleGetFunction");
@@ -107,8 +107,8 @@ class Converter {
 
   CUfunction kernel() const { return kernel_; }
 
-  // The device's table for a dtype of at most 16 bits. The caller makes the context current. A new
-  // table is complete on return, so every stream may read it.
+  // Returns the device's table for a type of at most 16 bits. The caller makes the context current.
+  // A new table has been copied when this returns, so every stream may read it.
   CUdeviceptr table(const std::string& device_id, DType from, CUstream stream) {
     const std::scoped_lock lock(mutex_);
     if (const auto known = tables_.find(from); known != tables_.end()) return known->second.get();
@@ -127,7 +127,7 @@ class Converter {
   }
 
  private:
-  // The value of every code of the dtype, in order, as binary32.
+  // Returns the values of all codes of the type, in order, as binary32.
   static std::vector<float> table_of(DType from) {
     const unsigned bits = type_info(from).bits();
     const std::size_t codes = std::size_t{1} << bits;
@@ -147,7 +147,7 @@ class Converter {
   const CudaDriver& cuda_;
   Module module_;
   CUfunction kernel_ = nullptr;
-  std::mutex mutex_;  // tables_
+  std::mutex mutex_;  // guards tables_
   std::map<DType, DeviceBuffer> tables_;
 };
 
@@ -162,7 +162,8 @@ class CudaDevice : public Device {
   DeviceInfo info() const override;
   bool converts() const override { return converter_.has_value(); }
   std::string why_host_converts() const override { return why_host_converts_; }
-  // Half of the processors: they only read. More than eight do not fill the bus faster.
+  // Half of the processors, because they only read. More than eight workers do not fill the bus
+  // faster.
   unsigned default_workers() const override {
     return std::clamp(std::thread::hardware_concurrency() / 2, 1U, 8U);
   }
@@ -174,7 +175,7 @@ class CudaDevice : public Device {
   const std::string& id() const { return info_.id; }
   CUcontext context() const { return context_.get(); }
 
-  // Only if converts().
+  // Call this only if converts().
   Converter& converter() { return *converter_; }
 
  private:
@@ -266,14 +267,14 @@ class CudaLane : public Lane {
   struct Tile {
     PinnedBuffer buffer;
     Event copied;
-    bool is_being_copied = false;  // a copy may still use it
+    bool is_being_copied = false;  // a copy in flight may still use it
   };
   struct Read {
     std::size_t tile;
     std::size_t length;
   };
 
-  // Pairs of counters on the device. When all are taken, collect() frees them.
+  // Pairs of counters on the device. When all are in use, collect() frees them.
   static constexpr std::size_t kSlots = 256;
   using SlotValues = std::array<std::array<unsigned long long, 2>, kSlots>;
 
@@ -320,7 +321,7 @@ class CudaLane : public Lane {
     for (Tile& tile : tiles_) tile.is_being_copied = false;
   }
 
-  // Runs `work`. If it throws, waits for the stream first: the caller may free the memory.
+  // Runs `work`. If it throws, waits for the stream first, because the caller may free the memory.
   template <class Work>
   void guarded(const Work& work) {
     try {
@@ -346,19 +347,19 @@ class CudaLane : public Lane {
   const CudaDriver& cuda_;
   std::size_t tile_bytes_;
   Stream stream_;
-  Event all_;  // of the stream, when a caller waits for it
+  Event all_;  // recorded when a caller waits for the whole stream
   std::array<Tile, 3> tiles_;
   std::size_t next_ = 0;
   std::deque<Read> reads_;
 
-  // The tile that is handed out: its target.
+  // The target of the tile that is handed out, and the bytes in the tile.
   CudaSegment* segment_ = nullptr;
   std::uint64_t offset_ = 0;
   std::size_t length_ = 0;
 
   DeviceBuffer raw_;       // one tile of raw bytes; the stream runs copies and kernels in order
   DeviceBuffer counters_;  // SlotValues on the device
-  std::vector<ConversionCounts*> slots_;  // by slot
+  std::vector<ConversionCounts*> slots_;  // the owner of each slot
 };
 
 void CudaLane::send_converted(DType from, DType to, std::uint64_t count, ConversionCounts& counts) {
@@ -400,7 +401,7 @@ void CudaLane::send_converted(DType from, DType to, std::uint64_t count, Convers
   });
 }
 
-// The device's counters for `counts` until the next collect().
+// Returns the device's counters for `counts`, which are valid until the next collect().
 CUdeviceptr CudaLane::slot_for(ConversionCounts& counts) {
   if (!counters_) {
     CUdeviceptr address = 0;
@@ -425,7 +426,7 @@ CUdeviceptr CudaLane::slot_for(ConversionCounts& counts) {
   return counters_.get() + slot * sizeof(SlotValues::value_type);
 }
 
-// Adds the device's counters to their ConversionCounts. The stream must be idle.
+// Adds the device's counters to the ConversionCounts that own them. The stream must be idle.
 void CudaLane::collect() {
   if (slots_.empty()) return;
   SlotValues values{};

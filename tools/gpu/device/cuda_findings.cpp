@@ -1,4 +1,4 @@
-// Which GPUs there are, and what `stfs-gpu doctor` says of them.
+// Lists the GPUs, and describes them for `stfs-gpu doctor`.
 #include "tools/gpu/device/cuda_resources.h"
 #include "tools/gpu/device/kernels.h"
 

@@ -1,5 +1,5 @@
-// Published segments of GPU memory, mapped for reading beside the work of the process that uses
-// them.
+// Published segments of GPU memory that are mapped for reading, in a process that uses the GPU as
+// well.
 #include "tools/gpu/device/cuda_resources.h"
 
 #include <memory>
@@ -7,8 +7,8 @@
 namespace stfs::gpu {
 namespace {
 
-// Lets this thread make calls during this scope that would spoil a capture of a graph, on whichever
-// stream, if they belonged to it.
+// During a scope, lets this thread make calls that would otherwise invalidate a capture of a graph
+// on any stream.
 class BesidesCaptures {
  public:
   explicit BesidesCaptures(const CudaDriver& cuda) noexcept : cuda_(cuda) {
@@ -27,8 +27,9 @@ class BesidesCaptures {
 };
 
 // Waits for all work in the current context. Returns false, without waiting, while a stream
-// captures a graph: that wait would spoil the capture. The default stream knows of captures on
-// streams that it waits for; of those on other streams only the wait itself can tell.
+// captures a graph, because the wait would invalidate the capture. The default stream's status
+// shows captures on streams that synchronise with it; a capture on another stream shows only when
+// the wait itself fails.
 bool settle(const CudaDriver& cuda) noexcept {
   const auto is_of_capture = [](CUresult result) {
     return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
@@ -38,7 +39,7 @@ bool settle(const CudaDriver& cuda) noexcept {
   CUresult result = cuda.cuStreamIsCapturing(CU_STREAM_LEGACY, &status);
   if (is_of_capture(result) || status != CU_STREAM_CAPTURE_STATUS_NONE) return false;
   result = cuda.cuCtxSynchronize();
-  // As wait_for(): the error may be an earlier one. A dead context runs nothing.
+  // As in wait_for(), the error may be an earlier one, so call again. A dead context runs no work.
   if (result != CUDA_SUCCESS && !is_of_capture(result)) result = cuda.cuCtxSynchronize();
   return !is_of_capture(result);
 }
@@ -57,7 +58,7 @@ class MappedCudaSegment : public MappedSegment {
     cuda_.check(cuda_.cuMemImportFromShareableHandle(&handle, shareable,
                                                      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
                 "cuMemImportFromShareableHandle");
-    // Release the handle on return: the mapping keeps the memory.
+    // Release the handle on return, because the mapping keeps the memory.
     const Allocation allocation(cuda_, handle);
     range_ = std::make_unique<MappedRange>(cuda_, info.id, device_, handle, bytes, true);
   }

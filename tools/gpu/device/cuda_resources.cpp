@@ -7,7 +7,7 @@
 namespace stfs::gpu {
 namespace {
 
-// "6f4ed8fb-..."
+// Returns "6f4ed8fb-...".
 std::string uuid_text(const CUuuid& uuid) {
   std::string text = hex({uuid.bytes, sizeof uuid.bytes});
   for (const std::size_t dash : {8U, 13U, 18U, 23U}) text.insert(dash, 1, '-');
@@ -24,7 +24,7 @@ Stream make_stream(const CudaDriver& cuda) {
 
 Event make_event(const CudaDriver& cuda) {
   CUevent event = nullptr;
-  // Whoever waits for it sleeps: the other workers need the processors.
+  // A waiting thread sleeps, because the other workers need the processors.
   cuda.check(cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC),
              "cuEventCreate");
   return {cuda, event};
@@ -104,7 +104,7 @@ DeviceInfo describe(const CudaDriver& cuda, int ordinal, CUdevice device) {
 
   CUuuid uuid{};
   cuda.check(cuda.cuDeviceGetUuid_v2(&uuid, device), "cuDeviceGetUuid");
-  // A MIG instance has its own UUID; only the name tells it from a whole GPU.
+  // A MIG instance has its own UUID; only its name distinguishes it from a whole GPU.
   info.uuid = (info.name.find(" MIG ") == std::string::npos ? "GPU-" : "MIG-") + uuid_text(uuid);
 
   text.fill('\0');

@@ -1,8 +1,8 @@
-// Devices of the CUDA driver, and owners of the driver's resources, each of which frees one in its
-// destructor. Destructors ignore errors.
+// The devices of the CUDA driver, and classes that own the driver's resources. Each class frees one
+// resource in its destructor, which ignores errors.
 //
 // Thread safety: one thread at a time uses an owner; the functions may be called from any thread.
-// Lifetime: a context outlives what was made in it.
+// Lifetime: a context must outlive the resources that were created in it.
 #pragma once
 
 #include "tools/gpu/device/device.h"
@@ -17,11 +17,11 @@
 
 namespace stfs::gpu {
 
-// Retains the device's primary context, which the CUDA runtime and every framework use: addresses
-// are valid for them too.
+// Retains the device's primary context. The CUDA runtime and every framework use the same context,
+// so addresses are also valid for them.
 class PrimaryContext {
  public:
-  // Throws also OutOfDeviceMemory.
+  // Throws OutOfDeviceMemory if the device has no memory for a context, and DriverError.
   PrimaryContext(const CudaDriver& cuda, const std::string& device_id, CUdevice device)
       : cuda_(cuda), device_(device) {
     const CUresult result = cuda_.cuDevicePrimaryCtxRetain(&context_, device_);
@@ -40,14 +40,15 @@ class PrimaryContext {
   CUcontext context_ = nullptr;
 };
 
-// Makes a context current for this thread during this scope, then restores the previous one.
+// Makes a context current for this thread during a scope, then restores the previous one.
 class Current {
  public:
   Current(const CudaDriver& cuda, CUcontext context) : cuda_(cuda) {
     cuda_.check(cuda_.cuCtxPushCurrent(context), "cuCtxPushCurrent");
     is_pushed_ = true;
   }
-  // For destructors: tries twice, because they must wait for the stream before they free memory.
+  // For destructors. Tries twice, because a destructor must wait for the stream before it frees
+  // memory.
   Current(const CudaDriver& cuda, CUcontext context, std::nothrow_t) noexcept
       : cuda_(cuda), is_pushed_(cuda.cuCtxPushCurrent(context) == CUDA_SUCCESS) {
     if (!is_pushed_) is_pushed_ = cuda.cuCtxPushCurrent(context) == CUDA_SUCCESS;
@@ -64,7 +65,7 @@ class Current {
   bool is_pushed_ = false;
 };
 
-// Owns the argument of `Destroy`: a stream, an event, a module, memory.
+// Owns the argument of `Destroy`: a stream, an event, a module or memory.
 template <class T, auto Destroy>
 class Owned {
  public:
@@ -102,27 +103,28 @@ Stream make_stream(const CudaDriver& cuda);
 Event make_event(const CudaDriver& cuda);
 PinnedBuffer make_pinned(const CudaDriver& cuda, std::size_t bytes);
 
-// Waits for the stream, so that its memory can be freed. cuStreamSynchronize may return an earlier
-// error without waiting: the second call waits, or fails because the context is dead and runs
-// nothing. Returns the first result.
+// Waits for the stream, so that the memory that it uses can be freed. cuStreamSynchronize() may
+// return an earlier error without waiting. The second call then waits, or fails because the context
+// is dead and runs no work. Returns the first result.
 CUresult wait_for(const CudaDriver& cuda, CUstream stream) noexcept;
 
-// As CudaDriver::check(), but throws OutOfDeviceMemory for CUDA_ERROR_OUT_OF_MEMORY.
+// Like CudaDriver::check(), but throws OutOfDeviceMemory for CUDA_ERROR_OUT_OF_MEMORY.
 void check_room(const CudaDriver& cuda, CUresult result, std::string_view what,
                 const std::string& device_id, std::uint64_t needed);
 
-// An allocation, mapped into the device's address space.
+// An allocation that is mapped into the device's address space.
 class MappedRange {
  public:
-  // Throws OutOfDeviceMemory, or an error with the name of the call. `read_only`: asks for read
-  // access first, which some drivers refuse for device memory; then for read and write.
+  // Throws OutOfDeviceMemory, or DriverError with the name of the call. If `read_only`, first asks
+  // for read access, which some drivers refuse for device memory, and then for read and write
+  // access.
   MappedRange(const CudaDriver& cuda, const std::string& device_id, CUdevice device,
               CUmemGenericAllocationHandle allocation, std::uint64_t bytes, bool read_only);
   MappedRange(const MappedRange&) = delete;
   MappedRange& operator=(const MappedRange&) = delete;
   ~MappedRange() { undo(); }
 
-  // Unmaps and reports errors, which the destructor ignores.
+  // Unmaps the range and throws DriverError on failure, which the destructor ignores.
   void unmap() {
     is_mapped_ = false;
     cuda_.check(cuda_.cuMemUnmap(address_, bytes_), "cuMemUnmap");
@@ -150,7 +152,7 @@ int device_count(const CudaDriver& cuda);
 CUdevice device_at(const CudaDriver& cuda, int ordinal);
 DeviceInfo describe(const CudaDriver& cuda, int ordinal, CUdevice device);
 
-// Finds a device by UUID: ordinals depend on CUDA_VISIBLE_DEVICES.
+// Finds a device by its UUID, because ordinals depend on CUDA_VISIBLE_DEVICES.
 CUdevice device_of(const CudaDriver& cuda, const DeviceInfo& info);
 
 }  // namespace stfs::gpu

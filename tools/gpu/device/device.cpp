@@ -37,7 +37,7 @@ std::vector<DeviceInfo> list_devices(std::string* why_no_cuda) {
 
 DeviceInfo find_device(const std::string& name) {
   if (name == "cpu") return cpu_info();
-  // A MIG instance (part of a GPU) has its own UUID.
+  // A MIG instance, which is a part of a GPU, has its own UUID.
   const bool is_uuid = (name.starts_with("GPU-") || name.starts_with("MIG-")) && name.size() > 4;
   const bool is_number = name.starts_with("cuda:") && name.size() > 5 && name.size() < 10 &&
                          name.find_first_not_of("0123456789", 5) == std::string::npos;

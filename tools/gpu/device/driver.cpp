@@ -10,7 +10,7 @@
 namespace stfs::gpu {
 namespace {
 
-// The text of the macro's expansion, not of its name.
+// Makes a string of the macro's expansion, not of its name.
 #define STFS_TEXT_OF(text) #text
 #define STFS_TEXT(name) STFS_TEXT_OF(name)
 

@@ -1,11 +1,11 @@
 // The CUDA driver, loaded with dlopen(3): a table of the functions that stfs calls, with the types
-// of cuda.h. The binary links no CUDA library, so it also runs without a driver and reports the
-// missing part.
+// of cuda.h. The binary is not linked with a CUDA library, so it also runs without a driver, and
+// reports the missing part.
 //
-// The library is $STFS_GPU_DRIVER, else libcuda.so.1. It is never unloaded, because a driver keeps
-// its own threads.
+// The library is $STFS_GPU_DRIVER, or else libcuda.so.1. It is never unloaded, because a driver has
+// threads of its own.
 //
-// Thread safety: all of it. The table is immutable.
+// Thread safety: the table is immutable, and all functions may be called from any thread.
 #pragma once
 
 #include <cuda.h>
@@ -15,8 +15,8 @@
 
 namespace stfs::gpu {
 
-// cuda.h renames some functions to versioned symbols (cuMemGetInfo to cuMemGetInfo_v2): members and
-// symbols have the versioned names.
+// cuda.h renames some functions to versioned symbols (cuMemGetInfo to cuMemGetInfo_v2), so members
+// and symbols have the versioned names.
 #define STFS_CUDA_FUNCTIONS(F)         \
   F(cuInit)                            \
   F(cuDriverGetVersion)                \
@@ -69,20 +69,19 @@ namespace stfs::gpu {
   F(cuLaunchKernel)
 
 struct CudaDriver {
-  std::string library;  // the name given to dlopen(3)
-  int version = 0;      // of CUDA: 13000 means 13.0
+  std::string library;  // the name that was given to dlopen(3)
+  int version = 0;      // the CUDA version: 13000 means 13.0
 // NOLINTNEXTLINE(bugprone-macro-parentheses): the macro declares `name`
 #define STFS_MEMBER(name) decltype(&::name) name = nullptr;
   STFS_CUDA_FUNCTIONS(STFS_MEMBER)
 #undef STFS_MEMBER
 
-  // Unless `result` is CUDA_SUCCESS, throws DriverError, "what: CUDA_ERROR_...:
-  // description".
+  // Throws DriverError "what: CUDA_ERROR_...: description" unless `result` is CUDA_SUCCESS.
   void check(CUresult result, std::string_view what) const;
 };
 
-// The driver, loaded and initialised on the first call. Throws Error kDeviceFailed, on each call,
-// without a driver, when it lacks a function, or when cuInit finds no device.
+// Returns the driver, which the first call loads and initialises. Throws Error kDeviceFailed, on
+// each call, if the driver is missing or lacks a function, or if cuInit() fails.
 const CudaDriver& cuda_driver();
 
 }  // namespace stfs::gpu

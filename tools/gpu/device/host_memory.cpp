@@ -11,16 +11,16 @@
 namespace stfs::gpu {
 namespace {
 
-// The file names of a control group, by version.
+// The names of a control group's files in one version of cgroups.
 struct Names {
   const char* limit;
   const char* used;
-  const char* inactive;  // of memory.stat: page cache not used lately
+  const char* inactive;  // in memory.stat: page cache that was not used recently
 };
 constexpr Names kV1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
 constexpr Names kV2{"memory.max", "memory.current", "inactive_file"};
 
-// Nothing for other words, such as "max".
+// Returns nullopt for other words, such as "max".
 std::optional<std::uint64_t> number_in(const std::string& text) {
   std::uint64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -35,7 +35,7 @@ std::optional<std::uint64_t> number_of_file(const std::string& path) {
   return number_in(word);
 }
 
-// The number after `name` in a file of "name number" lines.
+// Returns the number after `name` in a file of "name number" lines.
 std::optional<std::uint64_t> number_behind(const std::string& path, std::string_view name) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -58,7 +58,7 @@ bool lists(const std::string& names, std::string_view name) {
 struct Hierarchy {
   bool is_v2 = false;
   std::string mountpoint;
-  std::string group;  // the group at the mountpoint
+  std::string group;  // the group at the mount point
 };
 
 std::vector<Hierarchy> hierarchies(const std::string& root) {
@@ -79,7 +79,7 @@ std::vector<Hierarchy> hierarchies(const std::string& root) {
   return found;
 }
 
-// The group of this process in a hierarchy, as /proc/self/cgroup names it: see cgroups(7).
+// Returns the group of this process in a hierarchy, from /proc/self/cgroup: see cgroups(7).
 std::string group_of_process(const std::string& root, bool is_v2) {
   std::ifstream file(root + "/proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {
@@ -95,8 +95,8 @@ std::string group_of_process(const std::string& root, bool is_v2) {
   return "";
 }
 
-// The part of `path` below `top`; empty when `path` lies outside, as in a container that sees only
-// its own group.
+// Returns the part of `path` below `top`, or "" if `path` is outside, as in a container that sees
+// only its own group.
 std::string below(const std::string& path, const std::string& top) {
   if (path.find("/..") != std::string::npos || path == "/") return "";
   if (top == "/") return path;
@@ -120,7 +120,7 @@ HostMemory host_memory(const std::string& root) {
   };
   HostMemory memory{.total = meminfo("MemTotal:"), .available = meminfo("MemAvailable:")};
   for (const Hierarchy& hierarchy : hierarchies(root)) {
-    // The limits of all parent groups apply too.
+    // The limits of all parent groups apply as well.
     std::string group = below(group_of_process(root, hierarchy.is_v2), hierarchy.group);
     for (;;) {
       limit_to_group(root + hierarchy.mountpoint + group, hierarchy.is_v2 ? kV2 : kV1, memory);

@@ -1,5 +1,5 @@
-// The kernels that nvcc compiled into this build: a fat binary for cuModuleLoadData, with machine
-// code for each major architecture and PTX for later ones. Empty in a build without nvcc.
+// The kernels that nvcc compiled into this build: a fat binary for cuModuleLoadData(), with machine
+// code for each major architecture and PTX for later ones. Empty if the build had no nvcc.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
-// The lanes of a device between its transfers: their pinned memory takes longer to get than a load
-// of some gigabytes takes to copy.
+// Keeps the lanes of a device between its transfers, because allocating their pinned memory takes
+// longer than copying some gigabytes.
 //
-// Thread safety: all of it. Lifetime: ends before the device.
+// Thread safety: all members may be called from any thread. Lifetime: the device must outlive it.
 #pragma once
 
 #include "tools/gpu/device/device.h"
@@ -15,10 +15,11 @@ namespace stfs::gpu {
 
 class Lanes {
  public:
-  // An idle lane with tiles of this size, or a new one. Idle ones of another size are ended.
+  // Returns an idle lane with tiles of this size in bytes, or a new one. Destroys idle lanes of
+  // another size.
   std::unique_ptr<Lane> take(Device& device, std::size_t tile_bytes);
 
-  // Keeps a lane that was drained. A lane that has failed is not given back.
+  // Keeps a drained lane. Do not give back a lane that has failed.
   void give_back(std::unique_ptr<Lane> lane);
 
  private:

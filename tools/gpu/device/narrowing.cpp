@@ -14,9 +14,9 @@
 namespace stfs::gpu {
 namespace {
 
-constexpr std::size_t kChunk = 8192;  // elements converted at a time: 32 KiB as binary32
+constexpr std::size_t kChunk = 8192;  // elements that are converted at a time: 32 KiB as binary32
 
-// kChunk in whole blocks of a type.
+// Returns kChunk rounded down to whole blocks of a type.
 std::size_t chunk_of(const TypeInfo& type) {
   return kChunk / type.block_elements * type.block_elements;
 }
@@ -24,7 +24,7 @@ std::size_t chunk_of(const TypeInfo& type) {
 constexpr std::uint32_t kMagnitude = 0x7fffffff;
 constexpr std::uint32_t kInfinity = 0x7f800000;
 
-// Counts binary32 values that are NaN, and those that are finite and no less than `limit`.
+// Counts the binary32 values that are NaN, and the finite values of at least `limit`.
 ConversionCounts count_of(std::span<const std::uint32_t> values, std::uint32_t limit) {
   std::uint32_t nan = 0;
   std::uint32_t above = 0;

@@ -1,6 +1,6 @@
-// Floating-point elements to a type that --as names, on the host.
+// Converts floating-point elements on the host to a type that --as names.
 //
-// Thread safety: functions, and those of ConversionTally, may be called from any thread.
+// Thread safety: the functions and the members of ConversionTally may be called from any thread.
 #pragma once
 
 #include "core/format/types.h"
@@ -18,8 +18,8 @@
 
 namespace stfs::gpu {
 
-// Counts of the parts of one conversion, which many threads read. A part that is read again, also a
-// shorter one, takes the place of the part that began where it does.
+// The counts of one conversion. Several threads read its parts. If a part is read again, even a
+// shorter one, its counts replace the counts of the part with the same offset.
 class ConversionTally {
  public:
   void set(std::uint64_t offset, const ConversionCounts& counts) {
@@ -35,25 +35,25 @@ class ConversionTally {
 
  private:
   mutable std::mutex mutex_;
-  std::map<std::uint64_t, ConversionCounts> parts_;  // by offset in the result
+  std::map<std::uint64_t, ConversionCounts> parts_;  // by the part's offset in the result, in bytes
 };
 
-// The type with this name: "f32", "f16" or "bf16".
+// Returns the type with this name: "f32", "f16" or "bf16". Returns nullopt for any other name.
 std::optional<DType> conversion_target(std::string_view name);
 
-// Whether --as converts elements of `from` to `to`: from any floating type except complex, to F32,
-// F16 or BF16.
+// Returns true if --as can convert elements of `from` to `to`: from any floating type except
+// complex types, to F32, F16 or BF16.
 bool converts(DType from, DType to);
 
-// Converts `count` elements. `in` holds whole blocks of them; `out` has room for `count` elements
-// of `to`. Values are rounded once, to nearest, ties to even. Returns the numbers of NaNs and of
-// values out of range.
+// Converts `count` elements. `in` holds whole blocks of elements; `out` has room for `count`
+// elements of `to`. Values are rounded once, to nearest, ties to even. Returns the number of NaNs
+// and the number of finite values that became infinite.
 ConversionCounts convert_elements(DType from, DType to, std::uint64_t count,
                                   std::span<const std::byte> in, std::span<std::byte> out);
 
-// Converts the `count` elements of `raw` as they are read. Every read sets its counts in `tally`,
-// if there is one (it outlives the producer). An element is counted once when all parts are read,
-// each from its beginning to that of the next one, and begin at elements.
+// Returns a producer that converts the `count` elements of `raw` as they are read. Every read sets
+// its counts in `tally`, which may be null and must outlive the producer. The total counts each
+// element once if all parts begin at elements and each part ends where the next one begins.
 std::unique_ptr<const Producer> as_type(Content raw, DType from, DType to, std::uint64_t count,
                                         ConversionTally* tally = nullptr);
 

@@ -1,7 +1,7 @@
-// Processors near a device: a copy from the memory of another processor's node is several times
+// The processors near a device. A copy from the memory of another processor's node is several times
 // slower.
 //
-// Thread safety: all of it.
+// Thread safety: the functions may be called from any thread.
 #pragma once
 
 #include <sched.h>
@@ -12,12 +12,12 @@
 
 namespace stfs::gpu {
 
-// The processors near a PCI device ("0000:3b:00.0"), as the kernel lists them below `root`; empty
-// where it does not.
+// Returns the processors near a PCI device ("0000:3b:00.0"), as the kernel lists them below `root`.
+// Empty if the kernel lists none.
 std::vector<int> local_processors(const std::string& pci, const std::string& root = "");
 
-// Lets the calling thread run only on some of the processors on which it may run, during a scope.
-// Memory that it allocates then lies near them. Does nothing where it may run on none of them.
+// During a scope, lets the calling thread run only on the `processors` that it may already use, so
+// that the memory that it allocates is near them. Does nothing if it may use none of them.
 class OnProcessors {
  public:
   explicit OnProcessors(std::span<const int> processors);

@@ -1,8 +1,8 @@
-// A thread that closes descriptors: the last one of device memory takes as long as the driver needs
-// to free it.
+// A thread that closes descriptors, because closing the last descriptor of device memory takes as
+// long as the driver needs to free the memory.
 //
-// Thread safety: close() may be called from any thread. Lifetime: the destructor waits for the
-// thread, which closes everything first.
+// Thread safety: close() may be called from any thread. Lifetime: the destructor waits until the
+// thread has closed all descriptors.
 #pragma once
 
 #include "core/base/posix.h"
@@ -21,7 +21,7 @@ class Closer {
   Closer& operator=(const Closer&) = delete;
   ~Closer();
 
-  // Closes here where no thread can be started.
+  // Closes the descriptors in the thread, or in the caller if no thread can be started.
   void close(std::vector<UniqueFd> descriptors) noexcept;
 
  private:
@@ -31,7 +31,7 @@ class Closer {
   std::condition_variable changed_;
   std::vector<UniqueFd> waiting_;
   bool is_ending_ = false;
-  std::thread thread_;  // begins with the first descriptor
+  std::thread thread_;  // started for the first descriptor
 };
 
 }  // namespace stfs::gpu

@@ -36,20 +36,21 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMostClients = 1024;
-constexpr int kMostAccepted = 64;                 // connections accepted per turn of the loop
+constexpr int kMostAccepted = 64;                 // the maximum per turn of the loop
 constexpr std::size_t kMostInRequest = 64 << 20;  // bytes; enough for some hundred thousand tensors
 constexpr std::size_t kMostBuffered = 256 << 20;  // bytes of messages of all clients
-constexpr int kFirstInherited = 3;                // the first after standard error
+constexpr int kFirstInherited = 3;                // the first descriptor after standard error
 constexpr std::chrono::milliseconds kNow{0};
-// Between two looks at the time of those that leave, or were told to stop.
+// How often to check the deadlines of copiers that leave or have to stop a load.
 constexpr std::chrono::milliseconds kLeavingLook{500};
-constexpr std::chrono::milliseconds kAcceptAgain{1'000};  // pause after accept4(2) has failed
-// Between two looks at the socket's path where nothing else happens.
+constexpr std::chrono::milliseconds kAcceptAgain{1'000};  // the pause after accept4(2) has failed
+// How often to check the socket's path if nothing else happens.
 constexpr std::chrono::milliseconds kLook{60'000};
-// Between two looks at a path that was lost. The first one does not restore it: a program that
-// removes a directory with its files would find the directory full again.
+// How often to check a path that was lost. The first check does not restore it, because a program
+// that removes a directory with its files would find the directory full again.
 constexpr std::chrono::milliseconds kLookAgain{1'000};
-// Time for a copier to exit after it has closed its socket, and to stop its load when it is told.
+// The time that a copier has to exit after it has closed its socket, and to stop its load after the
+// order to stop.
 constexpr std::chrono::milliseconds kCopierEnd{10'000};
 
 [[noreturn]] void fail(const std::string& place, int error) {
@@ -62,7 +63,7 @@ void log(const std::string& text) {
 
 UniqueFd null_device() { return UniqueFd(::open("/dev/null", O_RDWR | O_CLOEXEC)); }
 
-// Forks a daemon that logs to `log_path`. Returns true in the daemon, false in the caller.
+// Forks a daemon that logs to `log_path`. Returns true in the daemon and false in the caller.
 bool become_daemon(const std::string& log_path) {
   const pid_t child = ::fork();
   if (child < 0) fail("fork", errno);
@@ -147,13 +148,13 @@ class Holder : public Outlet {
     if (is_progress && channel.has_output()) return;
     if (!is_progress) found->second.waits = false;
     channel.queue(body, std::move(descriptors));
-    // poll(2) reports a socket that is full or broken.
+    // poll(2) will report a socket that is full or broken.
     if (channel.send()) return;
   }
 
   void order(const std::string& uuid, const std::string& device, const Json& body) override {
     const auto found = copiers_.find(uuid);
-    if (found == copiers_.end() && body.contains("stop")) return;  // it is leaving
+    if (found == copiers_.end() && body.contains("stop")) return;  // the copier is leaving
     Copier* copier = found == copiers_.end() ? start(uuid, device) : &found->second;
     if (copier == nullptr) return;
     if (body.contains("stop")) copier->stops_until = Clock::now() + kCopierEnd;
@@ -168,39 +169,40 @@ class Holder : public Outlet {
  private:
   struct Client {
     Channel channel;
-    bool waits = false;  // for the answer to its request
+    bool waits = false;  // the client waits for the answer to its request
 
-    // The holder reads nothing from a busy client: one request at a time, and unread answers do not
-    // pile up.
+    // The holder does not read from a busy client. So each client has one request at a time, and
+    // unread answers cannot pile up.
     bool is_busy() const { return waits || channel.has_output(); }
   };
   struct Copier {
     pid_t pid;
     UniqueFd process;  // pidfd
     Channel channel;
-    bool has_said_hello = false;  // of our version
-    // It was told to stop its load, and is killed then; empty: it was not, or it has answered.
+    bool has_said_hello = false;  // with our version
+    // The time at which the copier is killed if it has not stopped its load. nullopt: it has no
+    // order to stop, or has answered it.
     std::optional<Clock::time_point> stops_until = {};
   };
-  // A copier that has closed its socket, or whose socket was closed.
+  // A copier after its socket was closed, by itself or by the holder.
   struct Leaving {
     std::string uuid;
     pid_t pid;
     UniqueFd process;     // pidfd
-    std::string useless;  // version error for the user; empty: none
-    bool has_load;        // which ends with the process
+    std::string useless;  // the version error for the user, or ""
+    bool has_load;        // the copier's load, which ends with the process
     Clock::time_point deadline;
   };
 
-  // The time until the holder has been idle for so long; all of it while it is not idle.
+  // Returns the time until the holder has been idle for `idle`, or `idle` if it is not idle now.
   std::chrono::milliseconds left(std::chrono::seconds idle) const {
     if (!idle_since_) return idle;
     const auto until = *idle_since_ + idle - Clock::now();
     return std::max(kNow, std::chrono::ceil<std::chrono::milliseconds>(until));
   }
 
-  // Looks whether the socket is at its path, and listens there again where it can. Returns false
-  // where clients cannot find the holder any more.
+  // Checks whether the socket is at its path, and if not, tries to listen there again. Returns
+  // false if clients can no longer find the holder.
   bool can_be_found() {
     if (!socket_.is_lost()) {
       look_again_.reset();
@@ -232,8 +234,8 @@ class Holder : public Outlet {
     for (int i = 0; i < kMostAccepted; ++i) {
       UniqueFd fd = accepted();
       if (!fd && (errno == EMFILE || errno == ENFILE)) {
-        // Free the spare descriptor to accept and close the connection: poll(2) would report it
-        // again.
+        // Close the spare descriptor, so that the connection can be accepted and closed. Otherwise
+        // poll(2) would report it again and again.
         spare_ = UniqueFd();
         fd = accepted();
         if (fd) {
@@ -270,7 +272,8 @@ class Holder : public Outlet {
     return UniqueFd(::accept4(socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   }
 
-  // Unless the queue is empty, pauses accept4: poll(2) would report the connection again at once.
+  // Unless the queue is empty, pauses accept4(), because poll(2) would report the connection again
+  // at once.
   void pause_unless_done(int error) {
     if (error == EAGAIN || error == EINTR || error == ECONNABORTED) return;
     pauses_ = true;
@@ -285,7 +288,7 @@ class Holder : public Outlet {
     if (!is_open) disconnect(id);
   }
 
-  // Returns false when the connection has ended, or memory for the message is lacking.
+  // Returns false if the connection has ended, or if memory for the message is missing.
   static bool received(Channel& channel) {
     try {
       return channel.receive();
@@ -310,7 +313,7 @@ class Holder : public Outlet {
     residency_.disconnected(id);
   }
 
-  // Disconnects clients with the largest buffers until all buffers fit into kMostBuffered.
+  // Disconnects the clients with the largest buffers until all buffers fit into kMostBuffered.
   void disconnect_largest() {
     for (;;) {
       std::size_t buffered = 0;
@@ -337,7 +340,8 @@ class Holder : public Outlet {
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return failed(errno);
     UniqueFd mine(ends[0]);
     const UniqueFd original(ends[1]);
-    // Use a number above kCopierSocket: dup2(2) onto the same number would keep close-on-exec.
+    // Use a number above kCopierSocket, because dup2(2) onto the same number would keep
+    // close-on-exec.
     const UniqueFd theirs(::fcntl(ends[1], F_DUPFD_CLOEXEC, kCopierSocket + 1));
     if (!theirs) return failed(errno);
     const std::string idle = std::to_string(options_.copier_idle.count());
@@ -360,9 +364,10 @@ class Holder : public Outlet {
                 .first->second;
   }
 
-  // Reports failed starts after the order that caused them: Residency is not reentrant.
+  // Reports failed starts after the order that caused them, because Residency must not be
+  // reentered.
   void report_failed_starts() {
-    while (!failed_.empty()) {  // each report may start the next load, which may fail too
+    while (!failed_.empty()) {  // each report may start the next load, which may fail as well
       for (const auto& [uuid, why] : std::exchange(failed_, {})) {
         residency_.copier_gone(uuid, "it could not be started: " + why);
       }
@@ -372,7 +377,7 @@ class Holder : public Outlet {
   void serve_copier(const std::string& uuid) {
     Copier& copier = copiers_.at(uuid);
     const bool is_open = received(copier.channel);
-    std::string useless;  // version error for the user
+    std::string useless;  // the version error for the user
     while (std::optional<Message> message = copier.channel.next()) {
       if (!message->body().contains("progress")) copier.stops_until.reset();
       if (copier.has_said_hello) {
@@ -391,15 +396,15 @@ class Holder : public Outlet {
     copiers_.erase(uuid);  // closes the socket, so the copier exits
   }
 
-  // A copier that is stopped, or hangs in the driver, would hold up the next loads for ever. The
-  // end of its socket tells the rest.
+  // Kills copiers that do not obey an order to stop, for instance because they hang in the driver.
+  // They would delay the next loads for ever. serve_copier() handles the end of their sockets.
   void kill_those_that_do_not_stop() const {
     for (const auto& [uuid, copier] : copiers_) {
       if (copier.stops_until && Clock::now() > *copier.stops_until) ::kill(copier.pid, SIGKILL);
     }
   }
 
-  // `polled`: those of leaving_, in its order.
+  // `polled` has an entry for each of leaving_, in the same order.
   void reap(std::span<const pollfd> polled) {
     std::vector<Leaving> ended;
     for (std::size_t i = polled.size(); i-- > 0;) {
@@ -424,13 +429,13 @@ class Holder : public Outlet {
     }
   }
 
-  // The protocol version in a copier's first message.
+  // Returns the protocol version in a copier's first message.
   static std::uint64_t version_in(const Json& body) {
     const auto hello = body.find("hello");
     return hello != body.end() && hello->is_number_unsigned() ? hello->get<std::uint64_t>() : 1;
   }
 
-  // Reaps a copier. Returns its failure, or "" for exit status 0.
+  // Reaps a copier. Returns the failure, or "" for exit status 0.
   static std::string end_of(pid_t pid) {
     int status = 0;
     while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
@@ -444,16 +449,17 @@ class Holder : public Outlet {
   HolderSocket& socket_;
   UniqueFd signals_;
   UniqueFd spare_ = null_device();
-  std::optional<Clock::time_point> idle_since_;  // empty: it is not idle
-  std::optional<Clock::time_point> look_again_;  // at the socket that is lost; empty: it is there
+  std::optional<Clock::time_point> idle_since_;  // nullopt: it is not idle
+  // The time at which the lost socket is checked again; nullopt: it is not lost.
+  std::optional<Clock::time_point> look_again_;
   bool is_said_to_be_lost_ = false;
-  bool pauses_ = false;  // skip accept4 for kAcceptAgain
+  bool pauses_ = false;  // do not call accept4() for kAcceptAgain
   bool accept_has_failed_ = false;
   std::map<ClientId, Client> clients_;
   std::map<std::string, Copier> copiers_;  // by UUID
   std::vector<Leaving> leaving_;
-  Closer closer_;                                            // outlives residency_
-  std::vector<std::pair<std::string, std::string>> failed_;  // (UUID, error) of starts
+  Closer closer_;                                            // must outlive residency_
+  std::vector<std::pair<std::string, std::string>> failed_;  // the failed starts: (UUID, error)
   Residency residency_;
   ClientId next_client_ = 1;
 };
@@ -462,16 +468,16 @@ class Holder : public Outlet {
 
 int run_holder(const HolderOptions& options) {
   std::optional<HolderSocket> socket = HolderSocket::handed_over();
-  // Close the caller's open files: a daemon would keep them.
+  // Close the caller's open files, because a daemon would keep them.
   if (!socket && options.background) ::close_range(kFirstInherited, ~0U, 0);
-  // If SIGCHLD is ignored, waitpid(2) does not return a copier's status.
+  // If SIGCHLD were ignored, waitpid(2) would not return a copier's status.
   ::signal(SIGCHLD, SIG_DFL);
   // Block the signals before a client can connect and send one.
   UniqueFd signals = take_ending_signals(ErrorCode::kDeviceFailed);
   if (!socket) socket = HolderSocket::listen_at(options.socket_path);
   if (!socket) return 0;
   if (options.background && !become_daemon(options.socket_path + ".log")) return 0;
-  // Each segment is a descriptor.
+  // Each segment needs a descriptor.
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
     limit.rlim_cur = limit.rlim_max;
@@ -479,7 +485,8 @@ int run_holder(const HolderOptions& options) {
   }
   // A log line to a closed pipe must not kill the holder.
   ::signal(SIGPIPE, SIG_IGN);
-  // Removes the path at every end of the serving process. The caller of become_daemon has returned.
+  // Removes the path however the serving process ends. The process that called become_daemon() has
+  // returned before this.
   struct Removed {
     HolderSocket& socket;
     ~Removed() { socket.remove(); }

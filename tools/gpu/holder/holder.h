@@ -5,20 +5,24 @@
 //   client ─┼─ UNIX socket ─ holder┤
 //   client ─┘                      └─ copier of cpu
 //
-// One thread runs one poll(2) loop; residency.h makes the decisions. Nothing in it waits: a copier
-// that leaves is polled until its process has ended, since a driver takes long to tear a context
-// down, and another thread closes descriptors of device memory (closer.h).
+// One thread runs one poll(2) loop; residency.h makes the decisions. The loop never waits for
+// anything else: a copier that leaves is polled until its process has ended, because a driver needs
+// a long time to destroy a context, and another thread closes descriptors of device memory
+// (closer.h).
 //
-// A holder that clients cannot find, since its socket's file has gone, would hold memory for ever.
-// It looks for the file in each turn of the loop and at least each minute, makes the socket again,
-// and where it cannot it ends when no process has a lease.
+// If the file of its socket is removed, clients cannot find the holder, and it would keep its
+// memory for ever. Therefore it checks the file in each turn of the loop, at least every minute,
+// and creates the socket again if the file is missing. If that fails, it exits as soon as no
+// process has a lease.
 //
 //   running ──1──> leaving ──2──> reaped      (a copier)
 //
-//   1  its socket ends, or it is of another version: the holder closes its own end. A copier that
-//      was told to stop a load and has not answered after kCopierEnd is killed
-//   2  its process ends, if need be by SIGKILL after kCopierEnd. Its load fails or is ordered
-//      again then; a copier that left without an order is not waited for by the next load
+//   1  The copier closes its socket, or it has another version of the protocol: the holder closes
+//      its own end. The holder kills a copier that does not answer an order to stop within
+//      kCopierEnd.
+//   2  The copier's process ends; after kCopierEnd the holder kills it with SIGKILL. Its load then
+//      fails or is ordered again. If the copier left without a load, the next load does not wait
+//      for it.
 #pragma once
 
 #include <chrono>
@@ -29,15 +33,17 @@
 namespace stfs::gpu {
 
 struct HolderOptions {
-  std::string socket_path;         // unused with a socket from systemd (sd_listen_fds(3))
-  std::string program;             // path of stfs-gpu, to start copiers
-  std::uint64_t memory_limit = 0;  // bytes per device; 0: none
+  std::string socket_path;         // unused if systemd passes a socket (sd_listen_fds(3))
+  std::string program;             // the path of stfs-gpu, which is started as copier
+  std::uint64_t memory_limit = 0;  // bytes per device; 0: no limit
   bool background = false;         // listen, return 0, and serve as a daemon
-  std::optional<std::chrono::seconds> exit_idle;  // exit after so long without tensors
+  // Exits after this time without tensors, clients and loads; nullopt: never.
+  std::optional<std::chrono::seconds> exit_idle;
+  // A copier exits after this time without an order.
   std::chrono::seconds copier_idle{10};
 };
 
-// Runs until SIGTERM or SIGINT and returns the exit status. Returns 0 at once when another holder
+// Runs until SIGTERM or SIGINT and returns the exit status. Returns 0 at once if another holder
 // listens at the path. Throws Error kDeviceFailed.
 int run_holder(const HolderOptions& options);
 

@@ -37,7 +37,8 @@ std::string directory_of(const std::string& path) {
   return std::filesystem::path(path).parent_path().string();
 }
 
-// Whether this user alone can write to a directory. A link to one is none.
+// Returns true if only this user can write to a directory. Returns false for a symbolic link, even
+// to such a directory.
 bool is_private(const std::string& directory) {
   struct stat status {};
   return ::lstat(directory.c_str(), &status) == 0 && S_ISDIR(status.st_mode) &&
@@ -54,7 +55,7 @@ UniqueFd locked(const std::string& socket_path, bool waits) {
   return lock;
 }
 
-// Whether a process listens at `path`. A full queue gives EAGAIN.
+// Returns true if a process listens at `path`. connect(2) gives EAGAIN if its queue is full.
 bool has_listener(const std::string& path) {
   const sockaddr_un address = socket_address(path);
   const UniqueFd fd = stream_socket();
@@ -85,7 +86,7 @@ std::optional<HolderSocket> HolderSocket::handed_over() {
   HolderSocket socket(std::move(fd));
   socket.is_systemds_ = true;
   sockaddr_un address{};
-  length = sizeof address - 1;  // so that its path ends with a NUL
+  length = sizeof address - 1;  // keeps the path NUL-terminated
   struct stat status {};
   if (::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&address), &length) == 0 &&
       address.sun_family == AF_UNIX && ::lstat(address.sun_path, &status) == 0 &&
@@ -149,7 +150,8 @@ bool HolderSocket::restore() noexcept {
   }
 }
 
-// Rename, then check the queue: no client can connect between the check and the unlink.
+// Renames the path before it checks the queue, so that no client can connect between the check and
+// the unlink.
 bool HolderSocket::unlink_path(bool even_if_client_waits) {
   if (path_.empty() || is_systemds_) return true;
   UniqueFd lock;

@@ -17,8 +17,8 @@ namespace {
 
 constexpr unsigned kMaxAttempts = 3;         // to send an order that no copier has read
 constexpr std::size_t kMaxNamed = 8;         // tensors named in one error text
-constexpr std::size_t kMaxDevices = 64;      // with loads at a time
-constexpr std::uint64_t kContext = 1 << 30;  // bytes; more than a context takes
+constexpr std::size_t kMaxDevices = 64;      // the maximum number of devices with loads
+constexpr std::uint64_t kContext = 1 << 30;  // bytes; more than a context needs
 constexpr const char* kNoMemory = "the holder is out of memory";
 constexpr const char* kNoDescriptors =
     "too many open files in the holder: end it and start it with a higher ulimit -n";
@@ -211,7 +211,7 @@ void Residency::order(Load& load) {
 
 bool Residency::order_again(Load& load, std::uint64_t needed, std::uint64_t free) {
   if (load.client == 0) return false;
-  // After a refusal there is too little memory, whatever was promised.
+  // After a refusal there is too little memory, whatever the driver reported.
   std::uint64_t lacking = needed > free ? needed - free : needed;
   if (needed == 0) lacking = std::min(kContext, room(load.uuid).evictable);
   if (lacking == 0 || !make_room(load.uuid, lacking)) {
@@ -227,7 +227,7 @@ void Residency::answer(const std::string& uuid, Message message) {
   if (loads.empty()) return;
   Load& load = loads.front();
   try {
-    if (number_of(message.body(), "load") != load.id) return;  // a stopped load
+    if (number_of(message.body(), "load") != load.id) return;  // the answer to a stopped load
     load.begun = true;
     if (message.body().contains("progress")) {
       if (load.client != 0) {
@@ -267,7 +267,7 @@ void Residency::copier_gone(const std::string& uuid, const std::string& why) {
   std::deque<Load>& loads = loads_[uuid];
   if (loads.empty()) return;
   Load& load = loads.front();
-  // An idle copier exited before it read the order: send it again.
+  // An idle copier exited before it read the order, so send the order again.
   if (why.empty() && !load.begun && load.client != 0 && load.attempts < kMaxAttempts)
     return order(load);
   copier_useless(uuid, "the copier ended" + (why.empty() ? "" : ": " + why) +
@@ -292,7 +292,7 @@ void Residency::publish(Load& load, Message message) {
   }
   const std::string note = message.body().contains("note") ? text_of(message.body(), "note") : "";
   if (!note.empty()) load.warnings.push_back(to_json_text(note));
-  // The answer is valid: nothing below fails, so the load is published whole.
+  // The answer is valid. Nothing below fails, so the load is published as a whole.
   std::vector<std::uint64_t> segments;
   for (std::size_t i = 0; i < message.descriptors.size(); ++i) {
     segments.push_back(next_id_++);
@@ -328,7 +328,7 @@ void Residency::publish(Load& load, Message message) {
   }
 }
 
-// Every item is resident: answers the client.
+// Answers the client, because every item is resident.
 void Residency::finish(Load& load) {
   const auto client = clients_.find(load.client);
   if (client == clients_.end()) return;
@@ -396,7 +396,7 @@ UniqueFd Residency::copy_of(std::uint64_t segment) const {
   return UniqueFd(::fcntl(segments_.at(segment).fd.get(), F_DUPFD_CLOEXEC, 0));
 }
 
-// The next batch of descriptors of a lease.
+// Sends the client another batch of the descriptors of its leases.
 void Residency::segments(ClientId client, const Json& body) {
   const Json& numbers = list_of(body, "numbers");
   if (numbers.size() > kSegmentsAtOnce) {
@@ -418,7 +418,7 @@ void Residency::segments(ClientId client, const Json& body) {
   outlet_.reply(client, {{"segments", numbers}}, std::move(descriptors));
 }
 
-// Leases are found by tensor id: the key may name a newer tensor.
+// Leases are found by the tensor's id, because the key may belong to a newer tensor.
 void Residency::release(ClientId client, const Json& body) {
   std::map<std::uint64_t, std::uint64_t>& leases = clients_.at(client).leases;
   std::uint64_t released = 0;

@@ -11,7 +11,7 @@
 namespace stfs::gpu {
 namespace {
 
-constexpr std::size_t kCopyAlignment = 256;  // bytes, as DLPack asks of data
+constexpr std::size_t kCopyAlignment = 256;  // bytes; DLPack requires this alignment of data
 
 DLDataType data_type(const TypeInfo& info) {
   if (info.dlpack == TypeInfo::kNoDlpack) {
@@ -22,7 +22,7 @@ DLDataType data_type(const TypeInfo& info) {
   return {info.dlpack, static_cast<std::uint8_t>(info.bits()), 1};
 }
 
-// The tensor, or the copy that is exported in its place.
+// What the struct keeps alive: the tensor, or the copy that is exported instead.
 struct Exported {
   std::shared_ptr<const LeasedTensor> tensor;
   std::unique_ptr<void, decltype(&std::free)> copy{nullptr, &std::free};

@@ -14,9 +14,9 @@
 namespace stfs::gpu {
 namespace {
 
-constexpr std::uint64_t kLimit = 1 << 30;  // bytes of the list
+constexpr std::uint64_t kLimit = 1 << 30;  // the maximum size of the list, in bytes
 
-// A text of any bytes: `raw` has them where `name`, which is for people, cannot.
+// Returns the bytes of a text: `raw` has them if they are not UTF-8; `name` is for people.
 std::string bytes_of(const Json& entry, const char* name, const char* raw) {
   if (const auto found = entry.find(raw); found != entry.end()) return from_json_text(*found);
   return entry.at(name).get<std::string>();

@@ -1,4 +1,4 @@
-// The C ABI over TensorLeases: handles, sized structs, exceptions as statuses.
+// The C ABI over TensorLeases: handles, structs with sizes, and exceptions that become statuses.
 #include "core/base/boundary.h"
 #include "core/base/forks.h"
 #include "core/base/text.h"
@@ -74,7 +74,7 @@ stfs::gpu::ExportAs export_as(unsigned flags) {
           .is_bytes = (flags & STFS_GPU_EXPORT_BYTES) != 0};
 }
 
-// The stfs-gpu built or installed with this library, else the one in $PATH.
+// Returns the stfs-gpu that was built or installed with this library, or else the one in $PATH.
 std::string program() {
   namespace fs = std::filesystem;
   Dl_info self;
@@ -178,7 +178,7 @@ int stfs_gpu_info(const stfs_gpu_tensors* tensors, size_t index, stfs_gpu_tensor
     known.key = tensor.key.c_str();
     known.pointer = tensor.address();
     known.bytes = tensor.bytes;
-    known.dtype = stfs::dtype_name(tensor.dtype).data();  // views a literal: terminated
+    known.dtype = stfs::dtype_name(tensor.dtype).data();  // the literal ends in a NUL
     known.rank = tensor.shape.size();
     known.shape = tensor.shape.data();
     known.device = tensor.device().id.c_str();

@@ -9,7 +9,7 @@ void Mappings::Parked::add(Segments one) noexcept {
   segments.splice_after(segments.before_begin(), one);
 }
 
-// Waits for the device without the lock, so that no other thread waits with it.
+// Waits for the device without holding the lock, so that no other thread has to wait as well.
 void Mappings::Parked::retry() noexcept {
   Segments all;
   {
@@ -17,7 +17,7 @@ void Mappings::Parked::retry() noexcept {
     all.swap(segments);
   }
   while (!all.empty()) {
-    if (!all.front()->unmap()) return add(std::move(all));  // the others would fail too
+    if (!all.front()->unmap()) return add(std::move(all));  // the others would fail as well
     all.pop_front();
   }
 }

@@ -1,18 +1,19 @@
-// The segments that this process maps, until nobody uses them and the device lets them go.
+// The segments that this process has mapped. A segment stays mapped while a reference to it exists,
+// and after that until it can be unmapped.
 //
 //     used ──1──> ended
 //       └────2──> parked ──3──> ended
 //
-//   1  the last reference goes: MappedSegment::unmap() waits for the work of this process on the
-//      device, then unmaps
-//   2  the same while a stream captures a graph, during which nothing may wait for the device
-//   3  retry(), when the capture is over
+//   1  The last reference is dropped: MappedSegment::unmap() waits for the work of this process on
+//      the device, then unmaps the segment.
+//   2  The last reference is dropped while a stream captures a graph. No thread may wait for the
+//      device during a capture, so the segment stays mapped.
+//   3  retry() unmaps the segment after the capture has ended.
 //
-// A mapping that is parked when this object ends stays until the process ends.
+// A segment that is parked when this object is destroyed stays mapped until the process ends.
 //
-// Thread safety: all of it. Lifetime: references outlive this object. After fork(2) a child must
-// not end references: it leaks them (tensor_leases.h).
-#pragma once
+// Thread safety: all members may be called from any thread. Lifetime: references may outlive this
+// object. After fork(2) a child must not drop references: it leaks them (tensor_leases.h).
 
 #include "tools/gpu/device/device.h"
 
@@ -25,16 +26,17 @@ namespace stfs::gpu {
 
 class Mappings {
  public:
-  // Takes a segment. The end of the last reference allocates nothing.
+  // Takes over a segment and returns the first reference to it. Dropping the last reference
+  // allocates no memory.
   std::shared_ptr<const MappedSegment> adopt(std::unique_ptr<MappedSegment> segment);
 
-  // Unmaps what is parked, as far as possible.
+  // Unmaps the parked segments, unless a stream still captures a graph.
   void retry() noexcept;
 
  private:
   using Segments = std::forward_list<std::unique_ptr<MappedSegment>>;
 
-  // Segments that wait for the end of a capture.
+  // The segments that wait for the end of a capture.
   struct Parked {
     std::mutex mutex;
     Segments segments;
@@ -42,7 +44,7 @@ class Mappings {
     void add(Segments one) noexcept;
     void retry() noexcept;
   };
-  // A segment that is used.
+  // A segment that is in use.
   struct Used {
     Used(std::shared_ptr<Parked> where, Segments one)
         : parked(std::move(where)), segment(std::move(one)) {}
@@ -51,7 +53,7 @@ class Mappings {
     ~Used();
 
     std::shared_ptr<Parked> parked;
-    Segments segment;  // one: a node of `parked->segments` to be
+    Segments segment;  // a list of one, so that parking it moves a node and allocates no memory
   };
 
   std::shared_ptr<Parked> parked_ = std::make_shared<Parked>();

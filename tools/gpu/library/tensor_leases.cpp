@@ -17,14 +17,15 @@ constexpr std::size_t kNamesInMessage = 8;
 
 bool is_host(std::string_view device) { return device == "cpu" || device.starts_with("CPU-"); }
 
-// Whether both names mean one device. Only two different GPU names load the driver.
+// Returns true if both names refer to the same device. Loads the driver only for two different GPU
+// names.
 bool is_same_device(const std::string& a, const std::string& b) {
   if (a == b) return true;
   if (is_host(a) || is_host(b)) return is_host(a) && is_host(b);
   return find_device(a).uuid == find_device(b).uuid;
 }
 
-// "\"a\", \"b\" and 3 more".
+// Returns "\"a\", \"b\" and 3 more".
 std::string list_of(const std::vector<std::string>& labels) {
   std::string text;
   for (std::size_t i = 0; i < std::min(labels.size(), kNamesInMessage); ++i)
@@ -44,7 +45,7 @@ std::string device_text(const std::string& device) { return is_host(device) ? "c
 
 LeasedTensor::~LeasedTensor() {
   if (this_process() != process_) {
-    // After fork(2) the mapping and the connection belong to the parent: leak them.
+    // After fork(2) the mapping and the connection belong to the parent, so a child leaks them.
     static_cast<void>(state_.release());
     return;
   }
@@ -81,7 +82,7 @@ Client& TensorLeases::client() {
   if (client_ && client_->is_open()) return *client_;
   client_.reset();
   ++connection_;
-  // The next holder numbers its segments from the beginning.
+  // Forget the segments of the last holder, because the next one numbers its segments from 0 again.
   std::erase_if(segments_, [](const auto& entry) { return entry.first.second >= 0; });
   client_ = Client::connect(program_, socket_);
   if (!client_) {
@@ -96,7 +97,8 @@ Client& TensorLeases::client() {
 TensorLeases::Tensors TensorLeases::acquire(const AcquireRequest& request) {
   if (this_process() != process_)
     throw Error(ErrorCode::kUsage, "", "the connection belongs to the parent process (fork)");
-  // Runs after calls_ is unlocked: sends leases that ended meanwhile, or by a failure below.
+  // Runs after calls_ is unlocked: reports leases that have ended during the call or because it
+  // failed.
   struct Sender {
     TensorLeases& leases;
     ~Sender() { leases.send_given_back(); }
@@ -155,7 +157,7 @@ std::vector<TensorLeases::Wanted> TensorLeases::resolve(const AcquireRequest& re
     return wanted;
   }
   for (const std::string& name : request.names) {
-    // A label finds an inherited tensor without its source, which may be gone.
+    // A label finds an inherited tensor even if its source no longer exists.
     if (const auto* found = find_inherited(inherited_labels_, name, request.device)) {
       wanted.push_back({found, {}});
     } else {
@@ -165,7 +167,8 @@ std::vector<TensorLeases::Wanted> TensorLeases::resolve(const AcquireRequest& re
   return wanted;
 }
 
-// The one device where all wanted tensors are, or will be loaded.
+// Returns the one device where all wanted tensors are, or will be loaded. Throws Error if there is
+// no such device.
 DeviceInfo TensorLeases::device_of(std::span<const Wanted> wanted, const AcquireRequest& request) {
   std::map<std::string, std::set<std::string>> resident;  // key -> UUIDs
   const auto is_for_holder = [](const Wanted& one) { return one.item.has_value(); };
@@ -233,8 +236,8 @@ std::shared_ptr<const MappedSegment> TensorLeases::map(const DeviceInfo& device,
   return mapped;
 }
 
-// In batches, each closed when it is mapped: the segments of many tensors are more files than a
-// process may have open.
+// Maps in batches and closes the descriptors of each batch, because many tensors may have more
+// segments than a process may have open files.
 TensorLeases::Segments TensorLeases::map_all(const DeviceInfo& device, Loaded& loaded) {
   std::map<std::uint64_t, std::uint64_t> sizes;
   for (const Resident& resident : loaded.tensors) sizes[resident.segment] = resident.segment_bytes;
@@ -258,7 +261,8 @@ TensorLeases::Segments TensorLeases::map_all(const DeviceInfo& device, Loaded& l
 void TensorLeases::lease(const DeviceInfo& device, std::span<const Wanted> wanted,
                          std::span<const Item> items, const AcquireRequest& request,
                          Tensors& tensors) {
-  // Create the owners before the leases: on failure their destructors give every lease back.
+  // Create the owners before the leases, so that on failure their destructors give every lease
+  // back.
   std::vector<std::shared_ptr<LeasedTensor>> leased;
   for (const Item& item : items) {
     auto tensor =
@@ -346,7 +350,7 @@ void TensorLeases::give_back(std::forward_list<Lease> lease) noexcept {
   send_given_back();
 }
 
-// Sends ended leases to the holder. When another thread holds calls_, that thread does it.
+// Reports ended leases to the holder. If another thread holds calls_, that thread does it.
 void TensorLeases::send_given_back() noexcept {
   for (;;) {
     {
@@ -363,7 +367,8 @@ void TensorLeases::send_given_back() noexcept {
     std::array<std::uint64_t, 512> ids;
     std::size_t count = 0;
     for (const Lease& lease : ended) {
-      if (lease.connection != connection_ || !client_) continue;  // ended with its connection
+      // A lease of an earlier connection ended with it.
+      if (lease.connection != connection_ || !client_) continue;
       ids[count++] = lease.id;
       if (count == ids.size()) client_->release(std::span(ids).first(std::exchange(count, 0)));
     }

@@ -1,25 +1,25 @@
-// The tensors that this process uses, for stfs_gpu.h.
+// The tensors that this process uses through stfs_gpu.h.
 //
-//   TensorLeases   a connection to the holder, made on demand; the inherited tensors
-//   LeasedTensor   one mapped tensor, with its lease
+//   TensorLeases   the connection to the holder, opened on demand, and the inherited tensors
+//   LeasedTensor   one mapped tensor with its lease
 //
-// Both are shared_ptr: handles of callers and arrays of other libraries refer to them and end in
-// any order. The last reference unmaps the tensor and ends the lease:
+// Both are owned by shared_ptr, because handles of callers and arrays of other libraries refer to
+// them and end in any order. The last reference to a tensor unmaps it and ends its lease:
 //
 //     none ──1──> held ──2──> given back ──3──> ended
 //                   └──────4──────┴──────4────> ended
 //
-//   1  acquire(), with the holder's answer: lease_ has the id and the connection
-//   2  ~LeasedTensor: unmaps the segment (mappings.h), moves lease_ to given_back_
-//   3  send_given_back(), on any thread that gets calls_: tells the holder
-//   4  the end of the connection, usually the holder's death: the holder knows no such lease any
-//      more. The mapping stays, acquire() connects to the next holder, and step 3 skips the lease.
+//   1  acquire() receives the holder's answer and sets lease_ to the lease and its connection.
+//   2  ~LeasedTensor() unmaps the segment (mappings.h) and moves lease_ to given_back_.
+//   3  send_given_back(), on any thread that can lock calls_, sends a release to the holder.
+//   4  The connection ends, usually because the holder ended, and the lease with it. The mapping
+//      stays, acquire() connects to the next holder, and step 3 skips the lease.
 //
-// Thread safety: all of it. Calls of acquire() take turns; ~LeasedTensor never waits for one, and
-// allocates nothing, so it cannot fail.
+// Thread safety: all members may be called from any thread. Calls of acquire() take turns.
+// ~LeasedTensor() never waits for them and allocates no memory, so it cannot fail.
 //
-// fork(2): in a child, acquire() throws kUsage and destructors do nothing: the connection is the
-// parent's, and CUDA may not work in the child.
+// fork(2): in a child, acquire() throws Error kUsage and destructors do nothing, because the
+// connection belongs to the parent and CUDA may not work in the child.
 #pragma once
 
 #include "core/base/forks.h"
@@ -50,13 +50,13 @@ namespace stfs::gpu {
 
 class TensorLeases;
 
-// A lease, as release() names it to the holder.
+// Identifies a lease to the holder when it is released.
 struct Lease {
-  std::uint64_t connection = 0;  // TensorLeases::connection_ at step 1; 0: no lease
+  std::uint64_t connection = 0;  // TensorLeases::connection_ at step 1; 0: not leased
   std::uint64_t id = 0;          // Resident::id
 };
 
-// Used through pointers to const: immutable, except that its destructor moves the lease.
+// Used through pointers to const. Immutable, except that the destructor moves the lease.
 class LeasedTensor : public TensorFacts {
  public:
   LeasedTensor(TensorFacts facts, DeviceInfo device)
@@ -65,28 +65,28 @@ class LeasedTensor : public TensorFacts {
   LeasedTensor& operator=(const LeasedTensor&) = delete;
   ~LeasedTensor();
 
-  std::uint64_t address() const { return address_; }  // 0 when it has no bytes
+  std::uint64_t address() const { return address_; }  // 0 if the tensor has no bytes
   const DeviceInfo& device() const { return device_; }
   bool is_on_host() const { return device_.id == "cpu"; }
-  int ordinal() const;  // N of "cuda:N"; 0 for the host
+  int ordinal() const;  // N of "cuda:N"; 0 for host memory
 
  private:
   friend class TensorLeases;
 
   std::uint64_t address_ = 0;
   DeviceInfo device_;
-  // Behind a pointer: a child of fork(2) leaks it, so that nothing is unmapped or released twice.
+  // A unique_ptr, so that a child of fork(2) can leak it and nothing is unmapped or released twice.
   struct State {
     std::shared_ptr<const MappedSegment> segment;
     std::shared_ptr<TensorLeases> leases;  // null for an inherited tensor
   };
   std::unique_ptr<State> state_ = std::make_unique<State>();
-  std::forward_list<Lease> lease_;  // one, or none for an inherited tensor
+  std::forward_list<Lease> lease_;  // one lease; empty for an inherited tensor
   const std::uint64_t process_ = this_process();
 };
 
 struct AcquireRequest {
-  std::vector<std::string> names;  // for Selection; empty: all inherited tensors
+  std::vector<std::string> names;  // as for Selection; empty: all inherited tensors
   std::optional<std::string> device;
   SelectionOptions selection;
   bool load_if_missing = false;
@@ -98,24 +98,24 @@ class TensorLeases : public std::enable_shared_from_this<TensorLeases> {
  public:
   using Tensors = std::vector<std::shared_ptr<const LeasedTensor>>;
 
-  // Reads the inherited tensors; without any, connects to the holder. `socket` empty: this user's
-  // holder; `program` as for Client::connect(). Throws Error.
+  // Reads the inherited tensors. Without any, connects to the holder at `socket`; "": this
+  // user's holder. `program` is the path of stfs-gpu, as for Client::connect(). Throws Error.
   static std::shared_ptr<TensorLeases> connect(std::string socket, std::string program);
 
   TensorLeases(const TensorLeases&) = delete;
   TensorLeases& operator=(const TensorLeases&) = delete;
   ~TensorLeases() = default;
 
-  // Acquires all tensors or none, on one device, in request order. Throws Error.
+  // Acquires all tensors or none, on one device, in the order of the request. Throws Error.
   Tensors acquire(const AcquireRequest& request);
 
-  // Drops the references, and sends the ended leases to the holder together.
+  // Drops the references and reports the ended leases to the holder together.
   void release(Tensors tensors) noexcept;
 
  private:
   friend class LeasedTensor;
 
-  // One requested tensor: `inherited`, or `item` for the holder.
+  // A requested tensor: either `inherited` is set, or `item`, which the holder has to provide.
   struct Wanted {
     const InheritedTensor* inherited = nullptr;
     std::optional<Item> item;
@@ -125,7 +125,7 @@ class TensorLeases : public std::enable_shared_from_this<TensorLeases> {
 
   TensorLeases(std::string socket, std::string program);
 
-  Client& client();  // connects again when the holder has ended
+  Client& client();  // connects again if the holder has ended
   std::vector<Wanted> resolve(const AcquireRequest& request);
   const InheritedTensor* find_inherited(const std::multimap<std::string_view, std::size_t>& index,
                                         const std::string& name,
@@ -135,13 +135,13 @@ class TensorLeases : public std::enable_shared_from_this<TensorLeases> {
                                            std::uint64_t bytes);
   using Segments = std::map<std::uint64_t, std::shared_ptr<const MappedSegment>>;  // by number
   Segments map_all(const DeviceInfo& device, Loaded& loaded);
-  // `items`: those of `wanted`.
+  // `items` are the items of `wanted`, in the same order.
   void lease(const DeviceInfo& device, std::span<const Wanted> wanted, std::span<const Item> items,
              const AcquireRequest& request, Tensors& tensors);
   std::shared_ptr<LeasedTensor> map_inherited(const DeviceInfo& device,
                                               const InheritedTensor& inherited);
 
-  // Both allocate nothing.
+  // give_back() and send_given_back() allocate no memory.
   void give_back(std::forward_list<Lease> lease) noexcept;
   void send_given_back() noexcept;
 
@@ -154,17 +154,17 @@ class TensorLeases : public std::enable_shared_from_this<TensorLeases> {
 
   std::mutex calls_;  // held during a call to the holder; guards the members below
   std::optional<Client> client_;
-  std::uint64_t connection_ = 0;  // number of client_, from 1
+  std::uint64_t connection_ = 0;  // the number of client_, counted from 1
   Selection selection_;
-  // Each segment is mapped once. The key is the device's UUID and the holder's number, or -1 - fd
-  // for an inherited descriptor.
+  // Maps each segment once. The key is the device's UUID and the holder's number of the segment;
+  // for an inherited descriptor the number is -1 - fd.
   std::map<std::pair<std::string, std::int64_t>, std::weak_ptr<const MappedSegment>> segments_;
   Mappings mappings_;
 
   std::mutex ends_;  // held briefly, also under calls_; guards the members below
-  // State "given back". The holder counts leases: one per tensor and acquire.
+  // Leases in the state "given back". The holder counts one lease per tensor and acquire.
   std::forward_list<Lease> given_back_;
-  unsigned releases_ = 0;  // running release() calls
+  unsigned releases_ = 0;  // the number of release() calls that are running
 };
 
 }  // namespace stfs::gpu

@@ -15,8 +15,8 @@
 namespace stfs::gpu {
 namespace {
 
-// The bytes of a tensor; nothing when no tensor has this shape. An empty dimension makes them 0,
-// whatever the others are.
+// Returns the size of a tensor, or nullopt if the shape does not fit the type or overflows. If a
+// dimension is 0, the size is 0 whatever the others are.
 std::optional<std::uint64_t> bytes_of(const TypeInfo& type, std::span<const std::uint64_t> shape) {
   if (std::ranges::find(shape, 0U) != shape.end()) return 0;
   std::uint64_t elements = 1;
@@ -72,16 +72,16 @@ void Item::refuse(const std::string& rule) const {
               "tensor " + in_quotes(request_.tensor) + ": " + rule);
 }
 
-// Refuses bytes outside of the file.
+// Refuses a tensor with bytes outside its file.
 void Item::check_place() const {
   std::uint64_t end = 0;
-  if (request_.computed) return;  // of a file that need not hold all of its inputs
+  if (request_.computed) return;  // its file need not hold all of its inputs
   if (__builtin_add_overflow(request_.offset, tensor_bytes_, &end) || end > request_.source_size) {
     refuse("its bytes end behind the end of the file");
   }
 }
 
-// The part of a key that identifies the bytes of the whole tensor.
+// Returns the part of the key that identifies the bytes of the whole tensor.
 std::string Item::identity() const {
   if (request_.computed) return "computed:" + request_.computed->identity;
   return request_.version + "+" + std::to_string(request_.offset);

@@ -19,9 +19,9 @@ namespace {
 
 constexpr std::size_t kHeaderBytes = 8;
 constexpr std::size_t kMaxRights = 253;  // SCM_MAX_FD
-constexpr int kMaxDepth = 8;             // of JSON values; our messages need six
+constexpr int kMaxDepth = 8;             // the nesting of JSON values; our messages need six
 constexpr std::size_t kMaxValues =
-    3 << 20;  // of one message: a parsed value takes far more memory than its text
+    3 << 20;  // per message: a parsed value takes far more memory than its text
 
 [[noreturn]] void malformed(const std::string& what) {
   throw Error(ErrorCode::kUsage, "", "malformed message: " + what);
@@ -64,8 +64,8 @@ bool receive_all(int fd, std::span<char> bytes) noexcept {
   return true;
 }
 
-// Whether JSON text exceeds kMaxDepth or kMaxValues. Checked before parsing, because the parsed
-// tree takes many times the memory of the text.
+// Returns true if JSON text exceeds kMaxDepth or kMaxValues. Checked before parsing, because the
+// parsed tree takes many times the memory of the text.
 bool exceeds_limits(std::string_view text) {
   int depth = 0;
   std::size_t values = 0;
@@ -94,7 +94,8 @@ std::optional<DType> dtype_member(const Json& object, const char* name) {
   return dtype;
 }
 
-// The version of a source: a part of the key, which is sent and printed as it is.
+// Returns the version of a source. It becomes a part of the key, which is sent and printed
+// unescaped, so it must be printable ASCII.
 std::string version_of(const Json& object) {
   std::string version = text_of(object, "version");
   const auto is_printable = [](char c) { return c >= ' ' && c <= '~'; };
@@ -102,7 +103,8 @@ std::string version_of(const Json& object) {
   return version;
 }
 
-// The number of a description in a list of them, where the last is the likeliest.
+// Returns the number of a description in the list, and adds it if it is missing. Searches
+// backwards, because the last one is the likeliest.
 std::size_t place_of(const std::shared_ptr<const std::string>& description,
                      Descriptions& descriptions) {
   const auto is_it = [&](const auto& known) {
@@ -392,7 +394,7 @@ bool Channel::parse() {
     if (rest.size() < kHeaderBytes + length) break;
     const bool lacks = descriptors > 0 && has_lost_descriptors_;
     if (descriptors_.size() < descriptors && !lacks)
-      return false;  // descriptors arrive with the first bytes of the body
+      return false;  // descriptors arrive with the first bytes of the message
     const std::string_view body = rest.substr(kHeaderBytes, length);
     if (exceeds_limits(body)) return false;
     Message message(Json::parse(body, nullptr, false), {});
@@ -422,7 +424,7 @@ std::optional<Message> Channel::next() {
 
 void Channel::queue(const Json& body, std::vector<UniqueFd> descriptors) {
   std::string text = body.dump();
-  // Pad with spaces: each batch of descriptors needs one byte of the body.
+  // Pad with spaces, because each batch of descriptors needs a byte to be sent with.
   text.resize(std::max(text.size(), descriptors.size() / kMaxRights + 1), ' ');
   const Header header = header_of(text.size(), descriptors.size());
   Frame frame;
@@ -440,7 +442,8 @@ bool Channel::send() {
     const std::size_t left = frame.descriptors.size() - frame.descriptors_sent;
     const std::size_t rights = std::min(left, kMaxRights);
     msghdr header{};
-    // Send one byte with each full batch, so that every descriptor arrives before the body ends.
+    // Send one byte with each full batch, so that all descriptors arrive before the end of the
+    // body.
     const std::size_t length = left > kMaxRights ? 1 : frame.bytes.size() - frame.sent;
     iovec piece{frame.bytes.data() + frame.sent, length};
     header.msg_iov = &piece;

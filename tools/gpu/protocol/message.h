@@ -1,22 +1,23 @@
-// The messages between client, holder and copier: JSON objects over a UNIX stream socket, with
-// file descriptors beside them.
+// The messages between client, holder and copier: JSON objects over a UNIX stream socket, together
+// with file descriptors.
 //
 //   u32 LE: bytes of the body | u32 LE: number of descriptors | the body
 //
-// Descriptors travel with the first bytes of the body (SCM_RIGHTS, unix(7)), at most 253 per byte.
-// Text that need not be UTF-8 (paths) is encoded: each byte becomes the code point of its value.
+// Descriptors are sent with the first bytes of the message (SCM_RIGHTS, unix(7)), at most 253 with
+// each byte. Text that need not be UTF-8, such as paths, is encoded: each byte becomes the code
+// point with the same value.
 //
-// Each connection begins with a hello, because a holder may outlive an upgrade of stfs-gpu. A hello
-// has the same form in every version; version 1 sends none.
+// Each connection begins with a hello, because a holder may keep running while stfs-gpu is
+// upgraded. A hello has the same form in every version of the protocol; version 1 sends none.
 //
-//   client to holder   {"request":"hello","version":6}
-//   holder to client   {"version":6,"pid":123}, with an "error" when the versions differ
-//   holder to copier   {"hello":6}
-//   copier to holder   {"load":0,"hello":6}
+//   client to holder   {"request":"hello","version":N}
+//   holder to client   {"version":N,"pid":123}, with an "error" if the versions differ
+//   holder to copier   {"hello":N}
+//   copier to holder   {"load":0,"hello":N}
 //
-// When the versions differ, the user sees version_error().
+// N is the kProtocolVersion of the sender. If the versions differ, the user sees version_error().
 //
-// Input is not trusted: sizes and nesting are limited before anything is allocated, and a peer that
+// Input is not trusted: sizes and nesting are checked before memory is allocated, and a peer that
 // may not send descriptors is disconnected when it sends one.
 #pragma once
 
@@ -42,15 +43,15 @@ namespace stfs::gpu {
 
 using Json = nlohmann::json;
 
-// Increase it with every change that an older version would misread.
+// Increase this with every change that an older version would misread.
 inline constexpr std::uint64_t kProtocolVersion = 8;
 
-// The most segments whose descriptors one answer to a client has. A client asks for the rest in
-// batches and closes each after it has mapped it: many tensors are more segments than a process may
-// open files.
+// One answer to a client contains the descriptors of at most this many segments. A client asks
+// for the rest in batches and closes each descriptor after it has mapped the segment, because many
+// tensors may have more segments than a process may have open files.
 inline constexpr std::size_t kSegmentsAtOnce = 64;
 
-// A pointer holds the body, so that this header need not include the JSON library.
+// The body is a pointer so that this header need not include the JSON library.
 class Message {
  public:
   Message(Json body, std::vector<UniqueFd> received);
@@ -61,63 +62,68 @@ class Message {
   const Json& body() const { return *body_; }
 
   std::vector<UniqueFd> descriptors;
-  bool lacks_descriptors = false;  // lost: this process has too many open files
+  bool lacks_descriptors = false;  // they were lost, because this process has too many open files
 
  private:
   std::unique_ptr<const Json> body_;
 };
 
-// Encodes any bytes as text for JSON, and back. from_json_text throws Error kUsage for text that
-// to_json_text cannot have made.
+// Encodes any bytes as text for JSON, and decodes it. from_json_text() throws Error kUsage for text
+// that to_json_text() cannot have made.
 std::string to_json_text(std::string_view bytes);
 std::string from_json_text(const Json& text);
 
-// Items in a message: "items", and "checkpoints", the descriptions that its computed tensors share
-// (Computation::checkpoint).
+// Writes and reads the items of a message: "items", and "checkpoints" with the descriptions that
+// its computed tensors share (Computation::checkpoint).
 void put_items(Json& body, std::span<const Item> items);
 std::vector<Item> items_of(const Json& body);  // throws Error kUsage
 
-// One of them; its description stands in, or is added to, `descriptions`.
+// Writes and reads one item. `descriptions` has the descriptions of checkpoints that items refer to
+// by number; to_json() adds one if it is missing.
 using Descriptions = std::vector<std::shared_ptr<const std::string>>;
 Json to_json(const Item& item, Descriptions& descriptions);
 Item item_from_json(const Json& json, const Descriptions& descriptions);  // throws Error kUsage
 
-// The options of sources elsewhere, none of them a secret. An absent member has its default.
+// The options for remote sources, without any secret. An absent member has its default.
 Json to_json(const SourceOptions& options);
 SourceOptions source_options_from_json(const Json& json);  // throws Error kUsage
 
-// How tensors are copied: client, holder and copier pass it on. Absent members have their defaults.
+// How tensors are copied. Client, holder and copier pass these options on. Absent members have
+// their defaults.
 struct CopyOptions {
   bool verify = false;
-  std::optional<std::uint64_t> keep_free = {};  // bytes to leave free; empty: the default
-  std::uint64_t workers = 0;                    // 0: the device's default
-  std::uint64_t tile_bytes = 0;                 // 0: the default
-  SourceOptions sources = {};                   // with what the client's environment adds
+  // The bytes to leave free on the device; nullopt: the default.
+  std::optional<std::uint64_t> keep_free = {};
+  std::uint64_t workers = 0;     // the number of threads; 0: the device's default
+  std::uint64_t tile_bytes = 0;  // bytes; 0: the default
+  SourceOptions sources = {};    // resolved in the client's environment
 };
 Json to_json(const CopyOptions& options);
 CopyOptions copy_options_from_json(const Json& json);  // throws Error kUsage
 
-// Members of a received object. Each throws Error kUsage when the member is absent or has another
-// type; number_of with `otherwise` and flag_of have a default for an absent member.
+// These return members of a received object. Each throws Error kUsage if the member has another
+// type or is absent; number_of() with `otherwise` and flag_of() have a default for an absent
+// member.
 std::uint64_t number_of(const Json& object, const char* name);
 std::uint64_t number_of(const Json& object, const char* name, std::uint64_t otherwise);
 bool flag_of(const Json& object, const char* name);  // absent: false
 std::string text_of(const Json& object, const char* name);
 const Json& list_of(const Json& object, const char* name);
 
-// The `peer` of version_error() for a copier: the holder starts the program at its own path, which
+// The `peer` of version_error() for a copier. The holder starts the program at its own path, which
 // an upgrade may have replaced.
 inline constexpr std::string_view kInstalled = "the stfs-gpu that is installed";
 
-// The error text for different protocol versions. It tells the user to end the holder, or, when
-// `peer` ("this program") is older and `holder_stays`, to use a newer peer.
+// Returns the error text for different versions of the protocol. It asks the user to end the
+// holder or, if `holder_stays` and `version` is older than the holder's, to restart the program
+// with the newer stfs. `peer` is a noun such as "this program".
 std::string version_error(std::uint64_t holder, std::int64_t holder_pid, std::string_view peer,
                           std::uint64_t version, bool holder_stays);
 
-// The address of a UNIX socket. Throws Error kDeviceFailed for a path that is too long.
+// Returns the address of a UNIX socket. Throws Error kDeviceFailed if the path is too long.
 sockaddr_un socket_address(const std::string& path);
 
-// poll(2), repeated after EINTR. Throws Error kDeviceFailed for any other error, so that no loop
+// Calls poll(2), again after EINTR. Throws Error kDeviceFailed for any other error, so that no loop
 // spins on it.
 int poll_events(std::span<pollfd> polled, int timeout_ms);
 
@@ -126,29 +132,30 @@ class Channel {
  public:
   struct Limits {
     std::size_t body_bytes = 16 << 20;
-    std::size_t descriptors = 65536;  // of one message; 0: the peer may send none
+    std::size_t descriptors = 65536;  // per message; 0: the peer may not send any
   };
   Channel(UniqueFd socket, Limits limits);
 
   int fd() const { return socket_.get(); }
 
-  // Without blocking. receive() reads at most kMostAtOnce bytes, so that one busy peer cannot
-  // starve the others; send() writes what the socket takes. Both return false when the connection
-  // ends: closed, failed, or the peer broke a rule above.
+  // These do not block. receive() reads at most kMostAtOnce bytes, so that one busy peer cannot
+  // starve the others; send() writes as much as the socket accepts. Both return false if the
+  // connection has ended: it was closed, it failed, or the peer broke a rule above.
   static constexpr std::size_t kMostAtOnce = 1 << 20;
   bool receive();
   bool send();
-  std::optional<Message> next();  // the next complete message, if any
+  std::optional<Message> next();  // the next complete message, or nullopt
   void queue(const Json& body, std::vector<UniqueFd> descriptors = {});
   bool has_output() const { return !output_.empty(); }
   std::size_t buffered_bytes() const { return input_.size() + output_bytes_; }
 
-  // Blocking. Both throw Error kDeviceFailed when the connection ends.
+  // These block. Both throw Error kDeviceFailed if the connection has ended.
   void send_now(const Json& body, std::vector<UniqueFd> descriptors = {});
   Message wait();
 
-  // Sends a message and discards its answer, without allocating. The socket must block, and no
-  // other answer may be outstanding. Returns false when the connection has ended.
+  // Sends a message and discards the answer, without allocating memory. The socket must be in
+  // blocking mode, and no other answer may be outstanding. Returns false if the connection has
+  // ended.
   bool tell(std::string_view body) const noexcept;
 
  private:
@@ -159,13 +166,13 @@ class Channel {
     std::size_t descriptors_sent = 0;
   };
 
-  bool parse();  // moves complete messages to messages_; false: malformed
+  bool parse();  // moves complete messages to messages_; returns false if one is malformed
   [[noreturn]] void gone() const;
 
   UniqueFd socket_;
   Limits limits_;
   std::string input_;
-  std::deque<UniqueFd> descriptors_;   // received for incomplete messages
+  std::deque<UniqueFd> descriptors_;   // received for messages that are not complete yet
   bool has_lost_descriptors_ = false;  // some of descriptors_ were lost
   std::deque<Message> messages_;
   std::deque<Frame> output_;

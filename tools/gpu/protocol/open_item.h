@@ -1,6 +1,7 @@
-// What the recipes of an item read: open sources, of the versions that its request names.
+// The open sources from which the recipes of an item read. They have the versions that the item's
+// request names.
 //
-// Thread safety: a value. Lifetime: what it points to outlives the recipes.
+// Thread safety: a value. Lifetime: the objects that it points to must outlive the recipes.
 #pragma once
 
 #include "core/checkpoint/mounted.h"
@@ -10,8 +11,8 @@
 namespace stfs::gpu {
 
 struct OpenItem {
-  const Source* source = nullptr;  // of a stored tensor: ItemRequest::path
-  // Of a computed one: Computation::checkpoint.
+  const Source* source = nullptr;  // for a stored tensor: ItemRequest::path
+  // For a computed tensor: the list of Computation::checkpoint and its identities.
   const TensorList* list = nullptr;
   const Identities* identities = nullptr;
 };

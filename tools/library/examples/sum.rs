@@ -11,7 +11,7 @@ struct Tensor {
     name: *const c_char,
     name_bytes: usize,
     dtype: *const c_char,
-    // The rest of stfs_tensor is not used here; a table says how far its entries are apart.
+    // The other members of stfs_tensor are not used. stfs_table.stride is the distance between entries.
 }
 
 #[repr(C)]

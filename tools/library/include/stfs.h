@@ -1,4 +1,5 @@
-/* stfs.h: the tensors of a model checkpoint, for any language that can call C, without a mount.
+/* stfs.h: reads the tensors of a model checkpoint without a mount, from any language that can call
+ * C.
  *
  *   const char* source = "hf://org/model";
  *   const char* option = "dequantize=bf16";
@@ -11,18 +12,19 @@
  *       stfs_read(checkpoint, &part, 0, values, sizeof values) != STFS_OK)
  *     fprintf(stderr, "%s\n", stfs_last_error());
  *
- * A checkpoint is one version of all its sources. Bytes that are returned belong to this version,
- * or the call fails: a source that has changed is ESTALE. Memory of stfs_map is the exception; its
- * comment says how.
+ * A checkpoint is one version of all its sources. The bytes that a call returns belong to this
+ * version, or the call fails: if a source has changed, it fails with ESTALE. Mapped memory is the
+ * exception: see stfs_map.
  *
- * Threads: many threads may use one checkpoint. Close it once, and not during another call with it.
- * The library starts threads only in calls, for reads of many bytes and for remote sources.
+ * Threads: several threads may use one checkpoint at the same time. Close it once, while no other
+ * call uses it. The library starts threads only inside calls: for large reads and for remote
+ * sources.
  *
- * fork(2): a child may go on using what its parent opened, and closes it too. It leaves the
- * parent's connections alone, and makes its own when it needs the network.
+ * fork(2): a child may continue to use what its parent opened, and must close it as well. It does
+ * not touch the parent's connections; if it needs the network, it opens its own.
  *
- * Structs begin with their size, so that programs and libraries of different versions work
- * together: members that the other side lacks count as zero.
+ * Structs begin with their size, so that a program and a library of different versions can work
+ * together. A member that one side does not know counts as zero.
  */
 #pragma once
 
@@ -39,7 +41,8 @@ extern "C" {
 #define STFS_API
 #endif
 
-/* Return values: 0, or the exit status of stfs-info for the same failure. */
+/* The return values of functions that can fail: 0, or the exit status of stfs-info for the same
+ * failure. */
 enum {
   STFS_OK = 0,
   STFS_INVALID = 1,   /* the checkpoint breaks its format */
@@ -50,133 +53,143 @@ enum {
 /* One or several sources, opened as one checkpoint. */
 typedef struct stfs_checkpoint stfs_checkpoint;
 
-/* The message of this thread's last failed call, be it of this header or of stfs_gpu.h: one line
- * without a newline, safe for a terminal, "place: subject: rule". Empty before the first failure.
- * Valid until the next failed call in this thread. */
+/* Returns the message of the last failed call in this thread, which may be a call of this header or
+ * of stfs_gpu.h: one line, "place: subject: rule", without a newline and safe to print on a
+ * terminal. Returns "" if no call of this thread has failed. The text is valid until the next
+ * failed call in this thread. */
 STFS_API const char* stfs_last_error(void);
 
-/* The errno behind that failure: ENOENT, EACCES, ESTALE (a source has changed), EIO, ETIMEDOUT,
- * ECANCELED (cancelled), ENOMEM; 0 when there is none. */
+/* Returns the errno that caused that failure: ENOENT, EACCES, ESTALE (a source has changed), EIO,
+ * ETIMEDOUT, ECANCELED (the call was cancelled) or ENOMEM; 0 if there is none. */
 STFS_API int stfs_last_errno(void);
 
-/* The version of the library, "0.2.0". Never freed. */
+/* Returns the version of the library, such as "0.2.0". Do not free it. */
 STFS_API const char* stfs_version(void);
 
-/* Room for later additions. Version 0.2.0 had a callback here that ended waits; stfs_open refuses a
- * value other than NULL. stfs_cancel ends waits. */
+/* Reserved for later additions. In version 0.2.0 `reserved` held a callback that could end a wait.
+ * stfs_open() refuses the struct if reserved[0] is not NULL; call stfs_cancel() instead. */
 typedef struct stfs_open_extra {
   size_t size;             /* sizeof(stfs_open_extra) */
-  const void* reserved[2]; /* NULL */
+  const void* reserved[2]; /* must be NULL */
 } stfs_open_extra;
 
-/* Opens `count` sources as one checkpoint. A source is what the commands take: a file, an index, a
- * directory, a mount of stfs or a path in it, a URL (https://, s3://, hf://).
+/* Opens `count` sources as one checkpoint. A source has any form that the commands accept: a file,
+ * an index of shards, a directory, a mount of stfs or a path in one, or a URL (https://, s3://,
+ * hf://).
  *
- * An option is "key=value", or "key" for a switch. The options are those of `stfs -o` (stfs(1)):
+ * Each option is "key=value", or "key" for a switch. The options, as in `stfs -o` (stfs(1)):
  *
- *   delta=VERSION               what changed from one version of a run to the next; several
- *                               times too, the oldest first
- *   dequantize=bf16|f16|f32     the values of quantised weights
- *   lora=[SCALE@]ADAPTER        adds an adapter; several times too
- *   edit=FILE                   lines that change names, types and shapes; several times too
- *   edits=LINES                 such lines in place of a file
- *   allow_missing               the tensors of the files that are there
- *   memory=BYTES                the most memory for what deltas change; 256M if it is not given
+ *   delta=VERSION               show the checkpoint after an update that a trainer published; may
+ *                               be repeated, oldest first
+ *   dequantize=bf16|f16|f32     show the values of quantised weights
+ *   lora=[SCALE@]ADAPTER        merge a LoRA adapter; may be repeated
+ *   edit=FILE                   apply the edits in a file, which change names, types and shapes;
+ *                               may be repeated
+ *   edits=LINES                 apply these lines of edits
+ *   allow_missing               open the rest if shards or tensors are missing
+ *   memory=BYTES                the maximum memory for the changes of deltas; 256M by default
  *   cache_dir=DIR, cache_size=BYTES, connections=COUNT, timeout=SECONDS, offline, insecure_http,
  *   s3_addressing=path|virtual|auto, s3_unsigned, s3_requester_pays
- *                               of remote sources, as in stfs(1)
- *   version=HEX                 fails with ESTALE unless stfs_version_of() is this
+ *                               options for remote sources, as in stfs(1)
+ *   version=HEX                 fail with ESTALE unless stfs_version_of() returns HEX
  *
- * `extra` is NULL. The caller frees the checkpoint with stfs_close. */
+ * `extra` may be NULL. The caller frees the checkpoint with stfs_close(). */
 STFS_API int stfs_open(const char* const* sources, size_t count, const char* const* options,
                        size_t option_count, const stfs_open_extra* extra,
                        stfs_checkpoint** checkpoint);
 
-/* Frees the checkpoint and all that was borrowed from it; NULL is allowed. */
+/* Frees the checkpoint and everything that was borrowed from it. NULL is allowed. */
 STFS_API void stfs_close(stfs_checkpoint* checkpoint);
 
-/* Ends the calls with this checkpoint that wait for a network, in any thread, with ECANCELED. Later
- * calls work. */
+/* Makes every call with this checkpoint that is waiting for the network, in any thread, fail with
+ * ECANCELED. Later calls work. */
 STFS_API void stfs_cancel(stfs_checkpoint* checkpoint);
 
-/* Nonzero if a source is elsewhere, also behind a mount: reads may wait for a network. */
+/* Returns nonzero if a source is remote, so that reads may wait for the network. This includes
+ * sources of a mount. */
 STFS_API int stfs_is_elsewhere(const stfs_checkpoint* checkpoint);
 
-/* What the sources are: 64 hexadecimal digits, equal for equal versions of the same sources with
- * the same layers. Valid until stfs_close. */
+/* Returns 64 hexadecimal digits that identify the content. They are equal for the same versions of
+ * the same sources with the same layers. Valid until stfs_close(). */
 STFS_API const char* stfs_version_of(const stfs_checkpoint* checkpoint);
 
-/* Nonzero if the URL of a source or of a layer has a secret: a query, which signs it, or a user and
- * a password. stfs_source then lacks it, and stfs_option has it: store neither. */
+/* Returns nonzero if the URL of a source or of a layer contains a secret: a user and a password, or
+ * a query, which may be a signature. Do not store the results of stfs_source() and stfs_option()
+ * then: stfs_source() omits the secret, so its result does not open the source again, and
+ * stfs_option() returns the secret. */
 STFS_API int stfs_has_secrets(const stfs_checkpoint* checkpoint);
 
-/* The sources as they can be opened again for the same version: paths are absolute, and the
- * revision of the Hub is a commit. NULL after the last. Valid until stfs_close. */
+/* Returns source number `index` in a form that opens the same version again from any directory:
+ * paths are absolute, and a revision on the Hub is a commit. Returns NULL after the last one. Valid
+ * until stfs_close(). */
 STFS_API const char* stfs_source(const stfs_checkpoint* checkpoint, size_t index);
 
-/* The options that open the same version from any directory: paths are absolute, and an edit file
- * is its text. NULL after the last. Valid until stfs_close. */
+/* Returns option number `index` in a form that opens the same version again from any directory:
+ * paths are absolute, and an edit file is replaced by its text. Returns NULL after the last one.
+ * Valid until stfs_close(). */
 STFS_API const char* stfs_option(const stfs_checkpoint* checkpoint, size_t index);
 
-/* What seems wrong and is no error, one line each, safe for a terminal; stfs_save adds what it
- * finds. NULL after the last. Valid until stfs_close. */
+/* Returns warning number `index`: one line, safe to print on a terminal, about something that looks
+ * wrong but does not prevent reading. stfs_save() may add warnings. Returns NULL after the last
+ * one. Valid until stfs_close(). */
 STFS_API const char* stfs_warning(const stfs_checkpoint* checkpoint, size_t index);
 
 typedef struct stfs_tensor {
-  const char* name;      /* bytes, which may have NULs; a NUL follows them */
-  size_t name_bytes;     /* without that NUL */
-  const char* dtype;     /* as the format names it, "BF16"; equal names are equal pointers */
-  size_t rank;           /* 0: a scalar */
-  const uint64_t* shape; /* `rank` of them */
+  const char* name;      /* may contain NULs; a terminating NUL follows */
+  size_t name_bytes;     /* the length of `name` without the terminating NUL */
+  const char* dtype;     /* the format's name, "BF16"; equal names have equal pointers */
+  size_t rank;           /* the number of dimensions; 0 for a scalar */
+  const uint64_t* shape; /* `rank` dimensions */
   uint64_t elements;
-  uint64_t bytes;        /* row-major, little-endian, without gaps */
-  const char* source;    /* the path or the URL, without secrets, of its bytes; NULL: computed */
-  uint64_t offset;       /* of its first byte in the source */
-  uint64_t source_bytes; /* of the whole source */
+  uint64_t bytes;        /* the size: row-major, little-endian, without gaps */
+  const char* source;    /* the path, or the URL without secrets; NULL if the tensor is computed */
+  uint64_t offset;       /* the position of the first byte in the source */
+  uint64_t source_bytes; /* the size of the source */
 } stfs_tensor;
 
 typedef struct stfs_table {
   size_t size;       /* sizeof(stfs_table), set by the caller */
-  size_t count;      /* of tensors, numbered from 0 in the order of their bytes */
-  size_t stride;     /* bytes from an entry to the next: sizeof(stfs_tensor) of this library */
+  size_t count;      /* the number of tensors, numbered from 0 in the order of their bytes */
+  size_t stride;     /* bytes between entries: sizeof(stfs_tensor) in the library's version */
   const void* first; /* the entry of tensor 0 */
-  const char* names; /* all names in that order, each with a NUL behind it */
+  const char* names; /* all names in the same order, each followed by a NUL */
   size_t names_bytes;
 } stfs_table;
 
-/* All tensors in one call. The table is valid until stfs_close. */
+/* Describes all tensors in one call. The table's pointers are valid until stfs_close(). */
 STFS_API int stfs_tensors(const stfs_checkpoint* checkpoint, stfs_table* table);
 
-/* The number of a tensor. STFS_USAGE for a name that the checkpoint lacks; the message says which
- * name is like it. */
+/* Sets `tensor` to the number of the tensor with this name. Fails with STFS_USAGE if there is none;
+ * the message then suggests a similar name. */
 STFS_API int stfs_find(const stfs_checkpoint* checkpoint, const char* name, size_t name_bytes,
                        size_t* tensor);
 
-/* The numbers, ascending, of the tensors whose names match a glob, of which `*` matches '/' and '.'
- * too. Writes at most `room` of them, and to `count` how many there are. */
+/* Writes the numbers of the tensors whose names match a glob to `tensors`, in ascending order and
+ * at most `room` of them. Sets `count` to the number of matches. `*` also matches '/' and '.'. */
 STFS_API int stfs_match(const stfs_checkpoint* checkpoint, const char* glob, size_t glob_bytes,
                         size_t* tensors, size_t room, size_t* count);
 
-/* Texts, as the files of a mount have them. */
+/* The texts that stfs_text() returns. Most of them equal files of a mount. */
 enum {
   STFS_TEXT_INFO = 0,    /* .stfs/info.json; `number` is 0 */
-  STFS_TEXT_TENSOR = 1,  /* .stfs/json/PATH.json of the tensor `number` */
-  STFS_TEXT_FROM = 2,    /* the names of the tensors that it is computed from, a JSON array; [] */
-  STFS_TEXT_KEY = 3,     /* the key of the metadata entry `number` */
+  STFS_TEXT_TENSOR = 1,  /* .stfs/json/PATH.json of tensor `number` */
+  STFS_TEXT_FROM = 2,    /* a JSON array: the names of the tensors that it is computed from; [] */
+  STFS_TEXT_KEY = 3,     /* the key of metadata entry `number` */
   STFS_TEXT_METADATA = 4 /* .stfs/metadata/KEY of that entry: a string, a number, a JSON array */
 };
 
-/* Sets `text` and `bytes`; a NUL follows. Valid until the next stfs_text in this thread. STFS_USAGE
- * for a number that there is not. */
+/* Sets `text` to a text and `bytes` to its length without the terminating NUL. Fails with
+ * STFS_USAGE if there is no such tensor or entry. Valid until the next stfs_text() in this thread.
+ */
 STFS_API int stfs_text(stfs_checkpoint* checkpoint, int which, size_t number, const char** text,
                        size_t* bytes);
 
-/* A part of a tensor, or all of it, in its own type or in another. */
+/* A tensor or a slice of one, in its own type or converted. */
 typedef struct stfs_part {
   size_t size; /* sizeof(stfs_part) */
   size_t tensor;
-  const char* slice; /* as between NumPy's brackets, "0:128,:"; NULL: all */
-  const char* as;    /* "f32": the values as float32; NULL: the bytes as they are */
+  const char* slice; /* an index as in NumPy's brackets, "0:128,:"; NULL: the whole tensor */
+  const char* as;    /* "f32": the values as float32; NULL: the bytes as they are stored */
 } stfs_part;
 
 typedef struct stfs_measure {
@@ -188,140 +201,161 @@ typedef struct stfs_measure {
   uint64_t shape[64];
 } stfs_measure;
 
-/* The size, type and shape of a part. Reads nothing. */
+/* Returns the size, type and shape of a part in `measure`. Reads no bytes of the tensor. */
 STFS_API int stfs_measure_part(const stfs_checkpoint* checkpoint, const stfs_part* part,
                                stfs_measure* measure);
 
-/* Reads `bytes` bytes of a part from its byte `offset` on. Fetches what is not on this machine, and
- * verifies the sources afterwards: on a failure the buffer has no meaning. */
+/* Reads `bytes` bytes of a part, starting at its byte `offset`. Fetches bytes that are not on this
+ * machine. Verifies the sources after reading: if the call fails, the content of `buffer` is
+ * undefined. */
 STFS_API int stfs_read(stfs_checkpoint* checkpoint, const stfs_part* part, uint64_t offset,
                        void* buffer, size_t bytes);
 
-/* The address of bytes [offset, offset + bytes) of a tensor as it is stored, in a read-only mapping
- * of its file; NULL, and no failure, for a tensor without such bytes: it is computed, or its source
- * is in no file. Use stfs_read then. Fetches the range first. The address may be unaligned. It is
- * valid until stfs_close.
+/* Sets `address` to bytes [offset, offset + bytes) of a stored tensor, in a read-only mapping of
+ * its file. Fetches the range first. The address may be unaligned, and is valid until stfs_close().
  *
- * The version is checked by this call, and no more. Afterwards it is a mapping as any other: where
- * somebody truncates the file, a load raises SIGBUS; where somebody rewrites it in place, other
- * bytes appear. */
+ * Succeeds and sets `address` to NULL if the bytes are in no file that can be mapped, for instance
+ * because the tensor is computed. Use stfs_read() then.
+ *
+ * Only this call verifies the version; later loads do not. If the file is truncated afterwards, a
+ * load raises SIGBUS. If it is modified in place, the new bytes appear. */
 STFS_API int stfs_map(stfs_checkpoint* checkpoint, size_t tensor, uint64_t offset, uint64_t bytes,
                       const void** address);
 
-/* Private writable memory with the bytes of a part: where many bytes lie in a file, a copy-on-write
- * mapping of it, so that nothing is read before it is used; else a copy. Stores change neither the
- * file nor other memory. Of a mapping the version is checked as for stfs_map. */
+/* Sets `address` to private writable memory with the bytes of a part, and `mapping` to its owner,
+ * which the caller frees with stfs_unmap(). A part of 256 KiB or more that is contiguous in a file
+ * becomes a copy-on-write mapping, which reads nothing before it is used; any other part is copied.
+ * Stores change neither the file nor other memory. The version of a mapping is verified only by
+ * this call, as with stfs_map(). */
 typedef struct stfs_mapping stfs_mapping;
 STFS_API int stfs_map_private(stfs_checkpoint* checkpoint, const stfs_part* part, void** address,
                               stfs_mapping** mapping);
 
-/* As stfs_map_private, the whole file that holds a tensor's bytes as they are stored: for programs
- * that take all of a checkpoint, one mapping in place of many. A tensor begins at its `offset`.
- * NULL, and no failure, for a tensor without such a file on this machine, or where mmap(2) fails.
- */
+/* Like stfs_map_private(), but maps the whole local file in which a tensor is stored, so that a
+ * program that uses all tensors needs one mapping per file. Each tensor begins at its `offset`.
+ * Succeeds and sets `address` to NULL if the tensor is not stored in a local file, or if mmap(2)
+ * fails. */
 STFS_API int stfs_map_private_file(stfs_checkpoint* checkpoint, size_t tensor, void** address,
                                    stfs_mapping** mapping);
 
-/* Frees the memory; NULL is allowed. May be called after stfs_close. */
+/* Frees the memory. NULL is allowed. May be called after stfs_close(). */
 STFS_API void stfs_unmap(stfs_mapping* mapping);
 
 /* DLPack's structs, version 1, declared in <dlpack/dlpack.h>. */
 struct DLManagedTensorVersioned;
 struct DLManagedTensor;
 
-/* Flags of exports. */
-#define STFS_EXPORT_BYTES 1u /* as U8 of one dimension: the types that DLPack lacks, too */
+/* Flags for stfs_export(). */
+#define STFS_EXPORT_BYTES 1u /* export the bytes as one-dimensional U8; allows every type */
 
-/* Exports private writable memory, as stfs_map_private, to another library. It lives until the
- * consumer calls the deleter, on any thread, even after stfs_close. */
+/* Exports private writable memory, as stfs_map_private() makes it, to another library. The memory
+ * lives until the consumer calls the deleter, on any thread, even after stfs_close(). */
 STFS_API int stfs_export(stfs_checkpoint* checkpoint, const stfs_part* part, unsigned flags,
                          struct DLManagedTensorVersioned** exported);
 
-/* As stfs_export, for consumers older than DLPack 1.0. */
+/* Like stfs_export(), for consumers older than DLPack 1.0. */
 STFS_API int stfs_export_unversioned(stfs_checkpoint* checkpoint, const stfs_part* part,
                                      unsigned flags, struct DLManagedTensor** exported);
 
-/* The destructor of a PyCapsule that owns a "stfs_checkpoint", a "stfs_mapping", a "stfs_follower",
- * or a struct of DLPack ("dltensor", "dltensor_versioned"): frees it, unless a consumer has renamed
- * the capsule. For modules of Python. */
+/* A destructor for PyCapsules, for Python modules: frees the object in a capsule that is named
+ * "stfs_checkpoint", "stfs_mapping", "stfs_follower", "stfs_gpu_connection", "stfs_gpu_tensors",
+ * "dltensor" or "dltensor_versioned", or that stfs_python_slot() made. Does nothing if a consumer
+ * has renamed the capsule. */
 STFS_API void stfs_python_destroy(void* capsule);
 
-/* A new PyCapsule that will own what a call makes: one of the kinds above, by its name. Sets
- * `content` to where the call has to write the address. A module makes the capsule before the call,
- * so that a signal's handler that raises right after the call finds an owner. The caller holds
- * Python's lock. NULL: Python's functions are not there (libpython was loaded with RTLD_LOCAL), or
- * a Python exception is set. */
+/* Returns a new PyCapsule that will own an object that a later call creates. `name` is one of the
+ * names above. Sets `content` to the address to which that call has to write the pointer. Make the
+ * capsule before the call, because a signal handler may raise an exception as soon as the call has
+ * returned; the capsule then frees the object. The caller holds the GIL. Returns NULL if `name` is
+ * another name, if Python's functions cannot be found because libpython was loaded with RTLD_LOCAL,
+ * or with a Python exception set. */
 STFS_API void* stfs_python_slot(const char* name, void*** content);
 
-/* A new PyCapsule with the name and the content of such a capsule, which owns nothing then: a
- * consumer of DLPack looks for a capsule called "dltensor" that points to the struct. The caller
- * holds Python's lock. NULL: a Python exception is set. */
+/* Moves the object of such a capsule into a new PyCapsule with the object's own name, and returns
+ * it. The old capsule then owns nothing. Consumers of DLPack need this, because they expect a
+ * capsule that is named "dltensor" and points to the struct. The caller holds the GIL. Returns NULL
+ * with a Python exception set on failure. */
 STFS_API void* stfs_python_release(void* capsule);
 
-/* Calls the Python object `start`, without arguments, which begins a call with the checkpoint on
- * another thread, and waits until that thread calls stfs_python_ended(has_ended). Meanwhile
- * Python's handlers of signals run. When one raises, cancels the call and waits for its end, in
- * which no handler runs; NULL in place of the checkpoint: leaves the call behind. Returns -1 where
- * `start` raises RuntimeError, because no thread can start; else 0, and what `start` or a handler
- * raised is set then. In a child that a handler forked, it returns at once. The caller is the main
- * thread, and holds Python's lock. */
+/* Runs a call on another thread and runs Python's signal handlers on this one until the call ends.
+ * Calls the Python object `start`, without arguments, which starts a thread that makes the call.
+ * Then waits until that thread calls stfs_python_ended(has_ended). `*has_ended` must be 0 before.
+ * The caller is the main thread and holds the GIL, which is released while it waits.
+ *
+ * If a handler raises an exception, cancels the calls with `checkpoint` and waits until the call
+ * has ended, without running another handler. If `checkpoint` is NULL, returns without waiting, and
+ * the call continues. If a handler forks, returns at once in the child.
+ *
+ * Returns -1 if `start` raises RuntimeError because no thread can be started, or if Python's
+ * functions cannot be found; no exception is set then. Otherwise returns 0, with the exception set
+ * that `start` or a handler raised, if any. */
 STFS_API int stfs_python_wait(stfs_checkpoint* checkpoint, void* start, int* has_ended);
 STFS_API void stfs_python_ended(int* has_ended);
 
-/* What stfs_text gives, as a Python `bytes`; sets `status` to the status, and the text is empty if
- * it is not 0. A signal's handler that asks for another text changes nothing in this one. The
- * caller holds Python's lock. NULL: as stfs_python_slot. */
+/* Returns the text of stfs_text() as a Python `bytes`, and sets `status` to the result of that
+ * call. The object is empty if `status` is not 0. A signal handler that asks for another text does
+ * not change this one. The caller holds the GIL. Returns NULL if Python's functions cannot be
+ * found, or with a Python exception set. */
 STFS_API void* stfs_python_text(stfs_checkpoint* checkpoint, int which, size_t number, int* status);
 
-/* Begins to fetch tensors of remote sources into the cache, behind what is read. Returns at once.
- */
+/* Starts to fetch tensors of remote sources into the cache and returns at once. Reads have priority
+ * over these fetches. */
 STFS_API int stfs_prefetch(stfs_checkpoint* checkpoint, const size_t* tensors, size_t count);
 
 typedef struct stfs_save_options {
   size_t size;          /* sizeof(stfs_save_options) */
-  uint64_t shard_bytes; /* a directory with shards of at most so many bytes; 0: one file */
-  int replaces;         /* nonzero: takes the place of a file that exists */
+  uint64_t shard_bytes; /* the maximum size of a shard, in a new directory; 0: no shards */
+  int replaces;         /* nonzero: replace an existing file */
 } stfs_save_options;
 
-/* Writes all tensors as they are shown, whole or not at all: a safetensors or a GGUF file by the
- * ending of `path`, else a new directory with model.safetensors or shards, an index, and the files
- * that loaders look for. Never a file that the checkpoint is read from. Blocks of local files are
- * shared with them where the file system can; `shared` gets those bytes and may be NULL, as
- * `options`. */
+/* Writes all tensors as this checkpoint shows them. If `path` ends in .safetensors or .gguf, writes
+ * a file of that format; otherwise a new directory with model.safetensors or shards, their index,
+ * and the files that loaders look for. The output appears complete or not at all. Fails with
+ * STFS_USAGE if `path` is a file that the checkpoint is read from.
+ *
+ * If the file system can share blocks, the output shares them with local sources. Sets `shared` to
+ * the number of shared bytes. `options` and `shared` may be NULL. */
 STFS_API int stfs_save(stfs_checkpoint* checkpoint, const char* path,
                        const stfs_save_options* options, uint64_t* shared);
 
-/* Writes what changed from `before` to `after`, as trainers publish it, to a new directory, whole
- * or not at all: stfs_open("delta=...") and `stfs -o delta=...` show it, and so do SGLang and
- * slime. Both have the same names, types and shapes. Options are encoding=xor|overwrite,
- * checksum=xxh3-128|adler32, shard_size=BYTES, version=N in place of the number at the end of the
- * directory's name (weight_v000012), and base=N in place of the number before it. `changed` gets
- * the number of tensors that changed, and may be NULL. stfs_cancel(after) ends it. */
+/* Writes the changes from `before` to `after` to a new directory, in the form in which trainers
+ * publish them. stfs_open("delta=..."), `stfs -o delta=...`, SGLang and slime can read it. Both
+ * checkpoints must have the same names, types and shapes. The output appears complete or not at
+ * all.
+ *
+ * The options are encoding=xor|overwrite, checksum=xxh3-128|adler32, shard_size=BYTES, version=N
+ * (by default the number at the end of the directory's name, as in weight_v000012), and base=N (by
+ * default the number before that). Sets `changed`, which may be NULL, to the number of tensors that
+ * changed. stfs_cancel(after) ends the call. */
 STFS_API int stfs_save_delta(stfs_checkpoint* before, stfs_checkpoint* after, const char* directory,
                              const char* const* options, size_t option_count, size_t* changed);
 
-/* A directory whose versions are named as they appear: what a trainer publishes. */
+/* Watches a directory in which a trainer publishes versions, and reports each complete one. */
 typedef struct stfs_follower stfs_follower;
 
-/* Begins to follow a directory: of this machine, s3://bucket/prefix or hf://org/name/path. Looks at
- * nothing yet. Options are `latest` (the newest complete version alone), marker=NAME (a version is
- * complete once this file is in it too), and those about remote sources (cache_dir, cache_size,
- * connections, timeout, insecure_http, s3_addressing, s3_unsigned, s3_requester_pays). The caller
- * frees the follower with stfs_unfollow. A child of fork(2) makes its own. */
+/* Creates a follower for a directory: a local path, s3://bucket/prefix or hf://org/name/path. Does
+ * not read the directory yet. The options are `latest` (report only the newest complete version),
+ * marker=NAME (a version is complete only if it also contains this file), and the options for
+ * remote sources (cache_dir, cache_size, connections, timeout, insecure_http, s3_addressing,
+ * s3_unsigned, s3_requester_pays). The caller frees the follower with stfs_unfollow(). After
+ * fork(2) a child creates its own. */
 STFS_API int stfs_follow(const char* directory, const char* const* options, size_t option_count,
                          stfs_follower** follower);
 
-/* Waits for the next complete version, the oldest first, and sets `version` to its path or URL,
- * valid until the next call; to NULL after the newest with `latest`, and after stfs_follow_cancel.
- * STFS_UNREADABLE when the directory, or its server, cannot be read: once, and the next call waits
- * until it can be read again; with `latest` also when there is no complete version. One thread at a
- * time. */
+/* Waits for the next complete version, oldest first, and sets `version` to its path or URL, which
+ * is valid until the next call. Sets `version` to NULL if there will be no further version: with
+ * `latest` after the newest one, and after stfs_follow_cancel().
+ *
+ * Fails with STFS_UNREADABLE once if the directory or its server cannot be read; the next call then
+ * waits until it can be read again. With `latest` it also fails if there is no complete version.
+ * One thread at a time may call this. */
 STFS_API int stfs_next_version(stfs_follower* follower, const char** version);
 
-/* Ends stfs_next_version, now and later, in any thread. A request to a server goes on. */
+/* Makes the current and all later calls of stfs_next_version() return NULL. May be called from any
+ * thread. A request that is in flight is not aborted. */
 STFS_API void stfs_follow_cancel(stfs_follower* follower);
 
-/* Frees the follower; NULL is allowed. Not during a call with it. */
+/* Frees the follower. NULL is allowed. No other call may use the follower at the same time. */
 STFS_API void stfs_unfollow(stfs_follower* follower);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-"""module_directory.py PREFIX: prints the directory below the prefix where this Python looks for
-modules; without one, the directory where a Python installed in the prefix would look."""
+"""module_directory.py PREFIX: prints the directory below the prefix in which this Python looks for
+modules. If there is none, prints the directory in which a Python installed in the prefix would look."""
 
 import os
 import sys

@@ -5,7 +5,7 @@
  *   ./acquire /mnt/w/model.norm.weight
  *
  * acquire [--device DEVICE] NAME...: with --device, loads tensors that are not resident. Without
- * names, takes every tensor that `stfs-gpu run` gave to this process.
+ * names, prints every tensor that `stfs-gpu run` gave to this process.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -17,7 +17,8 @@ static int failed(int status) {
   return status;
 }
 
-/* Prints the first values of a tensor in host memory; F32 and BF16 as numbers, others as bytes. */
+/* Prints the first values of a tensor in host memory: numbers for F32 and BF16, bytes for other
+ * types. */
 static void print_values(const stfs_gpu_tensor_info* info) {
   const unsigned char* bytes = (const unsigned char*)(uintptr_t)info->pointer;
   const int is_f32 = strcmp(info->dtype, "F32") == 0;

@@ -65,14 +65,14 @@ class Checkpoint(Mapping[str, Tensor]):
         words, keys = _array(sources), _array(options)
         owner, place = slot(b"stfs_checkpoint")
 
-        def opened(_: Any = owner) -> None:  # a call that was left behind has the owner too
+        def opened(_: Any = owner) -> None:  # owns the result even if the call is abandoned
             check(library.stfs_open(words, len(words), keys, len(keys), None, place))
 
         if any(b"://" in word for word in (*words, *keys)):
             interruptibly(opened)
         else:
             opened()
-        self._owner = owner  # also of views
+        self._owner = owner  # views keep a reference to it as well
         self._handle = place[0]
         self._is_elsewhere = bool(library.stfs_is_elsewhere(self._handle))
         self._numbers: Optional[Dict[str, int]] = None
@@ -80,17 +80,17 @@ class Checkpoint(Mapping[str, Tensor]):
         check(library.stfs_tensors(self._handle, ctypes.byref(self._table)))
         self._stride: int = self._table.stride
         self._rows = (ctypes.c_char * (self._table.count * self._stride)).from_address(self._table.first or 0)
-        self._files: Dict[int, memoryview] = {}  # the files that are mapped, by their addresses
+        self._files: Dict[int, memoryview] = {}  # the mapped files, by address
         self._warned: Set[str] = set()
         self._warn(4)
 
     def _run(self, call: Callable[[], Any]) -> Any:
-        """Makes a call that may wait for a network."""
+        """Makes a call that may wait for the network."""
         return interruptibly(call, self._handle) if self._is_elsewhere else call()
 
     def _call(self, function: Any, *arguments: Any, keeps: Any = None) -> None:
-        """Calls a function of the library. `keeps` has the memory that it writes to; a memoryview is released when
-        the call has ended."""
+        """Calls a function of the library. `keeps` is the memory that it writes to; a memoryview is released when the
+        call has ended."""
         def call() -> None:
             try:
                 check(function(self._handle, *arguments))
@@ -157,7 +157,7 @@ class Checkpoint(Mapping[str, Tensor]):
         if self._numbers is None:
             names = ctypes.string_at(self._table.names, self._table.names_bytes) if self._table.count else b""
             found = names.decode(errors="surrogateescape").split("\0")[:-1]
-            if len(found) != self._table.count:  # some have a NUL in them
+            if len(found) != self._table.count:  # some names contain NULs
                 found = [self._name(number) for number in range(self._table.count)]
             self._numbers = {name: number for number, name in enumerate(found)}
         return self._numbers
@@ -174,10 +174,11 @@ class Checkpoint(Mapping[str, Tensor]):
         return Tensor(self, number, name, _library.ROW.unpack_from(self._rows, number * self._stride))
 
     def _file(self, address: int, length: int) -> memoryview:
-        """The mapping of a whole file, read-only, for all arrays of it."""
+        """Maps a whole file, read-only, for all arrays of it."""
         array = _library.buffer(address, length, self._owner)
-        # The PickleBuffer makes a read-only memoryview the base of all others: NumPy asks the base whether an array
-        # may become writable, and that of toreadonly() alone is the array of ctypes, which is writable.
+        # The PickleBuffer makes a read-only memoryview the base of all other views, because NumPy asks the base whether
+        # an array may become writable. With toreadonly() only, the base would be the array of ctypes, which is
+        # writable.
         memory = self._files[address] = memoryview(PickleBuffer(memoryview(array).toreadonly())).cast("B")
         return memory
 
@@ -188,7 +189,7 @@ class Checkpoint(Mapping[str, Tensor]):
             given = name.encode(errors="surrogateescape")
             check(library.stfs_find(self._handle, given, len(given), ctypes.byref(ctypes.c_size_t())))
         except UnicodeEncodeError:
-            pass  # a surrogate that no byte has become
+            pass  # the name has a surrogate that no byte decodes to
         except UsageError as error:
             raise NoSuchTensor(str(error), 2) from None
         raise NoSuchTensor(f"{name!r}: not in the checkpoint", 2)
@@ -216,7 +217,7 @@ class Checkpoint(Mapping[str, Tensor]):
         try:
             given = glob.encode(errors="surrogateescape")
         except UnicodeEncodeError:
-            return []  # a surrogate that no byte has become
+            return []  # the glob has a surrogate that no byte decodes to
         numbers, count = (ctypes.c_size_t * len(self))(), ctypes.c_size_t()
         check(library.stfs_match(self._handle, given, len(given), numbers, len(self), ctypes.byref(count)))
         return [self._name(number) for number in numbers[:count.value]]
@@ -261,7 +262,7 @@ class Checkpoint(Mapping[str, Tensor]):
         keys, changed = _array(_words(options)), ctypes.c_size_t()
         (given,) = _array([path])
 
-        def save(_: Any = before) -> None:  # a call that was left behind reads it too
+        def save(_: Any = before) -> None:  # an abandoned call still reads it
             check(library.stfs_save_delta(before._handle, self._handle, given, keys, len(keys), ctypes.byref(changed)))
 
         interruptibly(save, self._handle)

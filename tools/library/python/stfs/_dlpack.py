@@ -7,7 +7,7 @@ from ._library import check, library, release, slot
 
 
 def exported(is_versioned: bool, export: Callable[[Any], None]) -> Any:
-    """What `export` makes at the place that it is given, as an object that frees it: release() makes a capsule of it."""
+    """Calls `export` with the place for its result. Returns an object that frees it; release() makes a capsule."""
     owner, place = slot(b"dltensor_versioned" if is_versioned else b"dltensor")
     export(place)
     return owner

@@ -26,7 +26,7 @@ def follow(directory: Source, latest: bool = False, marker: Optional[str] = None
 class _Follower:
     def __init__(self, directory: str, options: Any):
         (given,), words = _array([directory]), _array(_words(options))
-        self._owner, place = slot(b"stfs_follower")  # a call that was left behind has it too
+        self._owner, place = slot(b"stfs_follower")  # an abandoned call still needs it
         check(library.stfs_follow(given, words, len(words), place))
         self._handle = place[0]
 

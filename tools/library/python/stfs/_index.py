@@ -3,7 +3,7 @@
 import operator
 from typing import Any, Optional, Sequence, Tuple, Union
 
-Axis = Union[int, range]  # an int drops its dimension
+Axis = Union[int, range]  # an int removes its dimension
 
 
 def whole(shape: Sequence[int]) -> Tuple[Axis, ...]:
@@ -20,7 +20,7 @@ def _pick(axis: range, item: Any, dimension: int) -> Axis:
         if picked.step < 0:
             raise ValueError(f"dimension {dimension}: steps must be positive; reverse the array instead")
         return picked
-    # An array or a mask of one element has an __index__ too, and means something else.
+    # An array or a mask with one element also has an __index__, but means something else.
     is_array = getattr(item, "shape", ()) != () or "bool" in str(getattr(item, "dtype", ""))
     if isinstance(item, bool) or is_array or not hasattr(item, "__index__"):
         raise TypeError(f"dimension {dimension}: {item!r}: integers, slices and ... can be indexes; for lists, "
@@ -32,7 +32,7 @@ def _pick(axis: range, item: Any, dimension: int) -> Axis:
 
 
 def select(axes: Sequence[Axis], key: Any) -> Tuple[Axis, ...]:
-    """What `key` selects of what `axes` select."""
+    """Returns what `key` selects from the selection `axes`."""
     items = key if isinstance(key, tuple) else (key,)
     kept = [i for i, axis in enumerate(axes) if isinstance(axis, range)]
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
@@ -53,7 +53,7 @@ def select(axes: Sequence[Axis], key: Any) -> Tuple[Axis, ...]:
 
 
 def expression(axes: Sequence[Axis]) -> bytes:
-    """The slice as the library reads it: "0:128:1,3"."""
+    """Returns the slice in the form that the library reads: "0:128:1,3"."""
     def item(axis: Axis) -> str:
         if isinstance(axis, int):
             return str(axis)
@@ -63,7 +63,7 @@ def expression(axes: Sequence[Axis]) -> bytes:
 
 
 def strides(axes: Sequence[Axis], shape: Sequence[int]) -> Tuple[int, Tuple[int, ...]]:
-    """Where the first element lies, and the distance to the next one of each dimension; in elements."""
+    """Returns the position of the first element, and for each dimension the distance to the next one, in elements."""
     first, distance = 0, 1
     kept = []
     for axis, size in zip(reversed(axes), reversed(shape)):
@@ -77,7 +77,7 @@ def strides(axes: Sequence[Axis], shape: Sequence[int]) -> Tuple[int, Tuple[int,
 
 
 def run(axes: Sequence[Axis], shape: Sequence[int]) -> Optional[int]:
-    """The number of the first element, where all lie one behind the other; else None."""
+    """Returns the position of the first element if all elements are contiguous, else None."""
     first, distances = strides(axes, shape)
     expected = 1
     for distance, size in zip(reversed(distances), reversed(shape_of(axes))):

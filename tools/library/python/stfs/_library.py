@@ -23,7 +23,7 @@ class Table(ctypes.Structure):
 
 
 class Row(NamedTuple):
-    """A stfs_tensor: pointers are addresses, 0 for NULL."""
+    """A stfs_tensor. Pointers are addresses, 0 for NULL."""
 
     name: int
     name_bytes: int
@@ -37,7 +37,7 @@ class Row(NamedTuple):
     source_bytes: int
 
 
-ROW = struct.Struct("@PNPNPQQPQQ")  # ctypes takes three times as long for the fields
+ROW = struct.Struct("@PNPNPQQPQQ")  # ctypes would take three times as long to read the fields
 
 
 class SaveOptions(ctypes.Structure):
@@ -54,10 +54,10 @@ EXPORT_BYTES = 1
 
 
 def _load() -> ctypes.CDLL:
-    """$STFS_LIBRARY, else the library beside this file or installed with it, else the dynamic linker's."""
+    """Loads $STFS_LIBRARY, or else the library beside this file or installed with it, or else the dynamic linker's."""
     here = os.path.dirname(os.path.realpath(__file__))
     prefix = os.path.normpath(os.path.join(here, *[".."] * 4))  # PREFIX/lib/python3/dist-packages/stfs
-    # A wheel has it in libexec/stfs, which pip --target puts beside the modules.
+    # A wheel has the library in libexec/stfs, which pip --target puts beside the modules.
     places = [os.path.join(root, "libexec", "stfs", "libstfs.so.0") for root in (prefix, os.path.dirname(here))]
     places += [os.path.join(here, "libstfs.so.0")]
     for directory in ("lib", "lib64", "lib/*"):
@@ -128,7 +128,7 @@ def check(status: int) -> None:
         raise error_of(status, library.stfs_last_error().decode(errors="replace"), library.stfs_last_errno())
 
 
-# These hold Python's lock.
+# Functions of type PYFUNCTYPE are called with the GIL held.
 _wait = ctypes.PYFUNCTYPE(ctypes.c_int, Handle, ctypes.py_object, ctypes.POINTER(ctypes.c_int))(
     ("stfs_python_wait", library))
 _new_slot = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.POINTER(ctypes.POINTER(Handle)))(
@@ -139,7 +139,7 @@ release = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(("stfs_python_re
 
 
 def text(handle: Optional[int], which: int, number: int) -> str:
-    """A text of the checkpoint; bytes that are not UTF-8 become surrogates, as in names of files (os.fsdecode)."""
+    """Returns a text of the checkpoint. Bytes that are not UTF-8 become surrogates, as in file names (os.fsdecode)."""
     status = ctypes.c_int()
     found = _text(handle, which, number, ctypes.byref(status))
     check(status.value)
@@ -147,13 +147,15 @@ def text(handle: Optional[int], which: int, number: int) -> str:
 
 
 def interruptibly(call: Callable[[], Any], handle: Optional[int] = None) -> Any:
-    """Calls on a thread, so that Ctrl-C ends a wait for a network: the main thread must run Python to see it.
+    """Makes a call on another thread, so that Ctrl-C can end a wait for the network: only while the main thread runs
+    Python does it handle the signal.
 
-    `handle` is the checkpoint of the call. Whatever a handler of a signal raises, the call is cancelled, and has ended
-    before this raises it. Without a handle the call is left behind. Memory that it writes to must belong to it. If a
-    handler forks, the child does not have the thread: the call fails in the child, which may repeat it. Where no thread
-    can start, where a program has put its own function in the place of start_new_thread (gevent's starts no thread), and
-    while Python ends, the caller's thread makes the call, and Ctrl-C waits for it.
+    `handle` is the checkpoint of the call. If a signal handler raises an exception, the call is cancelled and has ended
+    before this function raises it. Without a handle the call is abandoned, so the memory that it writes to must belong
+    to it. If a handler forks, the child does not have the thread: the call fails in the child, which may repeat it.
+
+    The calling thread makes the call, and Ctrl-C waits for it, if no thread can start, if the program has replaced
+    start_new_thread (gevent's version starts no thread), and while Python exits.
     """
     start = _thread.start_new_thread
     if (threading.current_thread() is not threading.main_thread() or sys.is_finalizing()
@@ -170,8 +172,8 @@ def interruptibly(call: Callable[[], Any], handle: Optional[int] = None) -> Any:
         finally:
             library.stfs_python_ended(ctypes.byref(has_ended))
 
-    # Started and awaited in C, where no handler runs but those that it asks for. Not a threading.Thread: before Python
-    # 3.13, one whose join() was interrupted counts as ended.
+    # The call is started and awaited in C, where handlers run only when C asks for it. It does not use a
+    # threading.Thread, because before Python 3.13 a thread counts as ended if its join() was interrupted.
     if _wait(handle, functools.partial(start, run, ()), ctypes.byref(has_ended)):
         return call()
     if not has_ended.value:
@@ -183,18 +185,19 @@ def interruptibly(call: Callable[[], Any], handle: Optional[int] = None) -> Any:
 
 
 def slot(name: bytes) -> Tuple[Any, Any]:
-    """An object that frees what a call will make with the last reference to it, and where the call writes the address.
+    """Returns an object that frees the result of a later call when the last reference to the object is dropped, and the
+    place to which the call has to write the address of its result.
 
-    It is made before the call: the handler of a signal may raise as soon as the call has returned. Not a finalizer: in
-    a cycle of garbage, objects may still be used by __del__ after finalizers have run.
+    Create it before the call, because a signal handler may raise an exception as soon as the call has returned. A
+    finalizer would not do: in a cycle of garbage, __del__ may still use objects whose finalizers have run.
     """
     place = ctypes.POINTER(Handle)()
     owner = _new_slot(name, ctypes.byref(place))
     return owner, place
 
 
-_dtypes: Dict[int, str] = {}  # equal names are equal pointers
-_shapes = [ctypes.c_uint64 * rank for rank in range(9)]  # of the usual ranks; ctypes is slow to make a type
+_dtypes: Dict[int, str] = {}  # equal names have equal pointers
+_shapes = [ctypes.c_uint64 * rank for rank in range(9)]  # of the usual ranks, because ctypes is slow to make a type
 
 
 def dtype_of(address: int) -> str:
@@ -210,12 +213,12 @@ def shape_of(address: int, rank: int) -> Tuple[int, ...]:
 
 
 def buffer(address: Optional[int], length: int, owner: Any) -> Any:
-    """Memory as an object that keeps its owner alive."""
+    """Returns memory as an object that keeps its owner alive."""
     array = (ctypes.c_ubyte * length).from_address(address or 0)
     array._owner = owner  # type: ignore[attr-defined]
     return array
 
 
 def text_of(address: Optional[int], length: int) -> str:
-    """Bytes of the library; those that are not UTF-8 become surrogates, as in names of files (os.fsdecode)."""
+    """Returns bytes of the library as str. Bytes that are not UTF-8 become surrogates (os.fsdecode)."""
     return ctypes.string_at(address, length).decode(errors="surrogateescape") if address else ""

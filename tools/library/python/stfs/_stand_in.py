@@ -15,16 +15,16 @@ _FRAMEWORKS = {"pt": "torch", "torch": "torch", "pytorch": "torch", "np": "numpy
 
 
 def check_backend(backend: str) -> None:
-    if backend not in ("mmap", "pread"):  # both are read as suits the source
+    if backend not in ("mmap", "pread"):  # stfs chooses how to read, whatever the backend
         raise SafetensorError(f"backend {backend} is invalid", 2)
 
 
 def opened(filename: Any) -> Checkpoint:
-    """The checkpoint, with the exceptions of safetensors."""
+    """Opens a checkpoint, and raises the exceptions of safetensors."""
     try:
         return _open(filename)
     except (NotFound, NotPermitted) as error:
-        is_url = "://" in str(filename)  # whose query may be a secret
+        is_url = "://" in str(filename)  # the query of a URL may be a secret
         raise FileNotFoundError(str(error) if is_url else f"No such file or directory: {filename}") from None
     except Unreadable as error:
         if "://" in str(filename):
@@ -35,8 +35,8 @@ def opened(filename: Any) -> Checkpoint:
 
 
 def as_framework(tensor: Tensor, framework: str, device: Any = "cpu") -> Any:
-    """The values as an array of a framework: on the CPU of torch writable and private, elsewhere copies. Types whose
-    elements share bytes, as those of GGUF, become float32."""
+    """Returns the values as an array of a framework: for torch on the CPU private writable memory, otherwise a copy.
+    Types whose elements share bytes, such as GGUF's block types, become float32."""
     as_ = "f32" if type_of(tensor.dtype) is PACKED else None
     if framework == "torch":
         return tensor.torch(as_, device)
@@ -61,7 +61,7 @@ def as_framework(tensor: Tensor, framework: str, device: Any = "cpu") -> Any:
 
 
 def all_of(checkpoint: Checkpoint, framework: str, device: Any = "cpu") -> Dict[str, Any]:
-    """All tensors as arrays of a framework, in the order of their bytes."""
+    """Returns all tensors as arrays of a framework, in the order of their bytes."""
     if framework == "torch":
         files: Dict[int, Any] = {}
         return {name: as_framework(tensor, framework, device) if type_of(tensor.dtype) is PACKED
@@ -70,7 +70,7 @@ def all_of(checkpoint: Checkpoint, framework: str, device: Any = "cpu") -> Dict[
 
 
 class _Slice:
-    """What get_slice() returns: a part is read when it is indexed."""
+    """The result of get_slice(). Reads a part when it is indexed."""
 
     def __init__(self, tensor: Tensor, framework: str, device: Any):
         self._tensor, self._framework, self._device = tensor, framework, device
@@ -87,7 +87,7 @@ class _Slice:
         if self._framework == "torch":
             try:
                 part = self._tensor[key]
-            except TypeError:  # a list, a mask, None: torch indexes
+            except TypeError:  # torch handles a list, a mask or None
                 return self._tensor.torch()[key].to(self._device)
             return as_framework(part, "torch", self._device)
         _check_key(key, self._tensor.shape)
@@ -99,7 +99,7 @@ class _Slice:
 
 
 def _check_key(key: Any, shape: Tuple[int, ...]) -> None:
-    """Raises what safetensors raises for frameworks other than torch: bounds are not clamped there."""
+    """Raises the exceptions of safetensors for frameworks other than torch, for which it does not clamp bounds."""
     items = key if isinstance(key, tuple) else (key,)
     if any(isinstance(item, list) and item for item in items):
         raise SafetensorError("Non empty lists are not implemented", 2)
@@ -196,7 +196,7 @@ class safe_open:
 
 
 def device_of(device: Any) -> Any:
-    """A device as safetensors names it; raises what safetensors raises."""
+    """Returns a device as safetensors names it. Raises the exceptions of safetensors."""
     if device is None:
         return "cpu"
     if isinstance(device, bool) or not isinstance(device, (str, int)) or (isinstance(device, int) and device < 0):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ._checkpoint import Checkpoint
 
 
-_LEAST_MAPPED = 256 << 10  # bytes: less is copied by the library
+_LEAST_MAPPED = 256 << 10  # bytes; the library copies smaller tensors
 
 
 class Tensor:
@@ -37,7 +37,7 @@ class Tensor:
         _, _, dtype, rank, shape, _, self._whole_bytes, self._source, self._begin, self._source_bytes = row
         self.dtype = _library.dtype_of(dtype)
         self.shape = self._whole_shape = _library.shape_of(shape, rank)
-        self._axes: Optional[Tuple[_index.Axis, ...]] = None  # None: all of it
+        self._axes: Optional[Tuple[_index.Axis, ...]] = None  # None: the whole tensor
 
     # --- what it is
 
@@ -98,7 +98,7 @@ class Tensor:
     def __iter__(self) -> Iterator["Tensor"]:
         return (self[i] for i in range(len(self)))
 
-    __contains__ = None  # would read all of it, an element at a time: use numpy()
+    __contains__ = None  # "in" would read the tensor element by element; use numpy() instead
 
     def __getitem__(self, key: Any) -> "Tensor":
         part = Tensor.__new__(Tensor)
@@ -121,14 +121,14 @@ class Tensor:
         self._checkpoint._call(library.stfs_read, self._part(as_), 0, address, length, keeps=keeps)
 
     def _mapped(self, itemsize: int) -> Optional[Tuple["memoryview", int, Optional[Tuple[int, ...]]]]:
-        """The memory that its file is mapped to, where its first byte is there, and strides in bytes; None where
-        it has to be read."""
+        """Returns the memory to which the file is mapped, the position of the first byte in it, and the strides in
+        bytes. Returns None if the tensor has to be read."""
         first, length, strides = 0, self._whole_bytes, None
         if self._axes is not None:
             start = _index.run(self._axes, self._whole_shape)
             if start is not None and itemsize:
                 first, length = start * itemsize, self.nbytes
-            elif itemsize and not self._is_elsewhere():  # mapped, all of it costs nothing
+            elif itemsize and not self._is_elsewhere():  # mapping the whole tensor costs nothing
                 start, distances = _index.strides(self._axes, self._whole_shape)
                 first, strides = start * itemsize, tuple(distance * itemsize for distance in distances)
             else:
@@ -217,7 +217,7 @@ class Tensor:
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
         import numpy
 
-        # NumPy cannot convert the types that it lacks.
+        # NumPy cannot convert from types that it does not have.
         as_ = "f32" if dtype is not None and self._is_foreign() and numpy.dtype(dtype).kind in "fc" else None
         array = self.numpy(as_, copy=bool(copy))
         if copy is False and (array.flags.owndata or dtype not in (None, array.dtype)):
@@ -237,7 +237,7 @@ class Tensor:
         return self._torch(device, None)
 
     def _torch(self, device: Any, files: Optional[Dict[int, Any]]) -> Any:
-        """`files` has one private mapping of each file, by its source, and takes more."""
+        """`files` has one private mapping per file, by source; new mappings are added."""
         import torch
 
         name = type_of(self.dtype).torch
@@ -254,7 +254,7 @@ class Tensor:
         return whole if device == "cpu" else whole.to(device)
 
     def _private(self) -> Any:
-        """A buffer with its bytes, private and writable."""
+        """Returns a private, writable buffer with the bytes of the tensor."""
         return self._mapping(library.stfs_map_private, self._part(), self.nbytes)
 
     def _mapping(self, function: Any, what: Any, length: int) -> Any:
@@ -267,8 +267,8 @@ class Tensor:
         return self._checkpoint._run(make)
 
     def _private_file(self, files: Dict[int, Any]) -> Any:
-        """Such a buffer with the whole file of a stored tensor; None where there is none, or the tensor would be
-        unaligned."""
+        """Returns such a buffer with the whole file of a stored tensor, or None if the tensor is in no file or
+        would be unaligned."""
         if self._axes is not None or not self._source or self._begin % type_of(self.dtype).itemsize:
             return None
         if self._source not in files:

@@ -4,9 +4,9 @@ from typing import Any, Dict, NamedTuple, Optional
 
 
 class Type(NamedTuple):
-    itemsize: int                     # bytes of an element; 0: elements share bytes
-    typestr: Optional[str] = None     # of NumPy's array interface; None where elements share bytes
-    ml_dtypes: Optional[str] = None   # the name there of what NumPy lacks
+    itemsize: int                     # bytes per element; 0: elements share bytes
+    typestr: Optional[str] = None     # in NumPy's array interface; None: elements share bytes
+    ml_dtypes: Optional[str] = None   # the name in ml_dtypes of a type that NumPy lacks
     torch: Optional[str] = None
 
 
@@ -33,7 +33,7 @@ def type_of(dtype: str) -> Type:
 
 
 def in_ml_dtypes(array: Any, name: Optional[str]) -> Any:
-    """A void array in the type of ml_dtypes, where that package is installed."""
+    """Returns a void array with the type of ml_dtypes if that package is installed, else unchanged."""
     if name is None:
         return array
     try:

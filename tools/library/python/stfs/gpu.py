@@ -42,7 +42,7 @@ _START_HOLDER = 1
 _EXPORT_COPY = 1
 _EXPORT_BYTES = 2
 _DLPACK_CPU, _DLPACK_CUDA = 1, 2
-_PACKED = {"F4", "F6_E2M3", "F6_E3M2"}  # elements that share bytes, for which DLPack has a type
+_PACKED = {"F4", "F6_E2M3", "F6_E3M2"}  # elements share bytes, but DLPack has the type
 
 _Name = Union[str, bytes, "os.PathLike[str]"]
 
@@ -70,13 +70,13 @@ class _Info(ctypes.Structure):  # stfs_gpu_tensor_info
 
 
 class _Handle:
-    """A handle of the library, which ends when it is closed, or garbage, and no call uses it."""
+    """Owns a handle of the library. Frees it after close() or garbage collection, when no call uses it any more."""
 
     def __init__(self, owner: Any, place: Any):
         self._owner, self._place = owner, place
 
     def call(self, function: Any, *arguments: Any) -> None:
-        owner = self._owner  # until the end of the call
+        owner = self._owner  # keeps the handle until the end of the call
         if owner is None:
             raise UsageError("used after it was closed or released", USAGE)
         check(function(self._place[0], *arguments))
@@ -86,7 +86,7 @@ class _Handle:
 
 
 class _View:
-    """Keeps a tensor's memory for the array that refers to this object."""
+    """Keeps a tensor's memory alive for the array that refers to this object."""
 
     def __init__(self, tensor: "Tensor", code: str, shape: Tuple[int, ...]):
         self._owner = tensor._export(True, _EXPORT_BYTES)
@@ -193,25 +193,25 @@ class Tensor:
         return array.copy() if copy else array
 
     def _interface(self, device_type: int) -> Dict[str, Any]:
-        # Raise AttributeError: consumers test with hasattr().
+        # Raise AttributeError, because consumers test with hasattr().
         if self._device_type != device_type:
             raise AttributeError(f"the tensor is on {self.device}: use DLPack")
         known = type_of(self.dtype)
         if known.typestr is None or known.ml_dtypes is not None:
             raise AttributeError(f"{self.dtype} has no code in the array interface")
-        if self._view is None:  # readers refer to this object, which keeps the memory
+        if self._view is None:  # arrays refer to this object, which keeps the memory
             self._view = _View(self, known.typestr, self.shape)
         return self._view.interface
 
     @property
     def __array_interface__(self) -> Dict[str, Any]:
-        if self.nbytes == 0:  # NumPy refuses a null pointer and calls __array__ next
+        if self.nbytes == 0:  # NumPy refuses a null pointer, then calls __array__
             raise AttributeError("the tensor has no bytes: use DLPack")
         return self._interface(_DLPACK_CPU)
 
     @property
     def __cuda_array_interface__(self) -> Dict[str, Any]:
-        # No "stream": all copies end before a tensor can be acquired. Read-only, which torch refuses.
+        # No "stream", because all copies end before a tensor can be acquired. Read-only, which torch refuses.
         return dict(self._interface(_DLPACK_CUDA))
 
     def __dlpack_device__(self) -> Tuple[int, int]:
@@ -264,7 +264,7 @@ class Tensors(collections.abc.Mapping):  # type: ignore[type-arg]
         return isinstance(which, str) and self._found(which) is not None
 
     def _found(self, which: str) -> Optional[Tensor]:
-        """None: there is none, or several have this name. One that was asked for twice is one."""
+        """Returns None if no tensor has this name, or several have it. A tensor requested twice is one."""
         by_label = {t.label: t for t in self._all if which in (t.label, t.name)}
         if which in by_label:
             return by_label[which]
@@ -339,7 +339,7 @@ class Connection:
 
 
 def _bytes(text: Any) -> bytes:
-    """Of str, bytes and paths: the inverse of text_of()."""
+    """Encodes str, bytes and paths: the inverse of text_of()."""
     text = os.fspath(text)
     encoded: bytes = text.encode(errors="surrogateescape") if isinstance(text, str) else text
     return encoded

@@ -31,7 +31,7 @@ def load(data: bytes) -> Dict[str, Any]:
 
 
 class in_memory:
-    """A file with these bytes, in memory where that is a file system, for as long as the block runs."""
+    """Within the block, a file with these bytes: in memory if /dev/shm is a file system with room, else on disk."""
 
     def __init__(self, data: bytes):
         for directory in ("/dev/shm", None):
@@ -40,7 +40,7 @@ class in_memory:
                 self._file.write(data)
                 self._file.flush()
                 return
-            except OSError:  # none, or too small
+            except OSError:  # no such directory, or too little room
                 if directory is None:
                     raise
 
