@@ -182,7 +182,7 @@ def play(seed, before, after, threads=None):
         directory = pathlib.Path(directory)
         checkpoint = checkpoints.random_checkpoint(rng, directory / "sources")
         fault = rng.choice(FAULTS)
-        options = [option for option in ("views=visible", "cache=direct", "prefetch=all") if rng.random() < 0.2]
+        options = [option for option in ("views=visible", "page_cache=direct", "prefetch=all") if rng.random() < 0.2]
         if fault is kill_a_worker:
             options.append("supervise")
         threads = threads or rng.choice([1, 4])

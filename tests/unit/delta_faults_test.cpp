@@ -253,7 +253,7 @@ TEST_F(DeltaFaults, AFrameThatLooksBackFartherThanTheMemoryAllowsIsRefused) {
   const std::string words =
       "\"a\" in the chain of the delta " + shard() +
       " looks back farther than the 16.0 MiB that each of its 1 decoders has of 16.0 MiB: "
-      "give more with -o memory=";
+      "give more with -o delta_memory=";
   EXPECT_NE(refused(27, 16 << 20).find(words), std::string::npos) << refused(27, 16 << 20);
 }
 

@@ -663,9 +663,9 @@ TEST(FileSystem, CountersAreASnapshotOfEachOpen) {
 
   EXPECT_EQ(error, 0);
   EXPECT_EQ(first,
-            "{\n  \"reads\": 1,\n  \"bytes_answered\": 4,\n  \"requests\": 0,\n"
+            "{\n  \"reads\": 1,\n  \"bytes_returned\": 4,\n  \"requests\": 0,\n"
             "  \"bytes_fetched\": 0,\n  \"retries\": 0,\n  \"cache_hits\": 0,\n"
-            "  \"cache_faults\": 0,\n  \"waits\": 0,\n  \"timeouts\": 3,\n"
+            "  \"cache_corrupt\": 0,\n  \"waits\": 0,\n  \"timeouts\": 3,\n"
             "  \"timeouts_by_server\": {\"http://a:80\": 2, \"hf://\": 1},\n"
             "  \"seconds_waited\": 1.500\n}\n");
   EXPECT_EQ(counters_of({inode, 2, 7, handle}, filesystem, error), first.substr(2, 7));

@@ -118,8 +118,8 @@ TEST(Options, OfViews) {
 }
 
 TEST(Options, OfCache) {
-  EXPECT_TRUE(parse_with("cache=direct").direct);
-  EXPECT_FALSE(parse_with("cache=kernel").direct);
+  EXPECT_TRUE(parse_with("page_cache=direct").direct);
+  EXPECT_FALSE(parse_with("page_cache=kernel").direct);
   refused_option("cache=none");
 }
 

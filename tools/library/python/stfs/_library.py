@@ -41,7 +41,7 @@ ROW = struct.Struct("@PNPNPQQPQQ")  # ctypes would take three times as long to r
 
 
 class SaveOptions(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("shard_bytes", ctypes.c_uint64), ("replaces", ctypes.c_int)]
+    _fields_ = [("size", ctypes.c_size_t), ("shard_bytes", ctypes.c_uint64), ("replace", ctypes.c_int)]
 
 
 class Part(ctypes.Structure):

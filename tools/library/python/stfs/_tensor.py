@@ -80,7 +80,7 @@ class Tensor:
             return None
 
     @property
-    def from_(self) -> List[str]:
+    def inputs(self) -> List[str]:
         """The names of the tensors that it is computed from; [] for one that is stored."""
         import json
 
