@@ -56,7 +56,7 @@ struct Verdict {
 // Accepts 206 with the exact Content-Range, and 200 if the range is the whole object; both with the
 // same validators, no content encoding and the exact length. 404, 410, 412 and 416 mean changed,
 // and so does another size or validator. Any other 200 comes from a server that ignores ranges. For
-// the rules see SEMANTICS, "Sources elsewhere".
+// the rules see SEMANTICS, "Remote sources".
 Verdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange range);
 
 // `Content-Range: bytes FIRST-LAST/SIZE`, or `bytes */SIZE` of an answer 416, whose range is empty;
