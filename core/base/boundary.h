@@ -1,7 +1,7 @@
-// The boundary between C++ and a C ABI: exceptions become statuses, and structs of other versions
-// are read and written. For the functions of stfs.h and stfs_gpu.h.
+// The boundary between C++ and the C ABI of stfs.h and stfs_gpu.h. It turns exceptions into
+// statuses, and reads and writes structs of callers that were compiled against another version.
 //
-// Thread safety: the functions may be called from any thread; the last error is the thread's own.
+// Thread safety: the functions may be called from any thread; each thread has its own last error.
 #pragma once
 
 #include "core/base/error.h"
@@ -17,9 +17,11 @@
 
 namespace stfs::abi {
 
-// The message of the last failure. Storing one allocates nothing.
+// The message of a thread's last failure, cut to 4,095 bytes. store() allocates no memory, so it
+// also works after std::bad_alloc.
 class LastError {
  public:
+  // Keeps the message and the errno, and returns `status`.
   int store(int status, std::string_view message, int system_error) noexcept {
     const std::size_t length = utf8_floor(message, sizeof text_ - 1);
     std::memcpy(text_, message.data(), length);
@@ -28,7 +30,7 @@ class LastError {
     return status;
   }
   const char* text() const { return text_; }
-  int system_error() const { return system_error_; }  // an errno; 0 for none
+  int system_error() const { return system_error_; }  // an errno, or 0 if there is none
 
  private:
   char text_[4096] = "";
@@ -37,8 +39,9 @@ class LastError {
 
 inline constinit thread_local LastError last_error;
 
-// Runs a call and returns 0, or the exit status of what it throws. `kGreatest` is the greatest
-// status of the ABI; a failure that is not an Error gives it too.
+// Runs `call` and returns 0. If `call` throws an Error, stores its message and errno in last_error
+// and returns its exit status, at most `kGreatest`, the greatest status of the ABI. Any other
+// exception is stored too and gives `kGreatest`.
 template <int kGreatest, class Call>
 int guarded(Call&& call) noexcept {
   try {
@@ -56,17 +59,21 @@ int guarded(Call&& call) noexcept {
   }
 }
 
+// Throws Error kUsage with no place.
 [[noreturn]] inline void refuse(const std::string& rule) {
   throw Error(ErrorCode::kUsage, "", rule);
 }
 
-// Clears a result. Called first, so that nothing leaks when `pointer` is NULL.
+// Clears the result that `pointer` points to. Throws Error kUsage if it is NULL. Functions call
+// this first, so that they refuse a NULL before they create the result, which would leak.
 template <class T>
 void prepare(T* pointer) {
   if (pointer == nullptr) refuse("the result pointer: NULL");
   *pointer = {};
 }
 
+// Returns the size that the caller has set in the first member of its struct. `what` names the
+// struct in messages. Throws Error kUsage if the size is smaller than that member.
 template <class Struct>
 std::size_t size_of(const Struct* given, const char* what) {
   std::size_t size = 0;
@@ -75,8 +82,9 @@ std::size_t size_of(const Struct* given, const char* what) {
   return size;
 }
 
-// A copy of a caller's struct of any version; all zero of NULL. Members that the caller lacks are
-// zero; members that this library lacks must be zero.
+// Returns a copy of a caller's struct of any version, or a zeroed struct if `given` is NULL.
+// Members that the caller's version lacks are zero. Throws Error kUsage if a member that this
+// library does not know is not zero.
 template <class Struct>
 Struct read_sized(const Struct* given, const char* what) {
   Struct known{};
@@ -91,7 +99,8 @@ Struct read_sized(const Struct* given, const char* what) {
   return known;
 }
 
-// Fills a caller's struct of any version; members that this library lacks become zero.
+// Copies `known`, without its size, into a caller's struct of any version. Members that this
+// library does not know become zero. Throws Error kUsage if `given` is NULL.
 template <class Struct>
 void write_sized(const Struct& known, Struct* given, const char* what) {
   if (given == nullptr) refuse(std::string(what) + ": NULL");

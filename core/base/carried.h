@@ -1,4 +1,5 @@
-// Whether all libraries but the C library are inside this build (scripts/package).
+// kIsCarried is true if this build contains all its libraries except the C library, so that it runs
+// on other systems (scripts/package).
 #pragma once
 
 namespace stfs {

@@ -1,6 +1,8 @@
-// The structs of DLPack 1.1, by which array libraries share memory. Written from the specification
-// (https://dmlc.github.io/dlpack/latest/c_api.html): layout and numbers. Below them: how both
-// libraries make an export.
+// The structs of DLPack 1.1, with which array libraries share memory. Layout and numbers are those
+// of the specification (https://dmlc.github.io/dlpack/latest/c_api.html). make_export() makes such
+// a struct for libstfs and for libstfs_gpu.
+//
+// Thread safety: make_export() may be called from any thread.
 #pragma once
 
 #include <cstddef>
@@ -22,13 +24,13 @@ struct DLDevice {
 };
 
 struct DLDataType {
-  std::uint8_t code;  // DLDataTypeCode: TypeInfo::dlpack
+  std::uint8_t code;  // DLDataTypeCode, from TypeInfo::dlpack
   std::uint8_t bits;
   std::uint16_t lanes;
 };
 
 struct DLTensor {
-  void* data;  // null when there are no elements
+  void* data;  // null if there are no elements
   DLDevice device;
   std::int32_t ndim;
   DLDataType dtype;
@@ -63,24 +65,26 @@ inline constexpr std::int32_t kCuda = 2;
 inline constexpr std::uint64_t kReadOnly = 1;
 inline constexpr std::uint64_t kIsCopied = 2;
 
-// A managed tensor of either kind, with what it refers to. The consumer owns it: the deleter frees
-// all of it.
+// A managed tensor of either kind, together with everything that it refers to. The consumer owns it
+// and calls `deleter`, which frees the whole Export.
 template <class Managed, class Owner>
 struct Export {
   Managed managed{};
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> strides;
-  Owner owner{};  // of the memory
+  Owner owner{};  // keeps the memory of the elements alive
 };
 
-// Row-major, without gaps. The caller sets the owner and `data`.
+// Makes an export of a row-major tensor without gaps. The caller sets `owner` and `data`, and
+// releases the pointer when it hands the tensor to a consumer.
 template <class Managed, class Owner>
 std::unique_ptr<Export<Managed, Owner>> make_export(std::span<const std::int64_t> shape,
                                                     DLDataType type, DLDevice device) {
   auto made = std::make_unique<Export<Managed, Owner>>();
   made->shape.assign(shape.begin(), shape.end());
   made->strides.resize(made->shape.size());
-  std::uint64_t stride = 1;  // of a tensor without elements it may wrap, and says nothing
+  // May wrap for a tensor without elements. The strides of such a tensor have no meaning.
+  std::uint64_t stride = 1;
   for (std::size_t i = made->shape.size(); i-- > 0;) {
     made->strides[i] = static_cast<std::int64_t>(stride);
     stride *= static_cast<std::uint64_t>(made->shape[i]);

@@ -81,7 +81,7 @@ Error::Error(ErrorCode code, std::string_view place, std::string_view message, i
       place_(without_queries(place)),
       message_(without_queries(message)) {
   what_ = place.empty() ? message_ : printable(place_).append(": ").append(message_);
-  // A broken rule of the format is named, so that a user can look it up in the reference reader.
+  // The name of a broken rule lets a user look the rule up in the reference reader.
   if (exit_status(code) == 1) what_.append(" (").append(error_name(code)).push_back(')');
 }
 

@@ -1,7 +1,8 @@
-// RLIMIT_FSIZE, the limit on the size of files: a write beyond it raises SIGXFSZ in the thread that
-// writes, which ends a process that does not expect it.
+// RLIMIT_FSIZE, the limit on the size of files. A write beyond it raises SIGXFSZ in the thread that
+// writes. The signal ends a process that does not handle it.
 //
-// Thread safety: the functions may be called from any thread; a NoFileLimitSignal belongs to one.
+// Thread safety: largest_file() may be called from any thread. The thread that constructs a
+// NoFileLimitSignal must destroy it.
 #pragma once
 
 #include <sys/resource.h>
@@ -13,16 +14,16 @@
 
 namespace stfs {
 
-// The largest size that this process may give a file.
+// Returns the largest size in bytes that this process may give a file; 2^64 - 1 without a limit.
 inline std::uint64_t largest_file() {
   rlimit limit{};
   const bool has_limit = ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
   return has_limit ? limit.rlim_cur : std::numeric_limits<std::uint64_t>::max();
 }
 
-// While it lives, a write of this thread beyond the limit returns EFBIG and does nothing more: the
-// signal is blocked, and the destructor takes it. So a library leaves the dispositions of its host
-// program alone. A signal that was pending before stays pending.
+// While it exists, a write of this thread beyond the limit fails with EFBIG and has no other
+// effect: the signal is blocked, and the destructor removes it. In this way a library need not
+// change how its host program handles signals. A signal that was pending before stays pending.
 class NoFileLimitSignal {
  public:
   NoFileLimitSignal() {

@@ -9,8 +9,8 @@
 namespace stfs {
 namespace {
 
-// Of this process and its ancestors since the program began. It cannot belong to an object: the
-// handler of pthread_atfork(3) takes no argument.
+// The number of forks between the start of the program and this process. It is a global variable
+// because the handler of pthread_atfork(3) takes no argument.
 std::atomic<std::uint32_t> forks = 0;
 [[maybe_unused]] const int registered =
     ::pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
@@ -18,7 +18,7 @@ std::atomic<std::uint32_t> forks = 0;
 }  // namespace
 
 std::uint64_t this_process() {
-  // With the pid, for children that a system call made without the handlers.
+  // The pid distinguishes children that a plain system call made, which does not run the handler.
   return std::uint64_t{forks.load(std::memory_order_relaxed)} << 32 |
          static_cast<std::uint32_t>(::getpid());
 }
@@ -27,7 +27,8 @@ void ForkMutex::lock() {
   constexpr std::chrono::microseconds kPause{50};
   const std::uint64_t process = this_process();
   std::uint64_t holder = 0;
-  // A holder of another process is a thread of an ancestor, which is not here.
+  // A holder with another number is a thread of an ancestor. It does not exist in this process, so
+  // this takes the lock over.
   while (!holder_.compare_exchange_weak(holder, process, std::memory_order_acquire)) {
     if (holder != process) continue;
     std::this_thread::sleep_for(kPause);

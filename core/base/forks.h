@@ -1,7 +1,7 @@
-// fork(2), as a library meets it: a child has the locks of its parent's threads, and not the
-// threads.
+// What a library needs to survive fork(2): a child inherits the locks that its parent's threads
+// hold, but not the threads, so nothing would ever unlock them.
 //
-// Thread safety: all.
+// Thread safety: everything may be used from any thread.
 #pragma once
 
 #include <atomic>
@@ -9,19 +9,21 @@
 
 namespace stfs {
 
-// A number of this process, not 0, that none of its ancestors has. A pid is none: processes of
-// nested namespaces may all be process 1.
+// Returns a number that identifies this process among the processes that it was forked from. It is
+// never 0. A pid would not do, because in nested namespaces a process and its parent may both have
+// pid 1.
 std::uint64_t this_process();
 
-// A mutex for sections that are short and rare. A child may lock it whatever its parent's threads
-// were doing, so what it guards must make sense in the midst of a section.
+// A mutex for critical sections that are short and rare. A child may lock it even if a thread of
+// its parent held it at the fork. So the data that it guards must be usable at every moment, even
+// in the middle of a critical section.
 class ForkMutex {
  public:
   void lock();
   void unlock() { holder_.store(0, std::memory_order_release); }
 
  private:
-  std::atomic<std::uint64_t> holder_ = 0;  // this_process() of it; 0: nobody
+  std::atomic<std::uint64_t> holder_ = 0;  // this_process() of the holder, or 0 if it is unlocked
 };
 
 }  // namespace stfs

@@ -2,7 +2,8 @@
 
 namespace stfs {
 
-// Values and depth are bounded: a value takes up to a hundred bytes of memory, and two of the text.
+// The number of values is limited too, because a value takes at least two bytes of the text but up
+// to a hundred bytes of memory. The text is not parsed: the counts are upper bounds.
 bool is_bounded_json(std::string_view text) {
   constexpr std::size_t kDeepest = 64;
   if (text.size() > kMostJson) return false;

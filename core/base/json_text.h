@@ -1,4 +1,4 @@
-// JSON as a text, before it is parsed.
+// Checks and changes JSON texts before they are parsed.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -12,14 +12,16 @@ namespace stfs {
 
 inline constexpr std::uint64_t kMostJson = 8 << 20;  // bytes of a bounded text
 inline constexpr std::size_t kMostJsonValues =
-    1 << 19;  // a model with an entry for each of 100,000 modules
+    1 << 19;  // enough for a model with an entry for each of 100,000 modules
 
-// Whether a text is short and flat enough to be parsed: a value takes fifty times the memory of its
-// text.
+// Returns true if a text may be parsed: if it has at most kMostJson bytes, about kMostJsonValues
+// values and 64 levels. Without these limits a small text could need much memory, because a parsed
+// value takes up to fifty times the size of its text.
 bool is_bounded_json(std::string_view text);
 
-// The text with null for Infinity, -Infinity and NaN outside of strings, which Python writes and
-// JSON has not. What stands behind them moves.
+// Returns the text with `null` in place of each Infinity, -Infinity and NaN outside of strings.
+// Python writes these words, but JSON does not have them. Offsets after a replacement therefore
+// shift.
 std::string without_infinities(std::string_view text);
 
 }  // namespace stfs

@@ -1,4 +1,5 @@
-// A row of a table of options: a word, its value, and what the value sets.
+// A row of a table of options: the names of an option, the kind of its value, and the member that
+// the value sets.
 //
 // Thread safety and lifetime: rows are constants; their texts are string literals.
 #pragma once
@@ -21,21 +22,21 @@ enum class Value {
   kPath,        // any file
   kTensor,      // the name of a tensor in the checkpoint that is the first operand
   kTensorPath,  // any file, or SOURCE::NAME
-  kEditLine,    // a line of edits of that checkpoint
-  kMountpoint,  // of a mounted checkpoint
+  kEditLine,    // a line of edits of the checkpoint that is the first operand
+  kMountpoint,  // the mountpoint of a mounted checkpoint
   kDevice,      // a device of stfs-gpu: "cuda:0"
   kList,        // rows of CommandRow::list, separated by commas
   kCommand,     // the words after "--"; the program removes them before it calls parse_command
 };
 
-// Stores a value that passed its check in the arguments of the command; "" stands for a flag.
-// Throws Error.
+// Stores a value, which the parser has checked, in the arguments of the command. The value is "" if
+// the option is a flag. Throws Error.
 using Setter = void (*)(void* arguments, const std::string& value);
 
 template <class Arguments, class T>
 Arguments owner_of(T Arguments::*);
 
-// A member of `object`, or the member kInner of that member, and so on.
+// Returns the member kMember of `object`, or the member kInner of that member, and so on.
 template <auto kMember, auto... kInner>
 auto& member_of(auto& object) {
   if constexpr (sizeof...(kInner) == 0) {
@@ -45,8 +46,8 @@ auto& member_of(auto& object) {
   }
 }
 
-// The setter of a member, or of the member kInner of a member: sets a bool to true, replaces a
-// number or a text, appends to a vector.
+// The setter of a member, or of the member kInner of a member. It sets a bool to true, replaces a
+// number or a text, and appends to a vector.
 template <auto kMember, auto... kInner>
 void set(void* arguments, const std::string& value) {
   auto& member =
@@ -66,20 +67,22 @@ void set(void* arguments, const std::string& value) {
 }
 
 struct OptionRow {
-  // An option "-j,--jobs"; an operand "SOURCE" or "GLOB..."; an option of a list "threads". An
-  // operand of a few words has them here and as its `argument`: "list|prune|verify".
+  // The names of an option, as in "-j,--jobs"; of an operand, as in "SOURCE" or "GLOB..."; or of an
+  // option in a list, as in "threads". For an operand that is one of a few words, both this and
+  // `argument` list the words: "list|prune|verify".
   std::string_view flags = {};
-  std::string_view verbs = {};     // verbs that take the row; "list extract!": extract requires it
+  // The verbs that have the row. A "!" marks a verb that requires it: "list extract!".
+  std::string_view verbs = {};
   std::string_view argument = {};  // "N"; "" for a flag; "KEY..." may be given several times
   Value value = Value::kText;
   Setter set = nullptr;
   std::string_view help = {};  // one line
   std::string_view man = {};   // sentences, with `literal` and <argument>
-  unsigned least = 0;          // a kNumber must lie from `least` to `most`
+  unsigned least = 0;          // a kNumber must be in [least, most]
   unsigned most = 0;
 };
 
-// The rows of two tables in one.
+// Returns one table with the rows of `a`, then those of `b`.
 template <std::size_t kA, std::size_t kB>
 constexpr std::array<OptionRow, kA + kB> joined(const std::array<OptionRow, kA>& a,
                                                 const std::array<OptionRow, kB>& b) {

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kMaxExpression = 4096;    // bytes
 constexpr std::int64_t kMaxMemory = 128 << 10;  // bytes of RE2's program and states
-constexpr std::uint64_t kMaxWork = 1 << 17;     // of a match: less than a second
+constexpr std::uint64_t kMaxWork = 1 << 17;     // limit of one match, less than a second
 
 // Removes the first token from `text`: an escape, a class, or a character. Returns it in the syntax
 // of RE2. Returns "" if parse() refuses the token.
@@ -31,9 +31,10 @@ std::string take_token(std::string_view& text) {
   const std::string_view token = text.substr(0, length);
   text.remove_prefix(length);
   if (token == "\\Z") return "\\z";
-  if (token.front() == '[' && token.find("[:", 1) != std::string_view::npos) return "";  // POSIX's
+  // Refuse a class with "[:", which RE2 might read as a POSIX class.
+  if (token.front() == '[' && token.find("[:", 1) != std::string_view::npos) return "";
   if (token == "{") {
-    // A repetition. RE2 takes {,2} and {01} as texts.
+    // Perhaps a repetition. RE2 would match {,2} and {01} as plain text.
     std::string_view rest = text;
     const auto take_digits = [&rest] {
       const std::size_t end = std::min(rest.find_first_not_of("0123456789"), rest.size());
@@ -82,15 +83,15 @@ std::string take_field(std::string_view& rest, char delimiter) {
 
 std::optional<NamePattern> NamePattern::parse(std::string_view expression) {
   struct Part {
-    char look;  // '=' or '!', or 0 for a part that does not look ahead
+    char look;  // '=' or '!' for a lookahead, else 0
     std::string text;
   };
-  // In Latin1 a quantifier after "é" would repeat its last byte alone.
+  // RE2 matches bytes here (Latin1), so a quantifier after "é" would repeat only its last byte.
   const auto is_ascii = [](char c) { return static_cast<unsigned char>(c) < 0x80; };
   if (expression.size() > kMaxExpression || !std::ranges::all_of(expression, is_ascii)) {
     return std::nullopt;
   }
-  std::vector<Part> parts{{0, ""}};  // the beginning, the look-aheads, and the rest
+  std::vector<Part> parts{{0, ""}};  // the beginning, the lookaheads, and the rest
   bool has_alternatives = false;
   for (int depth = 0; !expression.empty();) {
     if (depth == 0 && (expression.starts_with("(?=") || expression.starts_with("(?!"))) {
@@ -133,7 +134,8 @@ std::optional<bool> NamePattern::matches(std::string_view name, std::uint64_t& w
   constexpr std::size_t kMaxName = 1 << 16;
   const auto is_ascii = [](char c) { return c >= ' ' && c <= '~'; };
   if (name.size() > kMaxName || !std::ranges::all_of(name, is_ascii)) return std::nullopt;
-  // A call takes at most some nanoseconds for each byte and step, and mostly much less.
+  // A call of RE2 takes at most a few nanoseconds per byte of the name and instruction of the
+  // program, and usually much less.
   const std::uint64_t of_call = (name.size() / 64 + 1) * (size_ / 16 + 1);
   const std::uint64_t limit = work + kMaxWork;
   const re2::StringPiece text(name.data(), name.size());
@@ -196,7 +198,7 @@ std::optional<std::string> Substitution::apply(std::string_view name) const {
   std::size_t copied = 0;  // bytes of `name`
   bool matches = false;
   const auto reserve = [&](std::size_t bytes) {
-    // A & for each letter of a long name would need more memory than there is.
+    // Without a limit, many "&" could make a long name too large for the memory.
     if (result.size() + bytes <= kMaxName) return;
     refuse("a name would have more than " + std::to_string(kMaxName) + " bytes");
   };
@@ -206,10 +208,10 @@ std::optional<std::string> Substitution::apply(std::string_view name) const {
     const auto begin = static_cast<std::size_t>(groups[0].data() - name.data());
     const std::size_t end = begin + groups[0].size();
     from = end > begin ? end : end + 1;
-    // RE2 also finds an empty text inside a character of UTF-8.
+    // RE2 also finds an empty match inside a UTF-8 character.
     const bool is_inside = end == begin && begin < name.size() &&
                            (static_cast<unsigned char>(name[begin]) & 0xC0) == 0x80;
-    // An empty match right after the last one is none, as in sed.
+    // Like sed, ignore an empty match right after the previous match.
     if (is_inside || (matches && end == copied)) continue;
     reserve(begin - copied + rewrite_.size() + references * (end - begin));
     result += name.substr(copied, begin - copied);

@@ -17,39 +17,42 @@ class RE2;
 
 namespace stfs {
 
-// An expression for names of modules in a configuration, which Python's re.match() matches there.
-// parse() accepts looking ahead, (?=...) and (?!...), at one place outside of groups. It refuses
-// back-references, looking behind, flags, possessive repetitions, counts with leading zeros, what
-// RE2 takes for a class of POSIX, and characters that are not ASCII.
+// An expression for names of modules, from a configuration. The library that wrote it matches it
+// with Python's re.match(). parse() accepts lookaheads, (?=...) and (?!...), at one place outside
+// of groups. It refuses back-references, lookbehinds, flags, possessive repetitions, counts with
+// leading zeros, classes that RE2 would read as POSIX classes, and characters that are not ASCII.
 class NamePattern {
  public:
-  // Returns nullopt if the expression is too long or has a construct that it refuses.
+  // Compiles an expression. Returns nullopt if it has more than 4,096 bytes, needs too much memory,
+  // or has a construct that is refused.
   static std::optional<NamePattern> parse(std::string_view expression);
 
-  // Returns whether a beginning of `name` matches. Returns nullopt if `name` has other characters
-  // than printable ASCII, because Python and RE2 classify those differently, and if the match would
-  // take too long. Adds to `work` the calls of RE2; long names and expressions count several times.
+  // Returns true if the expression matches at the beginning of `name`, like re.match(). Returns
+  // nullopt if `name` has characters other than printable ASCII, because Python and RE2 classify
+  // those differently, and if the match would take too long. Adds the number of calls of RE2 to
+  // `work`; with a long name or expression a call counts several times.
   std::optional<bool> matches(std::string_view name, std::uint64_t& work) const;
 
  private:
   using Expression = std::shared_ptr<const re2::RE2>;  // copies of a pattern share it
   struct Look {
     Expression expression;
-    bool is_wanted;  // false: (?!...)
+    bool is_wanted;  // false for (?!...)
   };
 
-  // With `looks_`, a name matches if it has a place up to which `begin_` matches, where each of
-  // `looks_` is as wanted, and from which a beginning matches `rest_`.
-  Expression begin_;  // null: empty
+  // A name matches if it has a place such that `begin_` matches the whole text before the place,
+  // each of `looks_` matches or does not match there, as wanted, and `rest_` matches from there on.
+  Expression begin_;  // null: the place is the beginning of the name
   std::vector<Look> looks_;
   Expression rest_;
-  std::size_t size_ = 0;  // of RE2's programs, in instructions
+  std::size_t size_ = 0;  // instructions in all programs of RE2
 };
 
-// The work of matching the expressions of a file so far, as NamePattern counts it, and its limit.
+// The work spent so far on matching the expressions of a file, counted like the `work` of
+// NamePattern::matches(), and the limit for it.
 struct MatchingWork {
-  // The limit for a checkpoint of so many tensors: seconds for hostile expressions, and a
-  // millisecond more for each tensor.
+  // Returns the limit for a checkpoint with `count` tensors. It allows hostile expressions a few
+  // seconds, and a millisecond more for each tensor.
   static MatchingWork for_tensors(std::size_t count) {
     constexpr std::uint64_t kMost = std::uint64_t{1} << 18;
     constexpr std::uint64_t kOfTensor = std::uint64_t{1} << 7;
@@ -61,7 +64,8 @@ struct MatchingWork {
   std::uint64_t most = 0;
 };
 
-// Bounds the time and the memory that the expressions of a file take.
+// Limits the number and the bytes of the expressions of a file, and so the time and the memory that
+// they take.
 class PatternBudget {
  public:
   static constexpr std::size_t kMaxCount = 4096;
@@ -77,8 +81,9 @@ class PatternBudget {
   std::size_t count_ = 0, bytes_ = 0;
 };
 
-// s/REGEX/NEW/ on names, as sed does it: the first match, or all with g. \1 to \9 are groups, \0
-// and & the match. Any punctuation after the s delimits. REGEX is an expression of RE2.
+// Applies s/REGEX/NEW/ to names like sed: to the first match, or with g to all matches. In NEW, \1
+// to \9 are groups, and \0 and & are the whole match. Any punctuation character after the s may be
+// the delimiter, except a backslash. REGEX has the syntax of RE2.
 class Substitution {
  public:
   static constexpr std::size_t kMaxName = 1 << 20;

@@ -76,7 +76,7 @@ UniqueFd open_regular(const std::string& path) {
   struct stat before {};
   if (::stat(path.c_str(), &before) != 0) throw_unreadable(path, errno);
   refuse_irregular(before, path);
-  // O_NONBLOCK: open returns at once even if the name became a FIFO after the stat.
+  // With O_NONBLOCK, open(2) returns at once even if the name became a FIFO after stat(2).
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
   if (!fd) throw_unreadable(path, errno);
   refuse_irregular(stat_of(fd.get(), path), path);
@@ -188,7 +188,7 @@ void on_threads(std::size_t count, const std::function<void(std::size_t)>& work)
     others.reserve(count);
     for (std::size_t i = 1; i < count; ++i) others.push_back(start_thread([&run, i] { run(i); }));
   } catch (const std::exception&) {
-    // Go on with those that started.
+    // Continue with the threads that have started.
   }
   run(0);
   for (std::thread& other : others) other.join();

@@ -1,5 +1,5 @@
-// OpenSSL 3 deprecates these functions. Their successor, EVP, initialises the library on its first
-// use and crashes when memory runs out there.
+// OpenSSL 3 deprecates these functions. Their successor, EVP, initialises the library on first use,
+// and crashes if memory runs out while it does so.
 #define OPENSSL_SUPPRESS_DEPRECATED
 #include "core/base/sha256.h"
 

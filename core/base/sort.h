@@ -20,7 +20,7 @@
 namespace stfs {
 namespace detail {
 
-// A text, its number, and eight of its bytes as an integer that compares as the bytes do.
+// A text, its number, and eight of its bytes as an integer that sorts like the bytes.
 struct SortKey {
   std::uint64_t chunk;
   const char* data;
@@ -30,7 +30,7 @@ struct SortKey {
   std::string_view text() const { return {data, size}; }
 };
 
-// The bytes [depth, depth+8) of `text`, big-endian, zero-padded.
+// Returns the bytes [depth, depth+8) of `text` as a big-endian integer, zero-padded at the end.
 inline std::uint64_t chunk_at(std::string_view text, std::size_t depth) {
   if (depth >= text.size()) return 0;
   std::uint64_t chunk = 0;
@@ -39,7 +39,7 @@ inline std::uint64_t chunk_at(std::string_view text, std::size_t depth) {
   return chunk;
 }
 
-// Sorts a few keys by their texts from byte `depth` on. Returns whether two texts are equal.
+// Sorts a few keys by their texts from byte `depth` on. Returns true if two texts are equal.
 inline bool insertion_sort(std::span<SortKey> keys, std::size_t depth) {
   bool any_equal = false;
   for (std::size_t i = 1; i < keys.size(); ++i) {
@@ -77,7 +77,7 @@ class KeySorter {
 };
 
 inline void KeySorter::split(Range range, std::vector<Range>& work) {
-  constexpr std::size_t kSmall = 16;  // below this, comparing whole texts is as fast
+  constexpr std::size_t kSmall = 16;  // up to this many texts, comparing them whole is as fast
   const std::span part = keys_.subspan(range.begin, range.end - range.begin);
   if (part.size() <= kSmall) {
     any_equal_ = insertion_sort(part, range.depth) || any_equal_;
@@ -93,14 +93,14 @@ inline void KeySorter::split(Range range, std::vector<Range>& work) {
     is_equal = is_equal && part[i].chunk == part[i - 1].chunk;
     is_sorted = is_sorted && part[i].chunk >= part[i - 1].chunk;
   }
-  if (is_equal && !any_ended) {  // the common prefix is longer
+  if (is_equal && !any_ended) {  // the common prefix is at least eight bytes longer
     work.push_back({range.begin, range.end, range.depth + 8});
     return;
   }
   if (!is_sorted) std::ranges::stable_sort(part, {}, &SortKey::chunk);
   // A text that ends inside the chunk is zero-padded, so "a" and "a\0" have the same chunk. Among
-  // equal chunks, ended texts come first, the shorter before the longer; equal lengths are equal
-  // texts.
+  // keys with equal chunks, the texts that have ended come first, the shorter before the longer. If
+  // two of these have the same length, they are equal texts.
   for (std::size_t begin = 0; begin < part.size();) {
     std::size_t end = begin + 1;
     while (end < part.size() && part[end].chunk == part[begin].chunk) ++end;
@@ -128,10 +128,10 @@ struct SortedOrder {
   bool any_equal = false;  // some texts are equal; they are neighbours in `order`
 };
 
-// The numbers 0..count-1 in the bytewise order of text_of(number); equal texts in the order of
-// their numbers. text_of returns a std::string_view of less than 4 GiB that stays valid during the
-// call, and may be called from several threads. A common prefix is compared once, not once a
-// comparison. The depth of the stack does not depend on the texts.
+// Returns the numbers 0..count-1 in the bytewise order of text_of(number); equal texts are in the
+// order of their numbers. text_of returns a std::string_view of less than 4 GiB that stays valid
+// during the call. A common prefix is read once per text, not once per comparison. The depth of the
+// stack does not depend on the texts.
 template <class TextOf>
 SortedOrder sorted_order(std::size_t count, const TextOf& text_of) {
   SortedOrder result;
@@ -180,7 +180,7 @@ SortedOrder sorted_order(std::size_t count, const TextOf& text_of) {
       others.push_back(std::async(std::launch::async, sort_parts));
     }
   } catch (const std::system_error&) {
-    // The system refuses more threads: sort with those that started.
+    // The system refuses more threads: sort with the threads that have started.
   }
   result.any_equal = sort_parts() || splitter.any_equal() || result.any_equal;
   for (std::future<bool>& other : others) result.any_equal = other.get() || result.any_equal;

@@ -35,7 +35,7 @@ int spawn(std::vector<std::string> words, SpawnOptions options, pid_t& pid) {
   sigset_t none;
   ::sigemptyset(&none);
   ::posix_spawnattr_setsigmask(&attributes, &none);
-  sigset_t limit;  // run_to_exit() ignores it
+  sigset_t limit;  // SIGXFSZ gets its default action again, because run_to_exit() ignores it
   ::sigemptyset(&limit);
   ::sigaddset(&limit, SIGXFSZ);
   ::posix_spawnattr_setsigdefault(&attributes, &limit);

@@ -1,4 +1,4 @@
-// Starts another program.
+// Starts another program as a child process.
 //
 // Thread safety: the function may be called from any thread.
 #pragma once
@@ -13,15 +13,18 @@
 namespace stfs {
 
 struct SpawnOptions {
-  // Descriptors of this process, and their numbers in the program, where they are open whatever
-  // their close-on-exec here (glibc 2.29). Others with close-on-exec are closed there.
+  // Pairs of a descriptor of this process and its number in the program. These are open in the
+  // program even if they have the close-on-exec flag here, which needs glibc 2.29. Other
+  // descriptors with the flag are closed in the program.
   std::vector<std::pair<int, int>> descriptors = {};
-  std::vector<std::string> variables = {};  // "NAME=VALUE", in place of those of this process
-  bool leads_group = false;                 // a process group of its own
+  // Environment variables "NAME=VALUE". The program inherits all other variables of this process.
+  std::vector<std::string> variables = {};
+  bool leads_group = false;  // the program gets a process group of its own
 };
 
-// posix_spawnp(3) of `words`, of which the first is the program; no signal is blocked in it.
-// Returns 0 and sets `pid`, or returns an errno.
+// Calls posix_spawnp(3). The first of `words` is the program, which is searched for in PATH. No
+// signal is blocked in the program. Returns 0 and sets `pid`, or returns an errno. The caller waits
+// for the child (waitpid(2)).
 int spawn(std::vector<std::string> words, SpawnOptions options, pid_t& pid);
 
 }  // namespace stfs

@@ -18,13 +18,13 @@
 namespace stfs {
 namespace {
 
-// A code point and its length in bytes; length 0 when the bytes are not UTF-8.
+// A code point and its length in bytes; the length is 0 if the bytes are not UTF-8.
 struct CodePoint {
   char32_t value;
   std::size_t length;
 };
 
-// The first code point of a text, which is not empty (RFC 3629).
+// Returns the first code point of a text, which must not be empty (RFC 3629).
 CodePoint decode(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char lead = byte(0);
@@ -42,15 +42,15 @@ CodePoint decode(std::string_view text) {
   return {value, length};
 }
 
-// Controls (C0, DEL, C1), Unicode marks that reorder or hide the text around them, and the two
-// noncharacters that XML cannot hold.
+// Returns true for control characters (C0, DEL, C1), for Unicode marks that reorder or hide the
+// text around them, and for the two noncharacters that XML cannot contain.
 bool is_deceptive(char32_t c) {
   return c < 0x20 || (c >= 0x7F && c <= 0x9F) || (c >= 0x200B && c <= 0x200F) ||
          (c >= 0x2028 && c <= 0x202E) || (c >= 0x2060 && c <= 0x206F) || c == 0xFEFF ||
          c == 0xFFFE || c == 0xFFFF;
 }
 
-// Where the scheme of the first URL in a text begins; npos for no URL.
+// Returns the position of the scheme of the first URL in a text, or npos if there is no URL.
 std::size_t begin_of_scheme(std::string_view text) {
   std::size_t at = text.find("://");
   const auto is_letter = [](char c) {
@@ -61,9 +61,9 @@ std::size_t begin_of_scheme(std::string_view text) {
   return at;
 }
 
-// A word, or a text that is a URL, as without_queries() has it.
+// Does the work of without_queries() for one word, or for a text that begins with a URL.
 std::string without_query(std::string_view text) {
-  constexpr int kMostUrls = 64;  // each is searched for in all that follows
+  constexpr int kMostUrls = 64;  // a limit because the rest of the text is searched for each URL
   std::string out;
   for (int i = 0; i < kMostUrls; ++i) {
     const std::size_t begin = begin_of_scheme(text), mark = text.find('?');
@@ -97,8 +97,8 @@ void add_escape(TextWriter& out, char32_t c) {
   out.add(buffer.data());
 }
 
-// The size of json_string(text) in bytes: nlohmann/json escapes as RFC 8259 requires and no more.
-// Returns nullopt when the text is not UTF-8.
+// Returns the size of json_string(text) in bytes: nlohmann/json escapes only the characters for
+// which RFC 8259 requires it. Returns nullopt if the text is not UTF-8.
 std::optional<std::uint64_t> json_string_size(std::string_view text) {
   std::uint64_t size = 2 + text.size();
   while (!text.empty()) {
@@ -116,7 +116,8 @@ std::optional<std::uint64_t> json_string_size(std::string_view text) {
   return size;
 }
 
-// Much of the names of a checkpoint is alike: compares eight bytes at a time.
+// Returns the length of the common prefix in bytes. Compares eight bytes at a time, because names
+// in a checkpoint often have long common prefixes.
 std::size_t common_prefix(std::string_view a, std::string_view b) {
   const auto word = [](const char* at) {
     std::uint64_t bytes = 0;
@@ -139,7 +140,7 @@ TextWriter& TextWriter::add(std::string_view part) {
 }
 
 TextWriter& TextWriter::number(std::uint64_t value) {
-  std::array<char, 20> digits{};  // of 2^64 - 1
+  std::array<char, 20> digits{};  // enough for 2^64 - 1
   const char* const end = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
   return add(std::string_view(digits.data(), static_cast<std::size_t>(end - digits.data())));
 }
@@ -212,7 +213,7 @@ std::string without_queries(std::string_view text) {
   constexpr std::string_view kBlanks = " \t\r\n";
   if (text.find('?') == std::string_view::npos && text.find("://") == std::string_view::npos)
     return std::string(text);
-  if (begin_of_scheme(text) == 0) return without_query(text);  // blanks belong to the URL
+  if (begin_of_scheme(text) == 0) return without_query(text);  // the URL may contain blanks
   std::string out;
   while (!text.empty()) {
     const std::string_view word = text.substr(0, text.find_first_of(kBlanks));
@@ -226,7 +227,7 @@ std::string without_queries(std::string_view text) {
 }
 
 std::string in_quotes(std::string_view typed) {
-  constexpr std::size_t kKeep = 96;  // bytes kept at each end of a long name
+  constexpr std::size_t kKeep = 96;  // bytes kept at each end of a long text
   const std::string text_of_name = without_queries(typed);
   const std::string_view text = text_of_name;
   std::string shown;
@@ -260,7 +261,7 @@ bool is_utf8(std::string_view text) {
 
 std::size_t utf8_floor(std::string_view text, std::size_t n) {
   if (n >= text.size()) return text.size();
-  constexpr std::size_t kMostBack = 3;  // RFC 3629: a character has four bytes at most
+  constexpr std::size_t kMostBack = 3;  // because a character has at most four bytes (RFC 3629)
   for (std::size_t back = 0; back <= std::min(n, kMostBack); ++back) {
     if ((static_cast<unsigned char>(text[n - back]) & 0xC0) != 0x80) return n - back;
   }
@@ -269,7 +270,7 @@ std::size_t utf8_floor(std::string_view text, std::size_t n) {
 
 std::strong_ordering natural_order(std::string_view a, std::string_view b) {
   const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-  // Takes the digits off the front of a text, and returns them without leading zeros.
+  // Removes the digits at the beginning of a text, and returns them without leading zeros.
   const auto take_number = [&](std::string_view& text) {
     const auto end = std::ranges::find_if_not(text, is_digit);
     std::string_view digits(text.begin(), end);
@@ -277,7 +278,7 @@ std::strong_ordering natural_order(std::string_view a, std::string_view b) {
     digits.remove_prefix(std::min(digits.find_first_not_of('0'), digits.size()));
     return digits;
   };
-  // Begin where the texts differ, or at the number that they have in common there.
+  // Begin where the texts differ, or before that, where the number around this place begins.
   std::string_view left = a;
   std::string_view right = b;
   std::size_t same = common_prefix(a, b);
@@ -308,10 +309,11 @@ std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t mo
   const std::size_t same = common_prefix(a, b);
   a.remove_prefix(same);
   b.remove_prefix(same);
-  std::vector<std::size_t> row(b.size() + 1);  // from the prefix of `a` to each prefix of `b`
+  // The distances between the current prefix of `a` and each prefix of `b`.
+  std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
   for (std::size_t i = 1; i <= a.size(); ++i) {
-    // Prefixes whose lengths differ by more than `most` need more edits than that.
+    // If the lengths of two prefixes differ by more than `most`, so does their distance.
     const std::size_t first = i > most ? i - most : 1;
     const std::size_t last = std::min(b.size(), i + most);
     std::size_t diagonal = std::exchange(row[first - 1], first == 1 ? i : most + 1);
@@ -340,7 +342,8 @@ void append_natural_key(std::string& keys, std::string_view text) {
     }
     text = std::string_view(digits_end, text.end());
     digits.remove_prefix(std::min(digits.find_first_not_of('0'), digits.size()));
-    // First the number of digits, as characters between those that sort before and after digits.
+    // Write the number of digits first, so that a longer number sorts after a shorter one. It is
+    // written in digits too, so that numbers keep their order relative to other characters.
     constexpr std::size_t kMost = 9;
     keys.append(digits.size() / kMost, '9');
     keys += static_cast<char>('0' + digits.size() % kMost);
@@ -371,7 +374,7 @@ std::string human_bytes(std::uint64_t bytes) {
   constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   auto value = static_cast<double>(bytes);
   std::size_t unit = 0;
-  // 1023.95 would print as 1024.0: use the next unit.
+  // Use the next unit from 1023.95 on, which would be printed as 1024.0.
   while (value >= (unit == 0 ? 1024 : 1023.95) && unit + 1 < kUnits.size()) {
     value /= 1024;
     ++unit;
@@ -402,12 +405,12 @@ std::string rfc3339(std::int64_t seconds, std::int64_t nanoseconds) {
   const std::time_t time = seconds;
   std::tm utc{};
   if (gmtime_r(&time, &utc) == nullptr || utc.tm_year > 9999 - 1900 || utc.tm_year < -1900) {
-    return "@" + std::to_string(seconds);  // RFC 3339 has years of four digits
+    return "@" + std::to_string(seconds);  // because a year of RFC 3339 has four digits
   }
   std::array<char, 32> date{};
   std::strftime(date.data(), date.size(), "%m-%dT%H:%M:%S", &utc);
   std::array<char, 64> buffer{};
-  // strftime(3) writes a year before 1000 with fewer than four digits.
+  // The year is not left to strftime(3), which writes a year before 1000 with fewer digits.
   std::snprintf(buffer.data(), buffer.size(), "%04d-%s.%09lldZ", utc.tm_year + 1900, date.data(),
                 static_cast<long long>(nanoseconds));
   return buffer.data();

@@ -1,8 +1,8 @@
-// A counting semaphore: at most so many holders at a time. Any thread may give back what another
-// took. std::counting_semaphore of GCC 12 can sleep for ever although a turn is free
-// (gcc.gnu.org/PR104928).
+// A counting semaphore: at most `free` holders at a time. A thread may release a turn that another
+// thread has acquired. Replaces std::counting_semaphore, which with GCC 12 can sleep for ever
+// although a turn is free (gcc.gnu.org/PR104928).
 //
-// Thread safety: all members.
+// Thread safety: all members may be called from any thread.
 #pragma once
 
 #include <condition_variable>
@@ -24,7 +24,7 @@ class Turns {
     --free_;
   }
   void release() {
-    // With the lock: whoever takes the turn may destroy this.
+    // Notify while the mutex is locked, because the thread that takes the turn may destroy this.
     const std::lock_guard lock(mutex_);
     ++free_;
     is_free_.notify_one();

@@ -12,19 +12,19 @@
 namespace {
 
 #if HWY_ARCH_X86
-// Whether `bit` of ecx, which CPUID gives for `leaf`, is set.
+// Returns true if CPUID sets `bit` of ecx for `leaf`.
 bool has_bit(unsigned leaf, unsigned bit) {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(leaf, &eax, &ebx, &ecx, &edx) != 0 && (ecx >> bit & 1) != 0;
 }
 
-// The targets of Highway that this processor and its kernel have all features for.
+// Returns the targets of Highway that this processor and its kernel support with all features.
 std::int64_t targets_of_processor() {
   std::int64_t targets = HWY_ENABLED_BASELINE;
   if (!__builtin_cpu_supports("sse4.2") || !has_bit(1, 25) || !has_bit(1, 1)) return targets;
-  targets |= HWY_SSSE3 | HWY_SSE4;  // with AES and carry-less multiplication: bits 25 and 1
-  // The kernel keeps the registers of AVX if this compiler's check of AVX2 succeeds. F16C and LZCNT
-  // use no others.
+  targets |= HWY_SSSE3 | HWY_SSE4;  // bits 25 and 1 are AES and carry-less multiplication
+  // If the compiler's check for AVX2 succeeds, the kernel saves the registers of AVX. Bits 29
+  // (F16C) and 5 (LZCNT) need no other registers.
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
                     has_bit(1, 29) && has_bit(0x80000001, 5);
@@ -44,8 +44,9 @@ std::atomic<std::int64_t> targets_for_test{0};
 
 }  // namespace
 
-// Highway's headers declare these. Its library defines them, but also measures a timer whenever a
-// program loads it, which takes longer than all else that a small command does.
+// Highway's headers declare these functions and its library defines them. They are defined here
+// instead, because that library also measures a timer whenever a program loads it, which takes
+// longer than everything else that a small command does.
 namespace hwy {
 
 int64_t SupportedTargets() {

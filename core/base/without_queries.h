@@ -1,4 +1,5 @@
-// Texts that users typed, without the secrets of the URLs in them. Error and in_quotes() show none.
+// Removes the secrets of URLs from texts that users typed. Error and in_quotes() use it, so that no
+// message shows a secret.
 //
 // Thread safety: the function may be called from any thread.
 #pragma once
@@ -8,9 +9,10 @@
 
 namespace stfs {
 
-// Returns `text` without a user and password before a host, and without all from "?" or "#" on, of
-// URLs of http, https and unknown schemes. A "?" in a name of S3 belongs to the key. A text that is
-// no URL loses all from "?" on if a signature or a token follows in the same word.
+// Returns `text` with its URLs shortened: without a user and password before the host, and without
+// everything from "?" or "#" on. In s3:// and hf:// names "?" and "#" belong to the name and stay,
+// as does an "@" in an hf:// name. In a word that is not a URL, and in an s3:// or hf:// name, the
+// part from "?" on is removed if it contains a signature or a token.
 std::string without_queries(std::string_view text);
 
 }  // namespace stfs

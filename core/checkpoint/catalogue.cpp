@@ -39,8 +39,9 @@ Totals totals_of(const Checkpoint& checkpoint) {
 
 void write_info_json(const Checkpoint& checkpoint, TextWriter& out) {
   const Totals totals = totals_of(checkpoint);
-  // Without a JSON document, which takes hundreds of bytes a key: metadata may have millions.
-  bool is_empty = true;  // the open array or object
+  // Write the text directly, because a JSON document would take hundreds of bytes per key, and the
+  // metadata may have millions of keys.
+  bool is_empty = true;  // the open array or object has no items yet
   const auto item = [&]() -> TextWriter& {
     out.add(is_empty ? "\n    " : ",\n    ");
     is_empty = false;
@@ -70,7 +71,7 @@ void write_info_json(const Checkpoint& checkpoint, TextWriter& out) {
   out.add(",\n  \"metadata\": {");
   for (std::uint32_t i = 0; i < checkpoint.metadata_count(); ++i) {
     const MetadataItem value = checkpoint.metadata_item(i);
-    if (!is_utf8(value.key)) continue;  // two keys may look alike as JSON
+    if (!is_utf8(value.key)) continue;  // because two such keys could become equal in JSON
     item().json(value.key).add(": ");
     write_value_json(value, out);
   }
@@ -89,7 +90,8 @@ void write_info_json(const Checkpoint& checkpoint, TextWriter& out) {
 }
 
 std::unique_ptr<const Producer> tensors_json(const Checkpoint& checkpoint) {
-  // The first row is "[" and the last "]"; a comma ends each row but the last tensor's.
+  // The first row is "[" and the last is "]". The rows of all tensors except the last end in a
+  // comma.
   const std::uint64_t count = checkpoint.tensor_count();
   const auto write_row = [&checkpoint, count](std::uint64_t row, TextWriter& out) {
     if (row == 0) {

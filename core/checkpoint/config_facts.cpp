@@ -16,9 +16,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t kMostDeep = 4;  // configurations in configurations
+constexpr std::size_t kMostDeep = 4;  // the greatest depth of nested configurations
 
-// The first number of a name that is a component, and the component before it.
+// Returns the first component of a name that is a number, and the part of the name before it.
+// Returns nullopt if no component is a number.
 std::optional<std::pair<std::string, std::uint64_t>> layer_of(std::string_view name) {
   std::string_view before;
   for (std::size_t at = 0; at < name.size();) {
@@ -35,7 +36,8 @@ std::optional<std::pair<std::string, std::uint64_t>> layer_of(std::string_view n
   return std::nullopt;
 }
 
-// The keys with a count of layers whose value is one of `counts`, with their paths.
+// Appends to `found` the paths of the keys that hold a number of layers and have the value `count`.
+// `before` is the path of `json`.
 void find_counts(const Json& json, const std::string& before, std::uint64_t count,
                  std::vector<std::string>& found, std::size_t depth = 0) {
   constexpr std::array<std::string_view, 8> kKeys{
@@ -49,7 +51,7 @@ void find_counts(const Json& json, const std::string& before, std::uint64_t coun
   }
 }
 
-// A member of the model's own configuration, or of that of its text.
+// Returns a member of text_config, or else of the whole configuration; null if neither has it.
 const Json* model_member(const Json& json, const char* key) {
   const auto text = json.find("text_config");
   for (const Json* const at : {text != json.end() ? &*text : nullptr, &json}) {
@@ -101,7 +103,6 @@ std::optional<DType> ConfigFacts::Facts::main_type() const {
   return most->first;
 }
 
-// The number of layers of each stack, ascending.
 std::vector<std::uint64_t> ConfigFacts::Facts::counts() const {
   std::vector<std::uint64_t> counts;
   for (const auto& [name, numbers] : layers) counts.push_back(numbers.size());
@@ -153,7 +154,7 @@ ConfigChange ConfigFacts::change(std::string_view config, const std::string& pla
     return change;
   }
   if (change.type && !has_type_word(*change.type)) {
-    // Beside codes it names the type in which a model is computed.
+    // If the stored weights are codes, torch_dtype is only the type in which the model is computed.
     const bool is_of_codes = stored_.bytes.contains(*change.type) ||
                              model_member(json, "quantization_config") != nullptr;
     const Json* const word = model_member(json, json.contains("dtype") ? "dtype" : "torch_dtype");
@@ -183,7 +184,8 @@ ConfigChange ConfigFacts::change(std::string_view config, const std::string& pla
     const bool is_known = size == nullptr || (size->is_number_unsigned() && stored_.embeddings &&
                                               *size == *stored_.embeddings);
     if (size != nullptr && *size == *shown_.embeddings) {
-      // It was another thing that changed: the codes of quantised embeddings have other shapes.
+      // vocab_size is right already. The stored rows differ because they are the codes of quantised
+      // embeddings.
     } else if (is_known) {
       change.vocabulary = shown_.embeddings;
     } else {
@@ -201,7 +203,8 @@ ConfigChange ConfigFacts::change(std::string_view config, const std::string& pla
   return change;
 }
 
-// No key is changed: others, such as lists with an entry a layer, would contradict it.
+// Only warns. If it changed the key with the number of layers, other keys would contradict it, such
+// as lists with one entry per layer.
 void ConfigFacts::warn_of_layers(const void* json, const std::string& place,
                                  std::vector<std::string>& warnings) const {
   const std::vector<std::uint64_t> before = stored_.counts(), now = shown_.counts();
@@ -216,7 +219,7 @@ void ConfigFacts::warn_of_layers(const void* json, const std::string& place,
     const std::vector<std::uint64_t> left =
         found == shown_.layers.end() ? std::vector<std::uint64_t>() : found->second;
     if (left == numbers) continue;
-    // The stack has another name, and all layers.
+    // The stack has all its layers, but another name.
     if (left.empty() &&
         std::ranges::count(now, numbers.size()) >= std::ranges::count(before, numbers.size()))
       continue;

@@ -36,7 +36,7 @@ namespace {
 constexpr std::array<std::string_view, 5> kDirectories{"weight_v", "step_", "step-", "checkpoint-",
                                                        "iter_"};
 
-// Trainers write under such a name, and rename what is complete.
+// Returns true for names under which trainers write, before they rename the complete version.
 bool is_temporary(std::string_view name) {
   constexpr std::array<std::string_view, 3> kWithin{".tmp", "-tmp", "_tmp"};
   return name.starts_with('.') || name.starts_with("tmp") || is_unfinished_name(name) ||
@@ -49,8 +49,8 @@ std::string mark_of(const Source& source) {
   return source.token() + " " + std::to_string(source.size()) + "\n";
 }
 
-// The files of a version and what tells another state of them. Throws Error for one that is not
-// complete.
+// Returns a text that identifies the files of a version in their present state. Throws Error if the
+// version is not complete.
 std::string files_of_index(const std::string& path, Sources& sources) {
   const Index index = read_index(path, sources);
   std::string files = mark_of(*sources.open(path));
@@ -82,7 +82,8 @@ std::string files_of_file(std::string path, Sources& sources) {
     read_safetensors(*source, path);
     return mark_of(*source);
   }
-  const Checkpoint checkpoint(std::span(&path, 1), {.sources = &sources});  // with its parts
+  // Opens all parts of a split file.
+  const Checkpoint checkpoint(std::span(&path, 1), {.sources = &sources});
   std::string files;
   for (const Part& part : checkpoint.parts()) files += mark_of(*part.source);
   return files;
@@ -103,8 +104,8 @@ Follower::Follower(std::string directory, Sources& sources, Options options)
   watch();
 }
 
-// Network file systems tell nothing, and a system may have no inotify left: it only shortens a
-// wait.
+// Inotify only shortens the waits. It reports nothing on network file systems, and the system may
+// have no instance left.
 void Follower::watch() {
   if (is_url(directory_)) return;
   changes_ = UniqueFd(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
@@ -114,12 +115,12 @@ void Follower::watch() {
 }
 
 void Follower::wait() {
-  // poll(2) counts on the monotonic clock. Looks that are `least` apart tell a file that grows,
-  // even where something happens all the time.
+  // Wait at least `least`, even if events arrive all the time, so that two scans see a difference
+  // if a file is still growing. poll(2) uses the monotonic clock.
   const int pause = static_cast<int>(options_.pause.count());
   const int least = pause / 5;
   std::array<pollfd, 2> polled{pollfd{cancelled_.get(), POLLIN, 0},
-                               pollfd{changes_.get(), POLLIN, 0}};  // a negative one is ignored
+                               pollfd{changes_.get(), POLLIN, 0}};  // ignored if negative
   if (::poll(polled.data(), 1, least) != 0) return;
   const bool is_slow = is_url(directory_) && is_settled_;
   ::poll(polled.data(), 2, (is_slow ? 5 * pause : pause) - least);
@@ -147,7 +148,7 @@ std::optional<std::string> Follower::next() {
     try {
       const std::vector<std::string> complete = look();
       ready_.assign(complete.begin(), complete.end());
-      if (is_out_) watch();  // the directory may be another
+      if (is_out_) watch();  // the directory may be a new one with the same name
       is_out_ = false;
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kUsage || !is_out_) {
@@ -169,13 +170,13 @@ bool Follower::is_candidate(const std::string& entry) const {
     return std::ranges::any_of(kDirectories,
                                [&](std::string_view begin) { return entry.starts_with(begin); });
   }
-  // A file has no file in it; parts of a checkpoint are none.
+  // A single file cannot contain the marker, and one shard is not a version.
   if (!options_.marker.empty() || !is_checkpoint_name(entry) || is_shard_name(entry)) return false;
   const std::optional<GgufPartName> part = gguf_part_name(entry);
   return !part || part->number == 0;
 }
 
-// As files_of_index(), of a version in the directory.
+// Returns a text like files_of_index(), for an entry of the directory.
 std::string Follower::files_of(const std::string& entry) {
   if (!entry.ends_with('/')) return files_of_file(child_name(directory_, entry), sources_);
   const std::string path = child_name(directory_, entry.substr(0, entry.size() - 1));
@@ -186,16 +187,16 @@ std::string Follower::files_of(const std::string& entry) {
   const Candidates candidates = candidates_of(names);
   const auto chosen = candidates.index() ? candidates.index() : candidates.file();
   if (!chosen) throw Error(ErrorCode::kAbsent, public_name(path), "no checkpoint");
-  // Its index is written last.
+  // A single shard is not complete, because the index is written last.
   if (is_shard_name(*chosen) && !chosen->ends_with("-00001-of-00001.safetensors")) {
     throw Error(ErrorCode::kAbsent, public_name(path), "no index");
   }
   return files_of_file(child_name(path, *chosen), sources_);
 }
 
-// What tells a version that was replaced from the one that was named, at the price of a few calls:
-// of a local one the files that may be its checkpoint, of the newest on a server what files_of()
-// reads.
+// Returns a text that changes if a complete version is replaced, after only a few calls. For a
+// local version it describes the files with names of checkpoints. For the newest version on a
+// server it is files_of(), and for older ones "".
 std::string Follower::glance(const std::string& entry, bool is_newest) {
   if (is_url(directory_)) return is_newest ? files_of(entry) : "";
   namespace fs = std::filesystem;
@@ -254,10 +255,11 @@ std::vector<std::string> Follower::look() {
       }
       is_settled = is_settled && is_unchanged;
       found[entry] = is_unchanged ? "" : std::move(files);
-      // Older ones matter while this one may turn out to be written still.
+      // With `latest`, stop at a complete version. Look at older versions only if this one changed
+      // since the last scan, because then the trainer may still be writing it.
       if (options_.latest && (is_unchanged || seen_.empty())) break;
     } catch (const Error&) {
-      continue;  // not complete, or gone since it was listed
+      continue;  // it is not complete, or was deleted since the directory was listed
     }
   }
   seen_ = std::move(found);

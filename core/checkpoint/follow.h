@@ -1,15 +1,19 @@
-// Finds the complete versions in a directory that a trainer writes into, of this machine, of S3 or
-// of the Hub: directories `weight_v*`, `step_*`, `step-*`, `checkpoint-*` and `iter_*`, and
-// checkpoint files.
+// Finds the complete versions in a directory that a trainer writes into. The directory is local, in
+// S3 or on the Hub. Versions are directories `weight_v*`, `step_*`, `step-*`, `checkpoint-*` and
+// `iter_*`, and checkpoint files.
 //
-// It looks again and again, since S3 and network file systems tell of no change. A version:
+// The Follower scans the directory periodically, because S3 and network file systems do not notify
+// about changes. The states of a version:
 //
-//   listed ─ all that its index names is there, with headers that are valid and sizes that fit ─►
-//   seen ─ the next look finds the same files ─► complete: named once
-//      ▲└─ it finds other files, or less
-//      └── a version that went away, or whose files changed, is looked at anew; with the files that
-//      it
-//          had, it is not named again
+//   listed ──1──► seen ──2──► complete
+//      ▲           │              │
+//      └─────3─────┴──────4───────┘
+//
+//   1  A scan finds all files that its index names, with valid headers and sizes that fit.
+//   2  The next scan finds the same files. The version is returned, once.
+//   3  The next scan finds less. If it finds other files instead, the version remains seen.
+//   4  A scan finds that the version was deleted or that its files have changed. If the same files
+//      return later, the version is not returned again.
 //
 // Thread safety: one thread at a time uses a Follower; any thread may call cancel().
 #pragma once
@@ -30,26 +34,27 @@ namespace stfs {
 class Follower {
  public:
   struct Options {
-    std::string marker =
-        {};               // a version is complete once a file of this name is in it too; "": none
-    bool latest = false;  // only the newest version that is complete
-    // Between two looks. A server is asked less often while nothing is under way.
+    // The name of a file that a version's directory must also contain in order to be complete; ""
+    // if none is needed.
+    std::string marker = {};
+    bool latest = false;  // return only the newest complete version, then end
+    // The time between two scans. A server is scanned less often while no version is incomplete.
     std::chrono::milliseconds pause{1000};
   };
-  // `sources` outlives the Follower. Throws Error kUsage for what cannot be listed, and for a
-  // marker that is not the name of a file.
+  // `sources` must outlive the Follower. Throws Error kUsage if `marker` is not the name of a file.
   Follower(std::string directory, Sources& sources, Options options);
 
-  // Waits for the next version, and returns its path or its URL: the oldest first, in natural
-  // order. nullopt: after the newest with `latest`, and after cancel(). Throws Error when the
-  // directory cannot be read, once until it can be read again: the next call goes on. With `latest`
-  // it throws also when there is no complete version.
+  // Waits for the next version, and returns its path or URL: the oldest first, in natural order.
+  // Returns nullopt after cancel(), and with `latest` after the newest version. Throws Error kUsage
+  // if the directory is on a server that lists none. Throws other Errors if the directory cannot be
+  // read, but only once until it can be read again; a later call continues to wait. With `latest`,
+  // also throws Error kAbsent if there is no complete version.
   std::optional<std::string> next();
-  // Ends next(), now and later. A look that waits for a server goes on.
+  // Makes next() return nullopt, now and later. A scan that waits for a server is not interrupted.
   void cancel();
 
-  // The versions that became complete since the last look. So the first look returns none. Throws
-  // Error as next() does; nothing is forgotten then.
+  // Scans the directory once, and returns the versions that have become complete since the last
+  // scan. The first scan returns none. Throws Error like next(), and then keeps all its state.
   std::vector<std::string> look();
 
  private:
@@ -62,17 +67,18 @@ class Follower {
   std::string directory_;
   Sources& sources_;
   Options options_;
-  UniqueFd changes_;    // inotify(7), of a local directory
+  UniqueFd changes_;    // inotify(7) on a local directory
   UniqueFd cancelled_;  // eventfd(2)
   std::atomic<bool> is_cancelled_ = false;
-  unsigned looks_ = 0;
-  bool is_out_ = false;      // the last look failed
-  bool is_settled_ = false;  // nothing was seen that is not complete
-  bool has_given_ = false;
+  unsigned looks_ = 0;       // scans so far
+  bool is_out_ = false;      // the last scan failed
+  bool is_settled_ = false;  // in the last scan, every valid version was complete
+  bool has_given_ = false;   // next() has returned a version
   std::deque<std::string> ready_;
-  std::map<std::string, std::string> seen_;  // by name: the files of the last look; "": complete
-  std::map<std::string, std::string> returned_;  // by name: the files of a version that was named
-  std::map<std::string, std::string> glances_;   // by name: what glance() saw of it
+  // By name: the files of the version in the last scan, or "" if it is complete.
+  std::map<std::string, std::string> seen_;
+  std::map<std::string, std::string> returned_;  // by name: its files when it was returned
+  std::map<std::string, std::string> glances_;   // by name: the last result of glance()
 };
 
 }  // namespace stfs

@@ -13,9 +13,9 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kLength = sizeof(std::uint64_t);  // before the bytes of a string
+constexpr std::uint64_t kLength = sizeof(std::uint64_t);  // bytes of the length before a string
 
-// Produces the text of an array, which somebody else keeps or which it owns.
+// Produces the text of an array. It owns the ArrayText, or borrows it from the checkpoint.
 class ArrayProducer : public Producer {
  public:
   explicit ArrayProducer(const ArrayText& text) : text_(text) {}
@@ -37,7 +37,7 @@ class ArrayProducer : public Producer {
   const ArrayText& text_;
 };
 
-// JSON has no NaN and no infinity.
+// Returns false for NaN and infinity, which JSON does not have.
 bool is_finite(const MetadataItem& item) {
   const bool is_float = item.value.type == ValueType::kF32 || item.value.type == ValueType::kF64;
   return !is_float || item.text.find('n') == std::string_view::npos;
@@ -49,7 +49,8 @@ std::uint64_t ArrayText::begin() const {
   return value_.encoded.offset + sizeof(std::uint32_t) + sizeof(std::uint64_t);
 }
 
-// Writes one element and takes it off `bytes`. Returns false when they do not have it whole.
+// Writes the first element of `bytes` and removes it from them. Returns false if they do not
+// contain the whole element.
 bool ArrayText::write_element(std::string_view& bytes, Step& step, TextWriter& out) const {
   std::uint64_t size = gguf_value_size(value_.element);
   if (size == 0) {
@@ -70,7 +71,8 @@ bool ArrayText::write_element(std::string_view& bytes, Step& step, TextWriter& o
   return true;
 }
 
-// Begins a string that a step does not have whole. Returns false when the bytes are no string.
+// Begins a string that continues in later steps. Returns false if the bytes do not begin a string
+// that fits into the array.
 bool ArrayText::begin_string(std::string_view& bytes, Step& step, TextWriter& out) const {
   if (value_.element != ValueType::kString || bytes.size() < kLength) return false;
   std::memcpy(&step.left, bytes.data(), kLength);
@@ -81,8 +83,8 @@ bool ArrayText::begin_string(std::string_view& bytes, Step& step, TextWriter& ou
   return true;
 }
 
-// Writes the text of a step and makes it the next one. EIO: the bytes are no such array; if they
-// are those of another version, verify() says so.
+// Writes the text of a step, and sets `step` to the next one. Returns 0 or an errno. EIO means that
+// the bytes are not such an array. The source may then have changed, which verify() reports.
 int ArrayText::write(Step& step, Read read, TextWriter& out) const {
   std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(kStep, end() - step.at)));
   if (const int error = buffer.empty() ? 0 : (source_.*read)(buffer, step.at)) return error;

@@ -31,7 +31,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::uint64_t kMostConfig = 16 << 20;  // bytes of a config.json
-constexpr std::size_t kMostFiles = 256;          // each has a descriptor
+constexpr std::size_t kMostFiles = 256;          // a limit because each has a file descriptor
 constexpr std::size_t kLongestName = 255;        // NAME_MAX
 
 // Patterns of fnmatch(3). REFERENCE lists them.
@@ -55,13 +55,13 @@ constexpr auto kPatterns = std::to_array<const char*>({"config.json",
                                                        "*.py",
                                                        "README*",
                                                        "LICENSE*"});
-// Files that describe nothing but the quantisation.
+// Files that only describe the quantisation.
 constexpr auto kOfQuantisation = std::to_array<std::string_view>(
     {"hf_quant_config.json", "quantize_config.json", "quant_config.json"});
-// Weights, whatever the beginning of their names.
+// Files with these endings are weights, whatever the beginning of their names.
 constexpr auto kEndingsOfWeights = std::to_array<std::string_view>(
     {".safetensors", ".safetensors.index.json", ".gguf", ".bin", ".pt", ".pth"});
-// The names to try where no server lists a directory.
+// The names to try if the server does not list the directory.
 constexpr auto kUsualNames = std::to_array<const char*>(
     {"README.md", "LICENSE", "added_tokens.json", "chat_template.jinja", "generation_config.json",
      "hf_quant_config.json", "merges.txt", "preprocessor_config.json", "processor_config.json",
@@ -72,7 +72,7 @@ bool is_of_quantisation(std::string_view name) {
   return std::ranges::find(kOfQuantisation, name) != kOfQuantisation.end();
 }
 
-// A file in a local directory that is a regular one, at the end of its links.
+// Returns true for a URL, and for a local path that resolves to a regular file.
 bool is_regular(const std::string& path) {
   std::error_code error;
   return is_url(path) || std::filesystem::is_regular_file(path, error);
@@ -97,7 +97,7 @@ std::string_view type_word(DType type) {
                                : "float32";
 }
 
-// Edits a text that is known to be JSON, so that what is not touched stays as it was written.
+// Edits a text that must be valid JSON. Parts that it does not change stay byte for byte.
 class ConfigEditor {
  public:
   explicit ConfigEditor(const ConfigChange& change) : change_(change) {
@@ -108,13 +108,13 @@ class ConfigEditor {
     }
   }
 
-  // `at` is the place of the "{" in `text`, and becomes that behind its "}". `is_of_model`: of the
-  // model itself, or of its text.
+  // Returns the edited text of the object whose "{" is at `at`, and sets `at` to the position after
+  // its "}". `is_of_model` is true for the top-level object and for text_config.
   std::string object(std::string_view text, std::size_t& at, unsigned depth, bool is_of_model) {
     std::string out = "{";
     bool is_first = true;
-    std::set<std::string_view> there;  // of values_
-    std::string_view indent;           // before the first key
+    std::set<std::string_view> there;  // the keys of values_ that the object has
+    std::string_view indent;           // the whitespace before the first key
     ++at;
     for (bool is_open = true; is_open;) {
       const std::size_t begin = at;
@@ -153,12 +153,12 @@ class ConfigEditor {
     return out + '}';
   }
 
-  // The whole text, whose "{" is at `at`.
+  // Does the same for the top-level object.
   std::string document(std::string_view text, std::size_t& at) {
     const std::size_t begin = at;
     std::string out = object(text, at, 0, true);
     if (!change_.vocabulary || has_vocabulary_) return out;
-    adds_vocabulary_ = true;  // now it is known that no part has it
+    adds_vocabulary_ = true;  // neither object has vocab_size, so begin again and add it
     at = begin;
     return object(text, at, 0, true);
   }
@@ -168,9 +168,9 @@ class ConfigEditor {
   }
 
  private:
-  static constexpr unsigned kDeepest = 8;  // configurations in configurations
+  static constexpr unsigned kDeepest = 8;  // nested configurations; deeper ones are not edited
 
-  using Values = std::map<std::string, std::string, std::less<>>;  // texts by key
+  using Values = std::map<std::string, std::string, std::less<>>;  // new JSON values by key
 
   bool describes_quantisation(std::string_view key, bool is_of_model) const {
     if (!change_.is_dequantized) return false;
@@ -188,8 +188,9 @@ class ConfigEditor {
     }
   }
 
-  // Whether a key that is missing in an object is added there: the type to the model's own; the
-  // vocabulary to the text's, if there is one; how it is tied to both, since loaders look at both.
+  // Returns true if a missing key is added to the object at this depth: torch_dtype to the
+  // top-level object; vocab_size to text_config, or to the top-level object if there is no
+  // text_config; tie_word_embeddings to both, because programs look in both.
   bool is_added(std::string_view key, unsigned depth) const {
     if (key == "torch_dtype") return depth == 0;
     if (key == "vocab_size") return adds_vocabulary_ && (depth == 1) == has_text_;
@@ -230,7 +231,7 @@ class ConfigEditor {
   bool has_text_ = false, has_vocabulary_ = false, adds_vocabulary_ = false;
 };
 
-// The path of an open file, without symbolic links (proc_pid_fd(5)).
+// Returns the path of an open file, without symbolic links (proc_pid_fd(5)).
 std::filesystem::path path_of(const UniqueFd& fd, const std::string& place) {
   std::error_code error;
   auto path = std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd.get()), error);
@@ -242,8 +243,9 @@ bool lies_in(const std::filesystem::path& path, const std::filesystem::path& dir
   return std::ranges::mismatch(directory, path).in1 == directory.end();
 }
 
-// A local directory. A file is looked at after its links were followed and before it is opened, by
-// one descriptor (O_PATH), so that nobody can put another one in its place between.
+// A local directory. open() follows the links of a file once, to get an O_PATH descriptor. It
+// checks the file through this descriptor and then opens the file through it, so that no process
+// can replace the file between the check and the opening.
 class ModelDirectory {
  public:
   ModelDirectory(const std::string& name, bool others_may_read)
@@ -252,7 +254,7 @@ class ModelDirectory {
     fd_ = UniqueFd(::open(opened, O_PATH | O_DIRECTORY | O_CLOEXEC));
     if (!fd_) throw_errno(ErrorCode::kUnreadable, name, "", errno);
     path_ = path_of(fd_, name);
-    // models--ORG--NAME/snapshots/COMMIT, or a directory in it.
+    // Find the Hub's cache, if the path is models--ORG--NAME/snapshots/COMMIT or a directory in it.
     for (std::filesystem::path at = path_; at.has_relative_path(); at = at.parent_path()) {
       const std::filesystem::path cached = at.parent_path().parent_path();
       if (at.parent_path().filename() == "snapshots" &&
@@ -262,7 +264,7 @@ class ModelDirectory {
     }
   }
 
-  // Throws Error: the file cannot be opened, or may not be shown.
+  // Throws Error if the file cannot be opened or must not be shown.
   std::unique_ptr<const Source> open(const std::string& name) const {
     const std::string place = child_name(name_, name);
     const UniqueFd found(::openat(fd_.get(), name.c_str(), O_PATH | O_CLOEXEC));
@@ -304,14 +306,14 @@ class ModelDirectory {
   bool others_may_read_;
   UniqueFd fd_;
   std::filesystem::path path_;   // without symbolic links
-  std::filesystem::path blobs_;  // of the Hub's cache that it is in; empty: it is in none
+  std::filesystem::path blobs_;  // `blobs` of the Hub's cache that contains it; empty if none does
 };
 
 std::string warning_of(const Error& error) {
   return std::string(error.what()) + " (.stfs/model lacks this file)";
 }
 
-// Opens `names` in a local directory, and notes those that are not shown.
+// Opens `names` in a local directory, and warns about files that exist but cannot be shown.
 void open_local_into(ModelFiles& out, const std::string& directory,
                      const std::vector<std::string>& names, bool others_may_read) {
   std::optional<const ModelDirectory> files;
@@ -326,7 +328,8 @@ void open_local_into(ModelFiles& out, const std::string& directory,
   }
 }
 
-// Opens `names`, and notes those that cannot be opened where the directory lists them.
+// Opens `names`, and warns about files that cannot be opened. If the names were not listed but
+// guessed, does not warn about files that may be absent.
 void open_into(ModelFiles& out, const std::string& directory, const std::vector<std::string>& names,
                bool is_listed, Sources& sources) {
   std::vector<std::string> paths;
@@ -354,8 +357,8 @@ bool is_of_tokenizer(std::string_view name) {
   });
 }
 
-// The files of a tokenizer in another directory, in place of those that there are. A directory
-// without a vocabulary changes nothing.
+// Replaces the files of the tokenizer with the files of another directory's tokenizer. Changes
+// nothing if that directory has no vocabulary.
 void take_tokenizer(ModelFiles& out, const std::string& directory, bool others_may_read,
                     Sources& sources) {
   ModelFiles own;
@@ -405,7 +408,8 @@ bool has_type_word(DType type) {
 }
 
 std::optional<std::string> changed_config(std::string_view config, const ConfigChange& change) {
-  // Checked without a tree of values, which could take a hundred times the text.
+  // Check the JSON without a tree of values, which could take a hundred times the memory of the
+  // text.
   std::size_t at = config.find_first_not_of("\xEF\xBB\xBF \t\r\n");
   if (at == std::string_view::npos || config[at] != '{' ||
       !Json::accept(without_infinities(config))) {

@@ -1,8 +1,8 @@
 // The files beside a checkpoint that programs look for when they load a model: the configuration,
-// the tokenizer, code, and the words for people. A fixed list of names chooses them: a mount that
-// others may read must not show what else lies in the directory.
+// the tokenizer, code, and README and LICENSE. A fixed list of names selects them, because a mount
+// that other users may read must not show the other files of the directory.
 //
-// Thread safety: the functions may be called from any thread; what they return may be used by any.
+// Thread safety: the functions may be called, and their results used, in any thread.
 #pragma once
 
 #include "core/format/types.h"
@@ -24,44 +24,48 @@ inline constexpr std::string_view kModelConfig = "config.json";
 struct ModelFile {
   std::string name;
   std::unique_ptr<const Source> source;
-  std::optional<std::string> text = {};  // shown in place of the source's bytes
+  std::optional<std::string> text = {};  // if set, shown instead of the bytes of the source
 };
 
 struct ModelFiles {
-  std::vector<ModelFile> files;       // bytewise by name; empty without a config.json
-  std::vector<std::string> warnings;  // files that are there and are not shown; printable
+  std::vector<ModelFile> files;       // bytewise by name; empty if there is no config.json
+  std::vector<std::string> warnings;  // printable lines, mostly about files that are not shown
 };
 
 class ConfigFacts;
 
-// What is changed in config.json.
+// The changes to make in config.json.
 struct ConfigChange {
-  std::optional<DType> type = {};                // torch_dtype: has_type_word()
-  bool is_dequantized = false;                   // members that describe a quantisation go
-  std::optional<std::uint64_t> vocabulary = {};  // vocab_size
-  std::optional<bool> ties_embeddings = {};      // tie_word_embeddings
+  std::optional<DType> type = {};                // the new torch_dtype; has_type_word() is true
+  bool is_dequantized = false;                   // remove members that describe a quantisation
+  std::optional<std::uint64_t> vocabulary = {};  // the new vocab_size
+  std::optional<bool> ties_embeddings = {};      // the new tie_word_embeddings
 };
-bool has_type_word(DType type);  // F64, F32, F16, BF16
+// Returns true if torch_dtype can be this type: for F64, F32, F16 and BF16.
+bool has_type_word(DType type);
 
-// Whether loaders look for a file of this name.
+// Returns true if programs look for a file with this name when they load a model.
 bool is_model_file(std::string_view name);
 
-// Opens the files in a directory, which may be a URL. `names` are those in it; nullopt where no
-// server lists them: the usual names are then tried. Of a checkpoint that layers changed,
-// config.json has a text that agrees with the tensors; with dequantised ones, the files that
-// describe nothing but the quantisation are left out; and the tokenizer is that of the adapter that
-// changed the vocabulary, if it has one. Fetches no bytes but those of that text.
+// Opens the model files in a directory, which may be a URL. `names` are the names in the directory.
+// If it is nullopt, because the server lists none, tries the usual names.
 //
-// Somebody else may have written a local directory. So a symbolic link is followed only to a
-// regular file in the directory, or in the `blobs` of the Hub's cache that it is in; with
-// `others_may_read` only to one that all users may read (o+r), in directories that they may enter
-// (o+x) as far as these lie below the directory or the model's place in that cache.
+// If layers have changed the checkpoint: config.json gets a text that agrees with the tensors. If
+// weights are dequantised, files that only describe the quantisation are left out. If an adapter
+// has changed the vocabulary and has a tokenizer, its tokenizer is used. Fetches no bytes except
+// those of a config.json that may have to be changed.
+//
+// Another user may have written a local directory. Therefore a symbolic link is followed only to a
+// regular file in the directory, or in the `blobs` of the Hub's cache that contains the directory.
+// With `others_may_read`, all users must also be permitted to read that file (o+r) and to enter
+// (o+x) each directory on the way to it, from `directory` or the model's directory in that cache
+// on.
 ModelFiles open_model_files(const std::string& directory,
                             const std::optional<std::vector<std::string>>& names,
                             const ConfigFacts& facts, bool others_may_read, Sources& sources);
 
-// The text of config.json with the changes, in the model's own part and in text_config. All else
-// stays byte for byte. nullopt: not a JSON object.
+// Returns the text of config.json with the changes, in the top-level object and in text_config.
+// Everything else stays byte for byte. Returns nullopt if `config` is not a JSON object.
 std::optional<std::string> changed_config(std::string_view config, const ConfigChange& change);
 
 }  // namespace stfs

@@ -29,7 +29,8 @@ bool has_cut_form(std::string_view component) {
   return tail[0] == '~' && tail.find_first_not_of(kLowerHex, 1) == std::string_view::npos;
 }
 
-// The bytes to keep: a cut splits neither a UTF-8 character nor an escape.
+// Returns the number of bytes to keep, such that the cut splits neither a UTF-8 character nor an
+// escape.
 std::size_t cut_position(std::string_view component) {
   const std::size_t at = utf8_floor(component, std::min(kCutTo, component.size()));
   const std::size_t percent = component.substr(0, at).rfind('%');
@@ -73,8 +74,9 @@ int hex_value(char c) {
 
 bool is_plain_name(std::string_view name) {
   if (name.empty() || name.size() > kCutTo || name[0] == '.' || has_cut_form(name)) return false;
-  // Eight bytes at a time. special() sets the top bit of a byte that encode_path() would change,
-  // and perhaps of bytes above it, but of none in a word without such a byte.
+  // Check eight bytes at a time. special() sets the top bit of each byte that encode_path() would
+  // change. It may also set the top bits of bytes above such a byte, but in a word without such a
+  // byte it sets none.
   constexpr std::uint64_t kOnes = 0x0101010101010101;
   const auto below = [](std::uint64_t word, unsigned char c) { return (word - kOnes * c) & ~word; };
   const auto equal = [&](std::uint64_t word, char c) {

@@ -13,12 +13,13 @@ namespace {
 
 bool is_glob(std::string_view name) { return name.find_first_of("*?[") != std::string_view::npos; }
 
-// How unlike two names are; nullopt when they are too unlike to suggest one for the other.
+// Returns a measure of the difference between two names, or nullopt if they are too different to
+// suggest `name` for `typed`.
 std::optional<std::size_t> unlikeness(std::string_view typed, std::string_view name,
                                       std::size_t most_edits) {
   const std::size_t edits = edit_distance(typed, name, most_edits);
-  if (edits <= most_edits && edits < typed.size()) return edits;  // not every character may change
-  // A beginning, or an end from a dot or a slash on.
+  if (edits <= most_edits && edits < typed.size()) return edits;  // at least one character is kept
+  // `typed` may be the beginning of the name, or its end after a dot or a slash.
   const auto is_separator = [](char c) { return c == '.' || c == '/'; };
   if (typed.empty() || name.size() <= typed.size()) return std::nullopt;
   const std::size_t rest = name.size() - typed.size();
@@ -36,11 +37,11 @@ std::vector<std::uint32_t> select(const Checkpoint& checkpoint, const std::strin
 }
 
 std::string_view similar_name(const Checkpoint& checkpoint, std::string_view name) {
-  constexpr std::size_t kLongest = 256;  // the cost is quadratic, and nobody types more
+  constexpr std::size_t kLongest = 256;  // a limit because the time is quadratic
   if (name.size() > kLongest) return {};
   const std::size_t most_edits = std::clamp<std::size_t>(name.size() / 5, 1, 3);
   std::string_view best;
-  std::optional<std::pair<std::size_t, std::size_t>> best_cost;  // unlikeness, then length
+  std::optional<std::pair<std::size_t, std::size_t>> best_cost;  // the difference, then the length
   for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) {
     const std::string_view candidate = checkpoint.name(i);
     const auto cost = unlikeness(name, candidate, most_edits);
@@ -56,7 +57,7 @@ std::string_view similar_name(const Checkpoint& checkpoint, std::string_view nam
 }
 
 std::string no_such_tensor(const Checkpoint& checkpoint, const std::string& name) {
-  // A word of a name: "up_proj".
+  // Count the names that contain `name`, which may be a word such as "up_proj".
   std::string parts;
   if (!name.empty() && name.find('\'') == std::string::npos) {
     const std::string glob =

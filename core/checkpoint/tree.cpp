@@ -24,8 +24,8 @@ PathTree::PathTree(NameOf name_of, std::vector<std::uint32_t> by_name, bool all_
 
 namespace {
 
-// For names that come in sorted order: the earlier names that are prefixes of the current name. A
-// stack is enough: all names between a prefix and the current name have that prefix too.
+// Keeps the earlier names that are prefixes of the current name, if names arrive in sorted order. A
+// stack is enough, because all names between a prefix and the current name have that prefix too.
 class OpenPrefixes {
  public:
   void advance(std::string_view name) {
@@ -66,7 +66,7 @@ void PathTree::add_path(std::uint32_t tensor, const EncodedPath& path) {
 }
 
 void PathTree::encode_dotted_names(std::uint32_t count) {
-  // A name's key has `/` for each `.`: names with equal keys would have the same path.
+  // The key of a name has `/` in place of each `.`. Names with equal keys would have the same path.
   std::string keys;
   std::vector<std::uint64_t> begins{0};
   for (std::uint32_t i = 0; i < count; ++i) {
@@ -120,8 +120,8 @@ std::string_view PathTree::path(std::uint32_t tensor) const {
 
 void PathTree::build_directories() {
   if (any_special_) {
-    // An upper bound: memory that is never touched stays virtual. Growing the vector would triple
-    // the peak memory for a name of millions of directories.
+    // Reserve an upper bound, because memory that is never touched stays virtual. If the vector
+    // grew instead, a name with millions of directories would triple the peak memory.
     std::size_t slashes = 0;
     for (const std::uint32_t tensor : order_) {
       slashes += static_cast<std::size_t>(std::ranges::count(path(tensor), '/'));
@@ -130,7 +130,7 @@ void PathTree::build_directories() {
   }
   directories_.push_back({0, static_cast<std::uint32_t>(order_.size()), 0, 0});
   if (!any_special_) return;
-  std::uint32_t open = kRoot;  // the innermost directory that holds the current path
+  std::uint32_t open = kRoot;  // the innermost directory that contains the current path
   std::string_view previous;
   for (std::uint32_t i = 0; i < order_.size(); ++i) {
     const std::string_view path = this->path(order_[i]);
@@ -153,7 +153,8 @@ void PathTree::build_directories() {
 }
 
 void PathTree::refuse_collisions() const {
-  // Only cut components can collide, in 64 bits of their digests. Elsewhere encoding is injective.
+  // Only paths with a cut component or with escaped dots can collide; cut components do if 64 bits
+  // of their digests are equal. All other encoding is injective.
   if (!may_collide_) return;
   OpenPrefixes files;
   for (const std::uint32_t tensor : order_) {
@@ -232,7 +233,7 @@ std::optional<PathTree::Entry> PathTree::list(std::uint32_t directory, std::uint
       next = directories_[child].last - within.first;
       return Entry{true, child, path.substr(within.prefix_length, slash - within.prefix_length)};
     }
-    at = directories_[child].last;  // an invalid cursor, inside a subdirectory: skip to its end
+    at = directories_[child].last;  // the cursor was invalid, inside a subdirectory: skip this
   }
   return std::nullopt;
 }

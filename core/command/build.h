@@ -1,6 +1,6 @@
-// How this program was built, for its --version.
+// Describes how this program was built, for its --version.
 //
-// Thread safety: all functions.
+// Thread safety: the function may be called from any thread.
 #pragma once
 
 #include <string>
@@ -8,9 +8,9 @@
 
 namespace stfs {
 
-// Two lines: "stfs 0.2.0", and "built with GCC 12.2.0, libcurl 7.88.1, OpenSSL 3.0.22"; a build to
-// carry begins the second one with "carried, ". `libraries` stand before libcurl, as "libfuse
-// 3.14.0"; "" for none.
+// Returns two lines: "stfs 0.2.0", and "built with GCC 12.2.0, libcurl 7.88.1, OpenSSL 3.0.22". If
+// kIsCarried (carried.h), the second line begins with "carried, ". `libraries` are other libraries,
+// which come before libcurl, such as "libfuse 3.14.0", or "" if there are none.
 std::string version_text(std::string_view program, std::string_view libraries = "");
 
 }  // namespace stfs

@@ -15,7 +15,7 @@ constexpr OptionRow kVersionRow{.flags = "-V,--version",
                                 .help = "print the version",
                                 .man = "Print the version, and what it was built with."};
 
-// "-j, --jobs N", "threads=N", "GLOB..."
+// Returns the left column of a row in the help: "-j, --jobs N", "threads=N", "GLOB...".
 std::string left_side(const OptionRow& row) {
   std::string text;
   for (const std::string_view flag : parts_of(row.flags, ',')) {
@@ -25,7 +25,7 @@ std::string left_side(const OptionRow& row) {
   return text + (row.flags.starts_with('-') ? " " : "=") + std::string(row.argument);
 }
 
-// Adds lines of two columns: a name and its meaning, broken to the width of a page.
+// Adds lines with two columns: a name and its meaning. The meaning is wrapped at kWidth columns.
 void add_columns(std::string& out,
                  const std::vector<std::pair<std::string, std::string_view>>& lines) {
   constexpr std::size_t kMaxName = 26;  // the meaning of a longer name begins on the next line
@@ -37,7 +37,7 @@ void add_columns(std::string& out,
   for (const auto& [name, meaning] : lines) {
     out += "  " + name;
     std::size_t column = 2 + name.size();
-    bool is_first_word = true;  // of its line
+    bool is_first_word = true;  // the next word is the first in its line
     for (const std::string_view word : parts_of(meaning, ' ')) {
       if (column > kWidth - 1 - word.size() || (is_first_word && column + 2 > indent)) {
         out += '\n';
@@ -64,7 +64,8 @@ void add_rows(std::string& out, std::string_view heading, std::span<const Option
   add_columns(out, lines);
 }
 
-// " list [OPTIONS] SOURCE [GLOB...]". A command without verbs has few options, so each is named.
+// Returns a text such as " list [OPTIONS] SOURCE [GLOB...]". For a command without verbs, names
+// each option, because it has only a few.
 std::string arguments_usage(const CommandRow& command, const VerbRow& verb) {
   std::string text = command.has_verbs ? " " + std::string(verb.name) + " [OPTIONS]" : "";
   std::string operands;

@@ -20,9 +20,10 @@
 namespace stfs {
 namespace {
 
-// open(2) returns the lowest free descriptor: if the caller closed standard output, a later file
-// would get its number, and printf would write into that file. Occupies each closed standard
-// descriptor with /dev/null, opened for the wrong direction, so that using it still fails.
+// Opens /dev/null as each standard descriptor that is closed. Otherwise a later open(2), which
+// returns the lowest free descriptor, could return the number of standard output, and printf would
+// write into that file. /dev/null is opened for the wrong direction, so that reading from standard
+// input or writing to standard output still fails.
 void fill_closed_standard_descriptors() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(fd, F_GETFD) >= 0) continue;
@@ -51,7 +52,7 @@ int run_command(const CommandRow& command, std::vector<std::string> words, void*
 
 int run_to_exit(const char* program, ErrorCode otherwise, const std::function<int()>& command) {
   fill_closed_standard_descriptors();
-  ::signal(SIGXFSZ, SIG_IGN);  // a write beyond RLIMIT_FSIZE fails with EFBIG
+  ::signal(SIGXFSZ, SIG_IGN);  // so that a write beyond RLIMIT_FSIZE fails with EFBIG
   try {
     const int status = command();
     if (std::fflush(stdout) != 0) {

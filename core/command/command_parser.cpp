@@ -19,7 +19,7 @@ namespace {
   throw Error(ErrorCode::kUsage, place, rule);
 }
 
-// "a, b and c" with the last separator " and ".
+// Returns "a, b and c" if the last separator is " and ".
 std::string joined(const std::vector<std::string_view>& words, std::string_view last_separator) {
   std::string text;
   for (std::size_t i = 0; i < words.size(); ++i) {
@@ -29,7 +29,8 @@ std::string joined(const std::vector<std::string_view>& words, std::string_view 
   return text;
 }
 
-// Reads decimal digits, or hexadecimal ones after "0x", and removes them from `text`.
+// Reads a number in decimal digits, or in hexadecimal digits after "0x", and removes it from
+// `text`. Returns nullopt if there is none or if it exceeds 64 bits.
 std::optional<std::uint64_t> take_number(std::string_view& text) {
   const bool is_hexadecimal = text.starts_with("0x") || text.starts_with("0X");
   if (is_hexadecimal) text.remove_prefix(2);
@@ -41,8 +42,8 @@ std::optional<std::uint64_t> take_number(std::string_view& text) {
   return number;
 }
 
-// A number of bytes with a unit, "512MiB", "5g" or "16 K", in decimal digits. All units are powers
-// of 1024.
+// Converts a number of bytes with a unit, such as "512MiB", "5g" or "16 K", to decimal digits. All
+// units are powers of 1024. Returns nullopt if the text is not such a number.
 std::optional<std::string> bytes_of(std::string_view text) {
   auto bytes = take_number(text);
   if (!bytes) return std::nullopt;
@@ -75,7 +76,8 @@ std::string with_dashes(std::string_view name) {
   return text;
 }
 
-// A row as it was typed, by the name `flag`. `value` is none for a flag, and where it is missing.
+// An option or operand that the user has typed. `flag` is the name that was used. `value` is
+// nullopt if the option is a flag, or if its value is missing.
 struct Typed {
   OptionRow row;
   std::string_view flag;
@@ -83,8 +85,8 @@ struct Typed {
 };
 
 // Splits the words into options and operands, and returns the options that no row has. "--" ends
-// the options. A value stands behind "=", behind the letter of an option, or in the next word. "-1"
-// is an operand.
+// the options. A value follows "=" or the letter of an option, or it is the next word. A word such
+// as "-1" is an operand.
 std::vector<std::string> split(const std::vector<OptionRow>& rows,
                                const std::vector<std::string>& words, std::vector<Typed>& typed,
                                std::vector<std::string>& operands) {
@@ -131,7 +133,8 @@ std::vector<std::string> split(const std::vector<OptionRow>& rows,
       }
       continue;
     }
-    for (std::size_t at = 1; at < word.size(); ++at) {  // letters of flags, and of an option
+    // The letters of flags, perhaps followed by the letter of an option and its value.
+    for (std::size_t at = 1; at < word.size(); ++at) {
       if (!add(std::string("-") + word[at])) {
         unknown.push_back("-" + word.substr(at));
         break;
@@ -170,7 +173,8 @@ const VerbRow* find_verb(const CommandRow& command, const std::string& word) {
                                 const std::string& word) {
   const bool is_long = word.starts_with("--");
   std::size_t end = is_long ? word.find('=') : 2;
-  while (!is_long && end < word.size() && (word[end] & 0xc0) == 0x80) ++end;  // in UTF-8
+  // Do not cut a UTF-8 character.
+  while (!is_long && end < word.size() && (word[end] & 0xc0) == 0x80) ++end;
   const std::string flag = word.substr(0, end);
   std::vector<std::string_view> of_others, flags;
   for (const VerbRow& verb : command.verbs) {
@@ -289,7 +293,7 @@ std::string_view similar_word(std::string_view typed, std::span<const std::strin
   for (const std::string_view word : words) {
     const std::string candidate = with_dashes(word);
     const std::size_t edits = edit_distance(plain, candidate, least);
-    // Not every letter may change.
+    // At least one letter must be kept.
     if (edits < letters && (edits < least || (edits == least && best.empty()))) {
       least = edits;
       best = word;
@@ -351,7 +355,7 @@ Parsed parse_command(const CommandRow& command, std::vector<std::string> words, 
     std::string word = words.front();
     const bool is_verb = std::ranges::find(command.verbs, std::string_view(word), &VerbRow::name) !=
                          command.verbs.end();
-    // No verb has a dot or a slash.
+    // A word with a dot or a slash is a place too, because no verb has one.
     const bool is_place = names_a_place(word) || word.find_first_of("./") != std::string::npos;
     if (!is_verb && !command.verb_of_path.empty() && is_place) {
       word = command.verb_of_path;

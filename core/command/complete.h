@@ -1,7 +1,7 @@
-// The candidates for the word of a command line that a shell completes. The scripts in
-// docs/completions ask each program for them.
+// Finds the candidates for the word of a command line that a shell completes. The scripts in
+// docs/completions call each program to get them.
 //
-// Thread safety: the main thread calls this in a process that does nothing else.
+// Thread safety: only the main thread may call this, in a process that does nothing else.
 #pragma once
 
 #include "core/command/command.h"
@@ -12,7 +12,7 @@
 
 namespace stfs {
 
-// The first word of a command line that asks for candidates.
+// A command line that asks for candidates begins with this word.
 inline constexpr std::string_view kCompleteWord = "--complete";
 
 // Prints the candidates for the last of `words`. The words are those after the program's name, as

@@ -1,4 +1,4 @@
-// The rows of the command lines for DeltaOptions: the same words in each command.
+// The rows of the command lines for DeltaOptions. They have the same names in all commands.
 //
 // Thread safety and lifetime: rows are constants.
 #pragma once
@@ -10,8 +10,8 @@
 
 namespace stfs {
 
-// `kMember` is the member of a command's arguments that holds the DeltaOptions. With `in_list` the
-// rows are those of a list: "encoding" in place of "--encoding".
+// Returns the rows. `kMember` is the member of a command's arguments that holds the DeltaOptions.
+// With `in_list`, the rows are for a list: "encoding" instead of "--encoding".
 template <auto kMember>
 constexpr std::array<OptionRow, 4> delta_rows(bool in_list) {
   return {{

@@ -48,7 +48,7 @@ bool has_utf8_locale() {
   return false;
 }
 
-// The byte at which a column of a UTF-8 text begins.
+// Returns the index of the byte at which a column of a UTF-8 text begins.
 std::size_t byte_at(std::string_view text, std::size_t column) {
   std::size_t at = 0;
   for (; column > 0 && at < text.size(); --column) {
@@ -59,8 +59,8 @@ std::size_t byte_at(std::string_view text, std::size_t column) {
   return at;
 }
 
-// "[####....]  50%  1.0 GiB of 2.0 GiB  1.23 GB/s", `width` columns at most. With fewer columns the
-// bar gets shorter, then disappears, then the text is cut.
+// Returns "[####....]  50%  1.0 GiB of 2.0 GiB  1.23 GB/s", cut to at most `width` columns: first
+// the bar gets shorter, then it is left out, then the text is cut.
 std::string progress_text(std::uint64_t done, std::uint64_t total, double seconds,
                           std::size_t width) {
   const double share = total == 0 ? 1 : static_cast<double>(done) / static_cast<double>(total);
@@ -88,18 +88,20 @@ bool is_pipe(int fd) {
 
 constexpr std::string_view kErase = "\r\x1b[K";
 
-// A signal handler, called with the default action restored and the signal not blocked.
+// A signal handler. When it is called, the default action is restored and the signal is not blocked
+// (SA_RESETHAND, SA_NODEFER), so that raise(3) ends the process.
 void erase_and_end(int signal) {
   pollfd terminal{STDERR_FILENO, POLLOUT, 0};
-  // A terminal that the user has stopped must not keep the process from ending.
+  // Write only if the terminal accepts it, because a stopped terminal must not delay the end of the
+  // process.
   while (::poll(&terminal, 1, 0) == 1 && (terminal.revents & POLLOUT) != 0 &&
          ::write(STDERR_FILENO, kErase.data(), kErase.size()) < 0 && errno == EINTR) {
   }
   ::raise(signal);
-  ::_exit(128 + signal);  // process 1 of a container survives raise(3)
+  ::_exit(128 + signal);  // needed in process 1 of a container, which survives raise(3)
 }
 
-// Gives the signals that end the process the handler `to`, where they have the handler `from`.
+// Sets the handler `to` for each of the signals that end the process, if its handler is `from`.
 void replace_handler(void (*from)(int), void (*to)(int)) {
   for (const int signal : {SIGHUP, SIGINT, SIGQUIT, SIGPIPE, SIGTERM}) {
     struct sigaction action {};
@@ -138,7 +140,7 @@ std::string Terminal::shortened(const std::string& text, std::size_t columns) co
   const std::string_view ellipsis = is_utf8 ? "…" : "...";
   const std::size_t kept = columns - std::min(columns, columns_of(ellipsis));
   if (kept == 0) return text.substr(0, byte_at(text, columns));
-  // The end of a name says more than its beginning: it gets the larger half.
+  // Keep more of the end of a name, because it says more than the beginning.
   return text.substr(0, byte_at(text, kept / 2)) + std::string(ellipsis) +
          text.substr(byte_at(text, length - (kept - kept / 2)));
 }
@@ -195,7 +197,7 @@ const TextTable::Layout& TextTable::layout() const {
   return layout_;
 }
 
-// Leaves out the columns up to a step of Column::drop.
+// Hides the columns with a Column::drop from 1 to `most`, and shows all others.
 void TextTable::drop(Layout& layout, int most) const {
   layout.is_shown.assign(columns_.size(), true);
   for (std::size_t i = 0; i < columns_.size(); ++i) {
@@ -203,7 +205,7 @@ void TextTable::drop(Layout& layout, int most) const {
   }
 }
 
-// Sets the widths of the columns. Returns whether a line fits the terminal.
+// Sets the widths of the columns. Returns true if a line then fits the terminal.
 bool TextTable::fit(Layout& layout) const {
   layout.widths = widest_;
   if (!terminal_.is_terminal) {
@@ -214,7 +216,8 @@ bool TextTable::fit(Layout& layout) const {
   const auto is_in_line = [&](std::size_t i) {
     return layout.is_shown[i] && !(layout.has_two_lines && i == name_);
   };
-  // The widest give way first: find the largest cap of the columns with which a line fits.
+  // The widest columns are cut first: find the greatest width, to which columns are limited, with
+  // which a line fits.
   const auto capped = [&](std::size_t i, std::size_t cap) {
     const Column& column = columns_[i];
     return column.least == 0 ? widest_[i] : std::min(widest_[i], std::max(cap, column.least));
@@ -236,7 +239,7 @@ bool TextTable::fit(Layout& layout) const {
 
 bool TextTable::tells_names_apart(const Layout& layout) const {
   if (!terminal_.is_terminal || name_ == columns_.size() || layout.has_two_lines) return true;
-  constexpr std::size_t kReadable = 20;  // columns of a name that is cut
+  constexpr std::size_t kReadable = 20;  // the least width of names that are cut
   const std::size_t width = layout.widths[name_];
   if (width >= widest_[name_]) return true;
   if (width < kReadable) return false;
@@ -308,9 +311,10 @@ void ProgressBar::add(std::uint64_t bytes) {
   drawn_ = now;
   next_ = now + std::chrono::milliseconds(100);
   const double seconds = std::chrono::duration<double>(now - begin_).count();
-  // Some terminals wrap a line that fills the last column.
+  // Leave the last column free, because some terminals wrap a line that fills it.
   const std::size_t width = std::max<std::size_t>(columns(STDERR_FILENO), 2) - 1;
-  // Back at the first column: what another program of a pipeline prints does not stand behind it.
+  // Return to the first column, so that output of another program in the pipeline does not begin
+  // after the bar.
   std::fprintf(stderr, "\r%s\x1b[K\r", progress_text(done, total_, seconds, width).c_str());
   is_drawn_ = true;
 }
@@ -322,7 +326,8 @@ void ProgressBar::print(std::string_view lines) {
   stfs::print(lines);
   if (std::fflush(stdout) != 0) fail_output();
   if (!is_beside_pipe_) return;
-  // Gives the reader time to show the lines, unless they come too fast for any bar.
+  // Delay the bar, so that the program that reads the pipe can show the lines first. Draw it at
+  // least once per second, even if lines keep coming.
   next_ = std::max(next_, std::min(Clock::now() + std::chrono::milliseconds(10),
                                    drawn_ + std::chrono::seconds(1)));
 }

@@ -1,5 +1,5 @@
-// Reads a zip archive of tensors: a PyTorch file (torch.h) or arrays of NumPy (npz.h). Its
-// directory tells which.
+// Reads a zip archive of tensors: a PyTorch file (torch.h) or NumPy arrays (npz.h). The directory
+// of the archive shows which of the two it is.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -13,13 +13,15 @@
 
 namespace stfs {
 
-// Whether a file that begins so is a zip archive whose first member is an array.
+// Returns true if a file that begins with these bytes is an empty zip archive or one that begins
+// with a NumPy array (.npy).
 bool begins_as_npz(std::span<const std::byte> first);
 
-// The bytes at the beginning of an archive that are read first.
+// Returns the number of bytes at the beginning of an archive to read first (Format::header_length).
 std::uint64_t archive_beginning(std::span<const std::byte> first);
 
-// Throws Error: kUnreadable, kArchive, kPickle or kDuplicateTensor.
+// Reads the header of an archive. `place` begins the messages of errors. Throws Error: kUnreadable,
+// kArchive, kPickle or kDuplicateTensor.
 Header read_archive(const Source& source, const std::string& place, const ReadBytes& read);
 
 }  // namespace stfs

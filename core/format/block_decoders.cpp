@@ -11,8 +11,8 @@
 #include <cstring>
 
 // Highway compiles this file once for each set of instructions and chooses one when the program
-// runs. The types that are used most have vectors written out; of the plain loops of the others
-// the compiler makes vectors (docs/decisions/0017-decoders.md has figures).
+// runs. The decoders of the most used types are written with vectors. The others are plain loops,
+// which the compiler vectorises (docs/decisions/0017-decoders.md has figures).
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/format/block_decoders.cpp"
 #include <hwy/foreach_target.h>  // must come before highway.h
@@ -36,8 +36,8 @@ STFS_INLINE T load(const void* at) {
   return value;
 }
 
-// A binary16 moved into the place of a binary32's significand and exponent has an exponent that is
-// too small by 112, subnormals included.
+// When the bits of a binary16 are moved to the significand and exponent of a binary32, the exponent
+// is too small by 112, even for a subnormal number. A multiplication by 2^112 corrects it.
 STFS_INLINE float half(const Byte* at) {
   const unsigned bits = load<std::uint16_t>(at);
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2  // with F16C
@@ -91,10 +91,10 @@ constexpr std::array<std::uint64_t, 256> bytes_of_bits() {
   }
   return masks;
 }
-// For each byte, eight bytes: 0xFF where the bit is set.
+// For each byte, eight bytes: 0xFF for a bit that is set, else 0.
 constexpr auto kSet = bytes_of_bits();
 
-// Eight integers of 8 bits in a word, the first in the lowest byte.
+// Vectors for eight signed 8-bit integers in a word, the first in the lowest byte.
 using Eight = hn::CappedTag<float, 8>;
 STFS_INLINE auto as_floats(const std::int8_t* q) {
   const auto narrow = hn::LoadU(hn::Rebind<std::int8_t, Eight>(), q);
@@ -118,7 +118,7 @@ STFS_INLINE void eight(float scale, std::uint64_t word, float* __restrict y) {
     hn::StoreU(hn::Mul(hn::Set(floats, scale), as_floats(q + j)), floats, y + j);
   }
 }
-constexpr std::uint64_t kOnes = 0x0101010101010101;  // times a byte: that byte eight times
+constexpr std::uint64_t kOnes = 0x0101010101010101;  // times a byte gives that byte eight times
 
 constexpr std::array<std::int8_t, 16> kNibbles{0, 1, 2,  3,  4,  5,  6,  7,
                                                8, 9, 10, 11, 12, 13, 14, 15};
@@ -126,11 +126,11 @@ constexpr std::array<std::int8_t, 16> kQ4Values{-8, -7, -6, -5, -4, -3, -2, -1,
                                                 0,  1,  2,  3,  4,  5,  6,  7};
 constexpr std::array<std::int8_t, 16> kIq4Values{-127, -104, -83, -65, -49, -35, -22, -10,
                                                  1,    13,   25,  38,  53,  69,  89,  113};
-// Twice the values of E2M1; the second zero is positive.
+// Twice the values of E2M1. The second zero is positive here too.
 constexpr std::array<std::int8_t, 16> kE2M1Values{0, 1,  2,  3,  4,  6,  8,  12,
                                                   0, -1, -2, -3, -4, -6, -8, -12};
 
-// The values of the low and of the high nibbles of 16 bytes.
+// Looks up the values of the low and the high nibbles of 16 bytes.
 STFS_INLINE void look_up(const std::array<std::int8_t, 16>& values, const Byte* __restrict qs,
                          std::int8_t* __restrict low, std::int8_t* __restrict high) {
 #if HWY_TARGET == HWY_SCALAR
@@ -149,7 +149,7 @@ STFS_INLINE void look_up(const std::array<std::int8_t, 16>& values, const Byte* 
 #endif
 }
 
-// y[0..15] of the low nibbles of 16 bytes, y[16..31] of the high ones.
+// Decodes 16 bytes: the low nibbles to y[0..15], the high nibbles to y[16..31].
 STFS_INLINE void looked_up(const std::array<std::int8_t, 16>& values, float d,
                            const Byte* __restrict qs, float* __restrict y) {
   alignas(16) std::int8_t low[16];
@@ -187,7 +187,7 @@ struct Q50 {
     const float d = half(b);
     for (std::size_t k = 0; k < 2; ++k) {
       const auto both = load<std::uint64_t>(b + 6 + 8 * k);
-      // Less 16: a fifth bit of 0 makes the upper nibble 15, a fifth bit of 1 makes it 0.
+      // Subtracts 16: if the fifth bit is 0, the upper nibble of the byte becomes 15, else 0.
       const std::uint64_t low = both & 15 * kOnes;
       const std::uint64_t high = both >> 4 & 15 * kOnes;
       eight(d, low | (~kSet[b[2 + k]] & 0xF0 * kOnes), y + 8 * k);
@@ -237,18 +237,18 @@ struct Iq4Nl {
 struct Mxfp4 {
   static constexpr std::size_t kElements = 32, kBytes = 17;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
-    // Half of E8M0's value, 2^(e-128); unlike OCP's, 255 is no NaN.
+    // Half of E8M0's value, 2^(e-128). Unlike in OCP's definition, 255 is not a NaN.
     const std::uint32_t e = b[0];
     const auto d = std::bit_cast<float>(e < 2 ? 0x00200000U << e : (e - 1) << 23);
     looked_up(kE2M1Values, d, b + 1, y);
   }
 };
 
-// --- 64 and 128
+// --- blocks of 64 and 128
 
 struct Nvfp4 {
   static constexpr std::size_t kElements = 64, kBytes = 36;
-  // Half of E4M3's value. 0x7F is 0; with bit 7 set, which is ignored else, it is 240.
+  // Half of E4M3's value. Bit 7 is ignored, except that 0x7F gives 0 but 0xFF gives 240.
   STFS_INLINE static float scale(unsigned x) {
     const unsigned exponent = x >> 3 & 15U;
     const auto significand = as_float(static_cast<int>(x & 7U));
@@ -279,7 +279,7 @@ constexpr std::array<std::uint32_t, 256> bytes_of_pairs() {
   }
   return pairs;
 }
-// For each byte, four bytes: its pairs of bits, less one.
+// For each byte, four bytes: the values of its pairs of bits, minus one.
 constexpr auto kPairs = bytes_of_pairs();
 
 struct Q20 {
@@ -300,7 +300,7 @@ struct Q10 {
   }
 };
 
-// --- 256, with scales for groups of 16 or 32
+// --- blocks of 256, with scales for groups of 16 or 32
 
 struct Q2K {
   static constexpr std::size_t kElements = 256, kBytes = 84;
@@ -333,7 +333,8 @@ struct Q3K {
       for (std::size_t l = 0; l < 16; l += 8) {
         const std::uint64_t two = load<std::uint64_t>(qs + l) >> shift & 3 * kOnes;
         const std::uint64_t third = load<std::uint64_t>(hmask + l) >> (group / 2) & kOnes;
-        eight(scale, two | (third ^ kOnes) * 0xFC, y + 16 * group + l);  // less 4 without the bit
+        // Subtracts 4 if the third bit is 0.
+        eight(scale, two | (third ^ kOnes) * 0xFC, y + 16 * group + l);
       }
     }
   }
@@ -343,14 +344,14 @@ struct ScaleAndMinimum {
   int scale, minimum;
 };
 
-// The 6-bit scales and minimums of Q4_K and Q5_K in 12 bytes.
+// Returns the 6-bit scale and minimum of a group of Q4_K or Q5_K, from the 12 bytes `s`.
 STFS_INLINE ScaleAndMinimum six_bits(const Byte* s, std::size_t group) {
   if (group < 4) return {s[group] & 63, s[group + 4] & 63};
   return {(s[group + 4] & 15) | (s[group - 4] >> 6) << 4, (s[group + 4] >> 4) | (s[group] >> 6)
                                                                                     << 4};
 }
 
-// Q4_K and Q5_K, which has a fifth bit of each integer in `high`.
+// Decodes two groups of Q4_K or Q5_K. Q5_K has a fifth bit of each integer in `high`.
 template <bool HasHigh>
 STFS_INLINE void two_groups(float d, float dmin, const Byte* __restrict scales, std::size_t pair,
                             const Byte* __restrict high, const Byte* __restrict qs,
@@ -411,7 +412,7 @@ struct Q6K {
     const Floats floats;
     const Bytes bytes;
     const auto fifteen = hn::Set(bytes, 15);
-    const auto top = hn::Set(bytes, 48);  // the two high bits in their place
+    const auto top = hn::Set(bytes, 48);  // the two high bits of an integer
     const float d = half(b + 208);
     for (std::size_t part = 0; part < 4; ++part) {  // 16 elements of each of four groups of 32
       const std::size_t n = part / 2;
@@ -462,7 +463,8 @@ struct Iq4Xs {
 
 struct Tq10 {
   static constexpr std::size_t kElements = 256, kBytes = 54;
-  // Five digits of base 3 are one byte, as a fraction of 256: digit n of `v`, less one, times d.
+  // A byte holds five digits of base 3, as a fraction of 256. Returns digit n of `v` minus one,
+  // times d, where `power` is 3^n.
   STFS_INLINE static float digit(unsigned v, unsigned power, float d) {
     return as_float(static_cast<int>((v * power & 255U) * 3 >> 8) - 1) * d;
   }
@@ -494,16 +496,17 @@ struct Tq20 {
 
 // --- codebooks. A group is 32 elements; `l` counts its parts of 8.
 
-// The signs of 8 values in 7 bits: the eighth makes their number even.
+// Returns the signs of 8 values, which are stored in 7 bits: the eighth sign is such that the
+// number of set bits is even.
 STFS_INLINE unsigned even_signs(unsigned bits) {
   bits &= 127U;
-  // The parity of 7 bits: of the two nibbles together, a bit of this word.
+  // The parity of the 7 bits: bit number (low nibble xor high nibble) of this word.
   const unsigned odd = 0x6996U >> ((bits ^ bits >> 4) & 15U) & 1U;
   return bits | odd << 7;
 }
 
-// y[j] = d * row[j], negative where bit j of `signs` is set. No value of a row is 0, so the sum of
-// a byte's complement and 1 carries nothing into the next byte.
+// y[j] = d * row[j], negated if bit j of `signs` is set. Negates all bytes of the word at once: the
+// complement plus 1 never carries into the next byte, because no value of a row is 0.
 STFS_INLINE void signed_row(float d, std::uint64_t row, unsigned signs, float* __restrict y) {
   const std::uint64_t negative = kSet[signs];
   eight(d, (row ^ negative) + (negative & kOnes), y);
@@ -535,7 +538,7 @@ struct Iq2Xxs {
   }
 };
 
-// The scale of part `l` of a group: a nibble for each two parts.
+// Returns the scale of part `l` of a group. There is one nibble per two parts.
 STFS_INLINE float iq2_scale(float d, unsigned scales, std::size_t l) {
   return d * (0.5F + as_float(static_cast<int>(l < 2 ? scales & 15U : scales >> 4))) * 0.25F;
 }

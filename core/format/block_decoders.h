@@ -11,14 +11,15 @@
 //   Q2_K Q4_K Q5_K                      (d * s) * q - (dmin * m)
 //   IQ1_S IQ1_M IQ2_* IQ3_*             (d * s) * row of a codebook (codebooks.h), with signs
 //
-// A half has 11 significant bits and each factor few, so every product is exact in binary32. Only
-// the addition of a minimum rounds, once, to nearest. So no order of multiplication and no fused
-// operation changes a value, and every processor gives the same bits. The payload of a NaN is not
-// defined.
+// A half has 11 significant bits and the other factors have few, so every product is exact in
+// binary32. Only the addition of a minimum rounds, once, to nearest. Therefore neither the order of
+// multiplication nor a fused operation changes a value, and every processor gives the same bits.
+// The payload of a NaN is not defined.
 //
-// The decoders use the vectors that the processor has.
+// The decoders use the vector instructions that the processor has.
 //
-// Thread safety: the function may be called from any thread, however it rounds.
+// Thread safety: the function may be called from any thread, whatever the thread's rounding mode is
+// (ieee.h).
 #pragma once
 
 #include "core/format/types.h"
@@ -27,7 +28,7 @@
 
 namespace stfs {
 
-// Converts as TypeInfo::to_f32 of a type of kind kQuantized says.
+// Implements TypeInfo::to_f32 for the types of kind kQuantized; `dtype` must be one of them.
 void blocks_to_f32(DType dtype, const std::byte* in, std::size_t elements, float* out);
 
 }  // namespace stfs

@@ -1,9 +1,9 @@
-// The codebooks of GGUF's types IQ1, IQ2 and IQ3. A row is 4 or 8 values, and a block names rows by
-// their numbers. The values were found by optimisation and have no formula. They were read out of
+// The codebooks of GGUF's types IQ1, IQ2 and IQ3. A row has 4 or 8 values, and a block contains the
+// numbers of rows. The values were found by optimisation and have no formula. They were read out of
 // ggml's library (MIT, see NOTICE) by decoding one block for each row.
 //
-// Each text has, in hexadecimal, the number of each value in a short list; a number has 2 or 3
-// bits, packed from the lowest bit up.
+// Each hexadecimal text holds, for each value of a codebook, its index in a short list of values.
+// An index has 2 or 3 bits; indices are packed from the lowest bit up.
 #pragma once
 
 #include <array>
@@ -26,9 +26,9 @@ template <std::size_t Rows, std::size_t Values, std::size_t Count>
 constexpr Codebook<Rows, Values> unpacked(std::string_view hex, unsigned bits,
                                           const std::array<std::int8_t, Count>& list) {
   Codebook<Rows, Values> book{};
-  std::size_t next = 0;  // digit pair of `hex`
+  std::size_t next = 0;  // the next pair of digits in `hex`
   unsigned window = 0;
-  unsigned held = 0;  // bits of `window`
+  unsigned held = 0;  // valid bits in `window`
   for (auto& row : book) {
     for (std::int8_t& value : row) {
       if (held < bits) {

@@ -1,5 +1,5 @@
-// What the readers of archives share: tensors whose bytes need a Description, and those that are
-// refused while the rest is shown.
+// What the readers of archives share: they add tensors whose bytes need a Description, and they
+// warn about tensors that are refused while the rest is shown.
 //
 // Thread safety: one thread at a time uses a Header.
 #pragma once
@@ -13,15 +13,17 @@
 
 namespace stfs {
 
-// Adds a tensor: its bytes are those of `from` where that says more than a place; whoever calls
-// adds its member. `length`: of the tensor, bytes.
+// Adds a tensor of `length` bytes, which are made as `from` says. Keeps `from` in the header only
+// if the bytes are compressed or in another order; otherwise the offset in the source is enough.
+// The caller adds the name of the member to Header::members.
 void add_described(std::string_view name, DType dtype, std::span<const std::uint64_t> shape,
                    std::uint64_t length, Description from, Header& header);
 
-// Sorts the tensors by offset, and `by_name`. Throws Error kDuplicateTensor.
+// Sorts the tensors by offset, and fills Header::by_name. Throws Error kDuplicateTensor.
 void finish_header(Header& header, const std::string& place);
 
-// A line for each refused tensor; of more than a few, how many there are.
+// Adds a warning to the header for each of the first kShown refused tensors. The destructor adds
+// one warning with the number of the others. `place` and `header` must outlive this.
 class Refusals {
  public:
   Refusals(const std::string& place, Header& header) : place_(place), header_(header) {}

@@ -14,7 +14,7 @@
 namespace stfs {
 namespace {
 
-// In the order in which format_of() asks them. The last recognises every file.
+// In the order in which format_of() tries them. The last row accepts every file.
 constexpr std::array<Format, 4> kFormats{{
     {kGgufName, is_gguf,
      [](const Source& source, const std::string& place, const ReadBytes&) {
@@ -54,7 +54,7 @@ void prefetch_header(const Source& source) {
   if (source.is_complete()) return;
   std::array<std::byte, kFirstBytes> buffer{};
   const std::span first = first_of(source, buffer);
-  constexpr std::size_t kLeast = 8;  // bytes that tell a length
+  constexpr std::size_t kLeast = 8;  // enough bytes to contain a header's length
   if (first.size() < kLeast || !source.has({0, first.size()}) ||
       source.read_unverified(first, 0) != 0) {
     return;

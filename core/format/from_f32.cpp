@@ -28,7 +28,7 @@ using Halves = hn::Rebind<std::uint16_t, Floats>;
 
 constexpr std::uint32_t kInfinity = 0x7F800000;
 
-// Words of at most 16 bits.
+// Stores words, which are all less than 2^16, as 16-bit words.
 template <class V>
 HWY_INLINE void store(V words, std::byte* out) {
   hn::StoreU(hn::DemoteTo(Halves(), hn::BitCast(SignedWords(), words)), Halves(),
@@ -64,11 +64,13 @@ struct F16 {
     const auto bits = hn::BitCast(words, values);
     const auto magnitude = hn::And(bits, hn::Set(words, 0x7FFFFFFF));
     const auto sign = hn::ShiftRight<16>(hn::Xor(bits, magnitude));
-    // The exponent's bias falls by 112; a carry out of the significand is right there too.
+    // Subtract 112 from the exponent, because the bias is smaller, and round. A carry out of the
+    // significand correctly increases the exponent.
     const auto last = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(words, 1));
     const auto moved = hn::Add(magnitude, hn::Set(words, 0xC8000FFF));
     const auto normal = hn::ShiftRight<13>(hn::Add(moved, last));
-    // 0.5 has the unit 2^-24 in its last place, as binary16's subnormal numbers: the sum rounds.
+    // The last bit of 0.5 is 2^-24, the unit of binary16's subnormal numbers. Adding 0.5 therefore
+    // rounds to this unit.
     const auto half = hn::Set(Floats(), 0.5F);
     const auto sum = hn::Add(hn::BitCast(Floats(), magnitude), half);
     const auto subnormal = hn::Sub(hn::BitCast(words, sum), hn::BitCast(words, half));
@@ -91,7 +93,8 @@ void round(const float* in, std::size_t count, std::byte* out) {
   const Floats floats;
   const std::size_t lanes = hn::Lanes(floats);
   if (count >= lanes) {
-    // The last vector overlaps the one before it, which may be written over it.
+    // The last vector overlaps the one before. Load it first, because `out` may be `in`, and the
+    // loop then overwrites it.
     const auto last = hn::LoadU(floats, in + count - lanes);
     for (std::size_t i = 0; i + lanes < count; i += lanes) {
       To::round(hn::LoadU(floats, in + i), out + 2 * i);
@@ -140,7 +143,7 @@ void f32_to_f16(const float* in, std::size_t count, std::byte* out) {
 }
 
 void f32_to_bf16(const float* in, std::size_t count, std::byte* out) {
-  HWY_DYNAMIC_DISPATCH(round_to_bf16)(in, count, out);  // integers alone
+  HWY_DYNAMIC_DISPATCH(round_to_bf16)(in, count, out);  // integer operations only
 }
 
 void f32_to_f8_e4m3(const float* in, std::size_t count, std::byte* out) {

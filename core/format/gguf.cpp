@@ -22,16 +22,16 @@ namespace stfs {
 namespace {
 
 constexpr std::string_view kMagic = "GGUF";
-constexpr std::uint64_t kGgufFirstPiece = 256 << 10;  // bytes, read at once
+constexpr std::uint64_t kGgufFirstPiece = 256 << 10;  // bytes that the first read asks for
 constexpr std::uint64_t kSmallestKey = 14;     // bytes: a key of one byte with a value of one byte
 constexpr std::uint64_t kSmallestTensor = 24;  // bytes: no name, no dimensions
 constexpr std::uint64_t kUsualTensor = 80;     // bytes: a name of 32 bytes, three dimensions
 constexpr std::uint64_t kUsualString = 16;     // bytes: a token of a vocabulary
-constexpr std::uint64_t kMaxKey = 65'535;      // bytes, docs/gguf.md
-constexpr std::uint64_t kUsualName = 63;       // bytes, GGML_MAX_NAME less its NUL
-constexpr std::uint64_t kMaxName = 127;        // as stable-diffusion.cpp builds ggml
+constexpr std::uint64_t kMaxKey = 65'535;      // bytes (docs/gguf.md)
+constexpr std::uint64_t kUsualName = 63;       // bytes: GGML_MAX_NAME without the NUL
+constexpr std::uint64_t kMaxName = 127;        // bytes, as stable-diffusion.cpp builds ggml
 constexpr std::uint32_t kMaxRank = 4;          // GGML_MAX_DIMS
-constexpr std::uint64_t kMaxLength = 1 << 30;  // of a string and of an array, in the reference
+constexpr std::uint64_t kMaxLength = 1 << 30;  // the reference's limit for strings and arrays
 constexpr std::uint64_t kMaxTexts = 16 << 20;  // bytes of strings that are kept in memory
 constexpr std::uint64_t kMaxKeys = 4 << 20;
 constexpr std::uint64_t kMaxKeyTexts = 64 << 20;  // bytes of all keys
@@ -45,7 +45,7 @@ T little(const std::byte* at) {
   return value;
 }
 
-// The name of a type that ggml once had; "" for another.
+// Returns the name of a type that ggml once had, or "" for any other number.
 std::string_view removed_type(std::uint32_t number) {
   constexpr std::pair<std::uint32_t, std::string_view> kRemoved[] = {
       {4, "Q4_2"},      {5, "Q4_3"},        {31, "Q4_0_4_4"},   {32, "Q4_0_4_8"},
@@ -60,7 +60,7 @@ std::optional<ValueType> value_type(std::uint32_t number) {
   return static_cast<ValueType>(number);
 }
 
-// Bytes of a value of a type of one size; 0 for strings and arrays.
+// Returns the bytes of a value of this type, or 0 for strings and arrays.
 std::uint64_t size_of(ValueType type) {
   constexpr std::array<std::uint8_t, 13> kSizes{1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
   return kSizes[static_cast<std::size_t>(type)];
@@ -72,7 +72,7 @@ std::string_view decimal(T value, std::array<char, 32>& buffer) {
   return {buffer.data(), static_cast<std::size_t>(end - buffer.data())};
 }
 
-// The text of a number or a bool. `is_finite` is false for NaN and infinity.
+// Returns the text of a number or a bool. Sets `is_finite` to false for NaN and infinity.
 std::string_view text_of(ValueType type, const std::byte* at, std::array<char, 32>& buffer,
                          bool& is_finite) {
   is_finite = true;
@@ -96,7 +96,7 @@ std::string_view text_of(ValueType type, const std::byte* at, std::array<char, 3
   }
 }
 
-// The bytes of a source from its beginning, read in pieces that grow.
+// Reads a source from its beginning in growing pieces.
 class Window {
  public:
   Window(const Source& source, const std::string& place) : source_(source), place_(place) {}
@@ -104,14 +104,14 @@ class Window {
   std::uint64_t position() const { return begin_ + at_; }
   std::uint64_t left() const { return source_.size() - position(); }
 
-  // The next bytes, at most left(). Valid until the next call.
+  // Returns the next `bytes` bytes, at most left(). Valid until the next call.
   const std::byte* take(std::uint64_t bytes) {
     if (bytes > held_ - at_) refill(bytes);
     const std::byte* const taken = buffer_.data() + at_;
     at_ += static_cast<std::size_t>(bytes);
     return taken;
   }
-  // Passes over bytes, at most left(), without reading those that are not here.
+  // Skips `bytes` bytes, at most left(). Does not read bytes that are not in the buffer.
   void skip(std::uint64_t bytes) {
     if (bytes <= held_ - at_) {
       at_ += static_cast<std::size_t>(bytes);
@@ -121,7 +121,8 @@ class Window {
     at_ = held_ = 0;
   }
 
-  // Says that about as many of the next bytes will be taken: fewer requests to a server.
+  // Begins to fetch the next `bytes` bytes, because about this many will be taken. A single large
+  // request is faster than many small ones.
   void expect(std::uint64_t bytes) const {
     const std::uint64_t end = position() + std::min({bytes, kMostExpected, left()});
     const std::uint64_t read = begin_ + held_;
@@ -142,7 +143,7 @@ class Window {
     const auto read = static_cast<std::size_t>(std::min(wanted, source_.size() - begin_ - held_));
     piece_ = std::min(piece_ * 2, kLargestPiece);
     buffer_.resize(std::max(buffer_.size(), held_ + read));
-    // The next piece comes while this one is read.
+    // Begin to fetch the next piece while this one is read.
     const std::uint64_t next = begin_ + held_ + read;
     source_.prefetch({next, std::min(piece_, source_.size() - next)});
     if (const int error = source_.read(std::span(buffer_).subspan(held_, read), begin_ + held_)) {
@@ -154,9 +155,9 @@ class Window {
   const Source& source_;
   const std::string& place_;
   std::vector<std::byte> buffer_;
-  std::uint64_t begin_ = 0;  // of the buffer in the source
-  std::size_t at_ = 0;       // in the buffer
-  std::size_t held_ = 0;     // bytes of the buffer that are read
+  std::uint64_t begin_ = 0;  // offset of the buffer in the source
+  std::size_t at_ = 0;       // position in the buffer
+  std::size_t held_ = 0;     // valid bytes in the buffer
   std::uint64_t piece_ = kFirstPiece;
 };
 
@@ -173,7 +174,7 @@ class GgufReader {
     if (tensor_count_ > window_.left() / kSmallestTensor) {
       refuse(ErrorCode::kGgufCount, too_many(tensor_count_, "tensors"));
     }
-    std::uint64_t end = 0;  // of the data, with padding; from its beginning
+    std::uint64_t end = 0;  // end of the last tensor with its padding, from the start of the data
     for (std::uint64_t i = 0; i < tensor_count_; ++i) end = read_tensor(end);
     place_data();
     sort_tensors();
@@ -209,7 +210,7 @@ class GgufReader {
   T number() {
     return little<T>(take(sizeof(T)));
   }
-  // Valid until the next call.
+  // Returns the next `length` bytes. Valid until the next call.
   std::string_view text(std::uint64_t length) {
     return {reinterpret_cast<const char*>(take(length)), static_cast<std::size_t>(length)};
   }
@@ -370,7 +371,8 @@ class GgufReader {
 
   // --- tensors
 
-  // Reads a tensor that must begin at `begin`; returns where the next must begin.
+  // Reads a tensor. Its data must begin at `begin`. Returns the offset at which the data of the
+  // next tensor must begin.
   std::uint64_t read_tensor(std::uint64_t begin) {
     TensorRecord tensor;
     const auto name_length = number<std::uint64_t>();
@@ -446,7 +448,7 @@ class GgufReader {
     return *bytes;
   }
 
-  // Rounds up to the alignment; false when that overflows.
+  // Rounds `offset` up to the alignment. Returns false if it overflows.
   bool pad(std::uint64_t& offset) const {
     if (__builtin_add_overflow(offset, std::uint64_t{alignment_} - 1, &offset)) return false;
     offset = offset / alignment_ * alignment_;
@@ -465,7 +467,7 @@ class GgufReader {
     return little<T>(window_.take(sizeof(T)));
   }
 
-  // Turns the offsets in the data into offsets in the file.
+  // Converts the tensors' offsets from offsets in the data to offsets in the file.
   void place_data() {
     std::uint64_t begin = window_.position();
     if (!header_.tensors.empty() && (!pad(begin) || begin > size_)) {
@@ -498,22 +500,22 @@ class GgufReader {
   }
 
   Window window_;
-  std::uint64_t size_;  // of the file
+  std::uint64_t size_;  // bytes of the file
   const std::string& place_;
   Header header_;
   std::uint64_t tensor_count_ = 0;
-  std::uint64_t long_names_ = 0;  // longer than ggml's
+  std::uint64_t long_names_ = 0;  // names longer than kUsualName
   std::uint64_t key_count_ = 0;
   std::uint32_t alignment_ = 32;
-  bool has_alignment_ = false;      // a key has told it
-  std::uint64_t key_texts_ = 0;     // bytes
-  std::uint64_t texts_ = 0;         // bytes of strings kept
-  std::string subject_ = "header";  // of messages
-  std::string key_;                 // being read
-  TensorRecord tensor_;             // of messages: being read or checked
+  bool has_alignment_ = false;      // general.alignment was read
+  std::uint64_t key_texts_ = 0;     // bytes of all keys so far
+  std::uint64_t texts_ = 0;         // bytes of the strings that are kept
+  std::string subject_ = "header";  // the subject of messages
+  std::string key_;                 // the key that is being read
+  TensorRecord tensor_;             // the tensor that is being read or checked, for messages
 };
 
-// Gives a tensor another shape, if it has as many elements.
+// Gives a tensor another shape, if both have the same number of elements.
 void apply(const OriginalShape& original, TensorRecord& tensor, Header& header) {
   std::uint64_t elements = 1;
   for (const std::uint64_t dim : header.shape(tensor)) elements *= dim;
@@ -538,7 +540,7 @@ void apply(const OriginalShape& original, TensorRecord& tensor, Header& header) 
 std::string_view up_to_nul(std::string_view text) { return text.substr(0, text.find('\0')); }
 
 std::optional<std::size_t> find_gguf_key(const Metadata& metadata, std::string_view key) {
-  // A NUL sorts before all else, so the keys that are equal up to one stand together.
+  // A NUL sorts before every other byte, so the keys that are equal up to a NUL are neighbours.
   std::optional<std::size_t> first;
   for (std::size_t i = metadata.lower_bound(key);
        i < metadata.size() && up_to_nul(metadata[i].first) == key; ++i) {

@@ -15,7 +15,7 @@ namespace {
   throw Error(ErrorCode::kGgufSplit, place, rule);
 }
 
-// The value of a key; nullopt when there is none.
+// Returns the value of a key, or nullopt if there is none. Throws Error if it has another type.
 std::optional<std::int64_t> number_of(const Header& header, std::string_view key, ValueType type,
                                       const std::string& place) {
   const std::optional<std::size_t> at = find_gguf_key(header.metadata, key);
@@ -69,7 +69,7 @@ std::string GgufPartName::of(std::uint32_t other) const {
 }
 
 std::optional<GgufPartName> gguf_part_name(std::string_view name) {
-  const std::string pattern = suffix(0, 1);  // of five digits each
+  const std::string pattern = suffix(0, 1);  // numbers with five digits, as in every name of a part
   if (name.size() < pattern.size()) return std::nullopt;
   const auto number_at = [&](std::size_t from_end) {
     std::uint32_t number = 0;

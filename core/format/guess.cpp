@@ -29,7 +29,7 @@ std::string_view without_space(std::string_view text) {
   return text;
 }
 
-// `lower` is in lower case; the text may be in any.
+// Returns true if `text` begins with `lower` in any case. `lower` must be in lower case.
 bool begins_in_any_case(std::string_view text, std::string_view lower) {
   const auto is_same = [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a + 32 : a) == b; };
   return text.size() >= lower.size() &&
@@ -44,7 +44,7 @@ bool is_page(std::string_view first) {
 bool is_object(std::string_view first) { return without_space(first).starts_with('{'); }
 
 bool is_answer(std::string_view first) {
-  constexpr std::size_t kNear = 256;  // such answers are short
+  constexpr std::size_t kNear = 256;  // enough, because a server's errors are short
   return is_object(first) && first.substr(0, kNear).find("\"error\"") != std::string_view::npos;
 }
 
@@ -52,13 +52,13 @@ bool is_torch_before_1_6(std::string_view first) {
   return first.starts_with("\x80\2\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv);
 }
 
-// A pickle begins with its protocol, then an operation: a frame, a container or a number.
+// A pickle begins with its protocol and an opcode: of a frame, a container or a number.
 bool is_pickle(std::string_view first) {
   return first.size() > 2 && first[0] == '\x80' && first[1] >= 2 && first[1] <= 5 &&
          "\x95\x8a}](c"sv.find(first[2]) != std::string_view::npos;
 }
 
-// Of Flax: a map with a text as its first key.
+// Flax writes a map with a text as its first key.
 bool is_msgpack(std::string_view first) {
   const auto at = [&](std::size_t i) {
     return i < first.size() ? static_cast<unsigned char>(first[i]) : 0U;
@@ -86,7 +86,7 @@ bool is_printable_ascii(std::string_view text) {
   return std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~'; });
 }
 
-// ONNX has no magic number: a ModelProto begins with ir_version and the producer's name.
+// ONNX has no magic number, but a ModelProto begins with ir_version and the producer's name.
 bool is_onnx(std::string_view first) {
   if (first.size() < 4 || first[0] != 8 || first[2] != 0x12) return false;
   const auto length = static_cast<unsigned char>(first[3]);
@@ -94,7 +94,7 @@ bool is_onnx(std::string_view first) {
 }
 
 bool is_text(std::string_view first) {
-  // The limit may cut the last character.
+  // The limit of kGuessBytes may have cut the last character.
   const std::string_view whole = first.substr(
       0, first.size() < kGuessBytes ? first.size() : utf8_floor(first, kGuessBytes - 1));
   return is_utf8(whole) && std::ranges::none_of(first, [](char c) {
@@ -105,15 +105,15 @@ bool is_text(std::string_view first) {
 
 struct FileKind {
   bool (*recognises)(std::string_view first);
-  std::string_view what;  // "the file ..."
+  std::string_view what;  // completes "the file ..."
   std::string_view advice;
-  bool shows_text = false;    // the beginning of the file tells more
-  bool may_be_index = false;  // an index looks like this too
+  bool shows_text = false;    // the message quotes the beginning of the file
+  bool may_be_index = false;  // a valid index of shards may look like this too
 };
 
 constexpr std::string_view kAgain = "download it again";
 
-// In the order in which they are asked.
+// In the order in which they are tried.
 constexpr FileKind kFileKinds[] = {
     {[](std::string_view f) { return f.empty(); }, "is empty",
      "an interrupted download? download it again"},
@@ -175,8 +175,8 @@ constexpr FileKind kFileKinds[] = {
     {is_text, "is text", "download it again, or name another file", true},
 };
 
-// Whether a header can stand here: GGUF's magic number, an archive, or a length in safetensors'
-// limit and the beginning of an object.
+// Returns true if the file may begin with a header: with GGUF's magic number, an archive, or a
+// length within the limit of safetensors and the beginning of an object.
 bool has_header(std::string_view first) {
   const auto bytes = std::as_bytes(std::span(first));
   if (is_gguf(bytes) || is_zip(bytes)) return true;
@@ -190,15 +190,16 @@ bool has_header(std::string_view first) {
 
 bool is_gguf_name(std::string_view name) { return name.ends_with(".gguf"); }
 
-// As a program that unpacks itself, or an archive behind other bytes; without a comment.
+// Returns true if the file ends with a zip archive without a comment. Such a file may be an archive
+// after other bytes, or a program that unpacks itself.
 bool ends_with_zip(const Source& source) {
-  std::string last(22, '\0');  // an end record
+  std::string last(22, '\0');  // the size of an end record
   return source.size() >= last.size() &&
          source.read(std::as_writable_bytes(std::span(last)), source.size() - last.size()) == 0 &&
          last.starts_with("PK\5\6");
 }
 
-// The next step after a broken rule, when no kind of file is recognised.
+// Returns what to do about a broken rule if no kind of file is recognised, or "".
 std::string_view advice_for(ErrorCode code, bool begins_well) {
   switch (code) {
     case ErrorCode::kHeaderTooLarge: return ": not a safetensors file";

@@ -1,9 +1,10 @@
-// While it lives, this thread computes as IEEE 754 has it: rounding to nearest, with subnormal
-// numbers, without traps. A program that loads libstfs may have told its threads otherwise
-// (torch.set_flush_denormal, fesetround, feenableexcept).
+// While an IeeeArithmetic exists, the thread that made it computes with the defaults of IEEE 754:
+// it rounds to nearest, keeps subnormal numbers and does not trap. This is needed because a program
+// that loads libstfs may have chosen something else for its threads (torch.set_flush_denormal,
+// fesetround, feenableexcept). The destructor restores the choice of the program.
 //
-// The compiler may move arithmetic past the change. So a function that makes one must call the
-// arithmetic through a pointer.
+// The compiler may move arithmetic before the constructor or after the destructor. So a function
+// that makes an IeeeArithmetic must call the arithmetic through a function pointer.
 #pragma once
 
 #if defined(__x86_64__)
@@ -28,7 +29,7 @@ class IeeeArithmetic {
  private:
 #if defined(__x86_64__)
   using Word = unsigned;                    // MXCSR
-  static constexpr Word kControl = 0xFFC0;  // the other bits say what has happened
+  static constexpr Word kControl = 0xFFC0;  // the other bits are flags of past exceptions
   static constexpr Word kDefault = 0x1F80;  // all exceptions masked
   static Word get() { return _mm_getcsr(); }
   static void set(Word word) { _mm_setcsr(word); }

@@ -14,10 +14,11 @@
 namespace stfs {
 namespace {
 
-// Each shard is looked for, and has records of its own; a process may open fewer.
+// The number of shards has a limit, because each is searched for and has its own records. No
+// process can usually open this many files.
 constexpr std::size_t kMostShards = 1 << 16;
 
-// Receives the SAX events of an index; keeps `weight_map` and `metadata.total_size`.
+// Receives the SAX events of an index. Keeps `weight_map` and `metadata.total_size`.
 class IndexReader {
  public:
   explicit IndexReader(std::size_t size) : size_(size) {}
@@ -37,7 +38,7 @@ class IndexReader {
     return scalar();
   }
   bool number_float(double value, const std::string&) {
-    // Some writers write the total as 1.5e10.
+    // Some programs write total_size in a form like 1.5e10.
     if (at_total_size() && value >= 0 && value < 0x1p63) {
       index.total_size = static_cast<std::uint64_t>(value);
     }
@@ -114,7 +115,7 @@ class IndexReader {
     return false;
   }
 
-  std::size_t size_;  // of the JSON, bytes
+  std::size_t size_;  // bytes of the JSON
   std::size_t depth_ = 0;
   Section section_ = Section::kOther;
   std::string key_;
@@ -136,7 +137,7 @@ void check_shard(const std::string& shard, const std::string& place) {
 
 Index parse_index(std::string_view json, const std::string& place) {
   IndexReader reader(json.size());
-  // nlohmann/json would accept a NUL as the end of its input.
+  // Refuse a NUL, which nlohmann/json would accept as the end of its input.
   const bool has_nul = std::memchr(json.data(), 0, json.size()) != nullptr;
   if (has_nul || !nlohmann::json::sax_parse(json.begin(), json.end(), &reader)) {
     throw Error(ErrorCode::kInvalidIndex, place,
@@ -147,7 +148,7 @@ Index parse_index(std::string_view json, const std::string& place) {
 
   Index index = std::move(reader.index);
   std::vector<std::uint32_t> sorted_number(reader.shard_numbers.size());
-  std::map<std::string, std::uint32_t> normal;  // "a/./s" and "a/s" are one shard
+  std::map<std::string, std::uint32_t> normal;  // by normalised path: "a/./s" and "a/s" are equal
   for (const auto& [shard, number] : reader.shard_numbers) {
     check_shard(shard, place);
     const auto [entry, is_new] =

@@ -17,13 +17,13 @@ namespace stfs {
 
 struct Index {
   struct Entry {
-    std::uint64_t name_begin;   // in `names`
+    std::uint64_t name_begin;   // index in `names`
     std::uint32_t name_length;  // bytes
     std::uint32_t shard;        // index in `shards`
   };
 
   std::vector<Entry> entries;               // sorted by name; names are unique
-  std::string names;                        // arena
+  std::string names;                        // arena of the entries' names
   std::vector<std::string> shards;          // paths relative to the index's directory, sorted
   std::optional<std::uint64_t> total_size;  // bytes
 
@@ -32,8 +32,8 @@ struct Index {
   }
 };
 
-// Parses the JSON of an index. `place` begins the messages of errors. Throws Error kInvalidIndex,
-// also for a shard whose path is absolute or has a `..` component.
+// Parses the JSON of an index. `place` begins the messages of errors. Throws Error kInvalidIndex.
+// Refuses also a shard with an absolute path or with a `..` in its path.
 Index parse_index(std::string_view json, const std::string& place);
 
 }  // namespace stfs

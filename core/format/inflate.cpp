@@ -17,7 +17,7 @@ constexpr std::uint64_t kInflaterInput = 64 << 10;  // bytes
 
 struct Inflater::Stream {
   Stream() {
-    constexpr int kRaw = -15;  // a window of 32 KiB, no header
+    constexpr int kRaw = -15;  // raw deflate without a header, with a window of 2^15 bytes
     if (::inflateInit2(&z, kRaw) != Z_OK) throw std::bad_alloc();
   }
   explicit Stream(const Stream& other) {
@@ -36,7 +36,8 @@ Inflater::Inflater(ByteRange packed, Description::Deflated member, ReadBytes rea
       read_(std::move(read)),
       stream_(std::make_unique<Stream>()) {}
 
-// The copy reads again what its source has read and not used: so a kept Inflater is small.
+// The copy does not take over input_. It reads the packed bytes again that `other` has read but not
+// yet used. So copies that are kept are small.
 Inflater::Inflater(const Inflater& other)
     : packed_(other.packed_),
       member_(other.member_),
@@ -77,7 +78,8 @@ int Inflater::take(std::span<std::byte> out) {
   return position_ == member_.length && crc_ != member_.crc ? EBADMSG : 0;
 }
 
-// Gets the next packed bytes; none at their end.
+// Reads the next packed bytes into input_. At their end, input_ becomes empty. Returns 0 or an
+// errno.
 int Inflater::refill() {
   const std::uint64_t length = std::min(kInflaterInput, packed_.length - read_to_);
   input_.resize(static_cast<std::size_t>(length));

@@ -1,7 +1,10 @@
-// The types of 16 and 8 bits to which numbers are rounded: to nearest, ties to even (IEEE
-// 754, 4.3.1). The host compiler and nvcc compile the same code, so both give the same bits.
+// Rounds numbers to types of 16 and 8 bits: to nearest, ties to even (IEEE 754, 4.3.1). The host
+// compiler and nvcc compile the same code, so both give the same bits.
 //
-// A NaN becomes a quiet NaN with the same sign and, in 16 bits, the upper bits of its payload.
+// A NaN becomes a quiet NaN with the same sign. In types of 16 bits it keeps the upper bits of its
+// payload.
+//
+// Thread safety: pure functions.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +26,12 @@ struct NarrowType {
   std::uint32_t largest;   // the code of the largest finite number
   std::uint32_t overflow;  // the code of every larger number
   std::uint32_t nan;
-  std::uint32_t payload = 0;      // bits of the code that a NaN keeps of its own
-  bool has_negative_zero = true;  // if not, its code means NaN
+  std::uint32_t payload = 0;      // a mask of the bits of the code that keep a NaN's payload
+  bool has_negative_zero = true;  // if false, the code of -0 means NaN
 
-  // The least binary32 that overflows: halfway from the largest finite number to the next, or the
-  // next binary32 if the tie goes to an even largest number.
+  // Returns the least binary32 that overflows. It is halfway between the largest finite number and
+  // the next one, or the next greater binary32 if the largest code is even, because a tie then
+  // rounds down to it.
   STFS_HOST_DEVICE constexpr std::uint32_t least_overflow() const {
     return (largest << (23 - significand)) + ((127 - bias) << 23) + (1U << (22 - significand)) + 1 -
            largest % 2;
@@ -79,9 +83,9 @@ STFS_HOST_DEVICE constexpr std::uint16_t to_bf16(std::uint32_t bits) {
   return to_narrow<kNarrowBf16>(bits);
 }
 
-// The bits of a binary64 as those of a binary32, rounded to odd: truncated, with the last bit set
-// if the result is inexact. Rounding that to a narrower type gives the correctly rounded result
-// (Boldo and Melquiond, 2008).
+// Converts the bits of a binary64 to the bits of a binary32, rounded to odd: truncated, with the
+// last bit set if the result is inexact. A second rounding, to a narrower type, then gives the
+// correctly rounded result (Boldo and Melquiond, 2008).
 STFS_HOST_DEVICE constexpr std::uint32_t to_odd_f32(std::uint64_t bits) {
   const auto sign = static_cast<std::uint32_t>(bits >> 32) & 0x80000000u;
   const std::uint64_t magnitude = bits & 0x7fffffffffffffffu;

@@ -30,7 +30,8 @@ class NpyParser {
     return false;
   }
 
-  // NumPy takes the last value of a key that is repeated, also where its quotes are others.
+  // Refuses a header with a repeated key, of which NumPy takes the last value. Also refuses other
+  // quotes and escapes, with which a repeated key might not be found.
   bool has_each_key_once() {
     if (dict_.find_first_of("\"\\#") != std::string_view::npos) {
       return refuse("its header has quotes, escapes or comments that NumPy does not write");
@@ -44,7 +45,8 @@ class NpyParser {
     return true;
   }
 
-  // The text behind a key of the dictionary, which NumPy writes in one way; "" for none.
+  // Returns the text after a key and its colon, or "" if the dictionary does not have the key in
+  // the one form that NumPy writes.
   std::string_view behind(const std::string& key) const {
     const std::size_t at = dict_.find("'" + key + "':");
     if (at == std::string_view::npos) return {};
@@ -124,7 +126,7 @@ class NpyParser {
   }
 
   std::string_view dict_;
-  std::uint64_t opaque_ = 0;  // bytes of an element of no type
+  std::uint64_t opaque_ = 0;  // bytes of an element without a type, or 0
   NpyHeader out_;
 };
 

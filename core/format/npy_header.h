@@ -20,24 +20,24 @@ namespace stfs {
 inline constexpr std::size_t kNpyMaxRank = 64;
 
 struct NpyHeader {
-  std::uint64_t length = 0;  // bytes, where the array begins
+  std::uint64_t length = 0;  // bytes of the header; the array follows it
   DType dtype = DType::kU8;
   std::vector<std::uint64_t> shape;
   bool has_opaque =
-      false;  // elements of no type, `|V2`: their bytes are one more dimension, the last
+      false;  // the elements have no type, as `|V2`; the last dimension counts their bytes
   bool is_fortran = false;  // the first dimension is the fastest
-  std::uint64_t bytes = 0;  // of the array
-  // Why it is no array of a type that stfs knows; "" for one that is. What stands above is not set
-  // then, but perhaps `length`.
+  std::uint64_t bytes = 0;  // bytes of the array
+  // Why stfs cannot show the array, or "" if it can. If it is not "", only `length` is valid.
   std::string refusal;
 };
 
-// The bytes that a header takes, as its first ones tell; nullopt where they are no header's, and
-// where it takes over 1 MiB.
-inline constexpr std::size_t kNpyPrefix = 12;  // bytes to tell it
+inline constexpr std::size_t kNpyPrefix = 12;  // bytes that npy_header_length() needs
+// Returns the length of a header in bytes from the first bytes of a file. Returns nullopt if they
+// do not begin a header, or if its dictionary has more than 1 MiB.
 std::optional<std::uint64_t> npy_header_length(std::string_view first);
 
-// `header` is as long as npy_header_length() said.
+// Parses a header that has exactly the length that npy_header_length() has returned. Never throws
+// Error: see NpyHeader::refusal.
 NpyHeader parse_npy_header(std::string_view header);
 
 }  // namespace stfs

@@ -1,8 +1,8 @@
-// Reads an archive of NumPy arrays, as numpy.savez and savez_compressed write it: a zip archive
-// with a .npy file a member (zip.h, npy_header.h).
+// Reads an archive of NumPy arrays, as numpy.savez and savez_compressed write it: a zip archive in
+// which each member is a .npy file (zip.h, npy_header.h).
 //
-// A stored member is an array that stands in the source; a deflated one is decompressed when it is
-// read (inflate.h). What is no array of a type that stfs knows is refused with a warning, and the
+// An array in a stored member is read directly from the source. A deflated member is decompressed
+// when it is read (inflate.h). Members that stfs cannot show are refused with a warning, and the
 // rest is shown.
 //
 // Thread safety: the functions may be called from any thread.
@@ -19,14 +19,16 @@ namespace stfs {
 
 inline constexpr std::string_view kNpzName = "NumPy";
 
-// Whether the archive is one of arrays.
+// Returns true if the archive has a .npy file, or no members at all.
 bool is_npz(const ZipDirectory& zip);
 
-// Throws Error: kUnreadable, kArchive or kDuplicateTensor.
+// Reads the header of an archive. `place` begins the messages of errors. Throws Error: kUnreadable,
+// kArchive or kDuplicateTensor.
 Header read_npz(const ZipDirectory& zip, const Source& source, const std::string& place,
                 const ReadBytes& read);
 
-// Adds a tensor to a header: `from` says where the bytes of the .npy file are.
+// Adds a tensor to a header. `from` describes the bytes of the whole .npy file; this function sets
+// its `begin` and its strides. The caller adds the name of the member to Header::members.
 void add_array(const NpyHeader& array, std::string_view name, Description from, Header& header);
 
 }  // namespace stfs

@@ -16,15 +16,16 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-// A value may be one byte long, and takes 16: as many as a short pickle may hold, and what a long
-// one may take for a byte of its length.
+// The limit of the memory for values: kFewBytes, which is enough for a short pickle, plus
+// kBytesForOne for each byte of the pickle. A limit is needed because a value may have one byte in
+// the pickle and takes 16 bytes of memory.
 constexpr std::uint64_t kFewBytes = 16 << 20, kBytesForOne = 8;
-constexpr std::size_t kKeptItems = 64;  // of a list, before plain values are counted alone
-constexpr std::uint64_t kDecoded = std::uint64_t{1} << 63;  // in PickleValue::at
+constexpr std::size_t kKeptItems = 64;  // items of a list; of later plain ones, runs are counted
+constexpr std::uint64_t kDecoded = std::uint64_t{1} << 63;  // in PickleValue::at: in decoded_
 
 }  // namespace
 
-// The machine: a stack, a memo, and a function for each opcode.
+// The machine that reads a pickle: a stack, a memo, and a function for each opcode.
 class Pickle::Reader {
  public:
   Reader(Pickle& out, const std::string& place) : out_(out), text_(out.text_), place_(place) {
@@ -67,7 +68,7 @@ class Pickle::Reader {
     return {kind, static_cast<std::uint32_t>(text.size()),
             static_cast<std::uint64_t>(text.data() - text_.data())};
   }
-  // Takes memory out of what the length of the pickle allows.
+  // Subtracts `memory` bytes from the memory that the pickle may still use.
   void take(std::uint64_t memory) {
     if (memory > room_) {
       refuse("its values are out of proportion to its " + human_bytes(text_.size()) +
@@ -87,7 +88,7 @@ class Pickle::Reader {
 
   void push(PickleValue value) {
     if (stack_.size() >= deepest_) {
-      take(sizeof value + sizeof(std::size_t));  // one of a mark
+      take(sizeof value + sizeof(std::size_t));  // includes an entry of marks_
       ++deepest_;
     }
     stack_.push_back(value);
@@ -102,7 +103,8 @@ class Pickle::Reader {
     if (stack_.empty() || stack_.back().kind == Kind::kMark) refuse("nothing is on the stack");
     return stack_.back();
   }
-  // The values above the last mark: from the number returned on. The mark is the one before.
+  // Removes the last mark from marks_, and returns the index in stack_ of the first value above it.
+  // The mark itself is the entry before that value.
   std::size_t marked() {
     if (marks_.empty()) refuse("no mark is on the stack");
     const std::size_t mark = marks_.back();
@@ -144,7 +146,8 @@ class Pickle::Reader {
     }
     drop_from(first);
   }
-  // Counts a plain value of a list with those before it; false where none stands before it.
+  // Adds a plain value to the run of plain values at the end of a list. Returns false if the last
+  // item is not a plain value or a run.
   static bool count_plain(Node& node) {
     PickleValue& last = node.items.back();
     const bool is_count = last.kind == Kind::kOther && last.count > 0;
@@ -162,7 +165,7 @@ class Pickle::Reader {
     drop_from(first);
   }
 
-  // --- opcodes, by the names that pickletools.py gives them
+  // --- opcodes, with their names in pickletools.py
 
   void proto() {
     if (number<std::uint8_t>() > 5) refuse("a protocol that stfs does not know");
@@ -239,7 +242,8 @@ class Pickle::Reader {
     if (length > text_.size() - at_) refuse("it ends in a value: truncated?");
     return length;
   }
-  // `'...'` with Python's escapes; stfs needs the plain ones.
+  // `'...'`, perhaps with Python's escapes. A text with escapes becomes kOther, because no text
+  // that stfs needs has one.
   void string_line() {
     std::string_view quoted = line();
     const bool is_quoted = quoted.size() >= 2 && quoted.front() == quoted.back() &&
@@ -249,7 +253,7 @@ class Pickle::Reader {
     if (quoted.find('\\') != std::string_view::npos) return push({Kind::kOther, 0, 0});
     push(text_value(Kind::kText, quoted));
   }
-  // UTF-16 escapes stand for what is not Latin-1, and Latin-1 for itself.
+  // A text in Latin-1. Other characters are escaped by their code points: \u20ac, \U0001f600.
   void unicode_line() {
     const std::string_view raw = line();
     const bool is_plain = std::ranges::all_of(
@@ -364,7 +368,7 @@ class Pickle::Reader {
     if (arguments.kind != Kind::kTuple) refuse("arguments that are no tuple");
     push(new_object(object_of(callable), arguments));
   }
-  // None stands for a persistent id alone.
+  // Refuses None as a callable, because it marks an object with a persistent id.
   PickleValue object_of(PickleValue callable) const {
     if (callable.kind == Kind::kNone) refuse("a call of None");
     return callable;
@@ -398,7 +402,7 @@ class Pickle::Reader {
   void build() {
     const PickleValue state = pop();
     const PickleValue object = top();
-    if (object.kind != Kind::kObject) return;  // a state of what has none, such as a class
+    if (object.kind != Kind::kObject) return;  // for instance a state for a class: it is ignored
     std::vector<PickleValue>& items = out_.nodes_[object.at].items;
     take(2 * sizeof(PickleValue));
     items.insert(items.end(), {{Kind::kState, 0, 0}, state});
@@ -407,7 +411,7 @@ class Pickle::Reader {
   void persid() { push(new_object({}, text_value(Kind::kText, line()))); }
 
   void put(std::uint64_t index) {
-    // Writers number from 0: one that is far away would take memory.
+    // Writers count from 0. A number far beyond the count so far would only waste memory.
     if (index > 4 * puts_ + 1024) refuse("a number of the memo that is too large");
     ++puts_;
     if (index >= memo_.size()) {
@@ -511,10 +515,10 @@ class Pickle::Reader {
   std::string_view text_;
   const std::string& place_;
   std::size_t at_ = 0;
-  std::size_t begin_ = 0;  // of the opcode
+  std::size_t begin_ = 0;  // position of the current opcode
   bool has_ended_ = false;
-  std::uint64_t room_ = 0;   // bytes of memory that are left
-  std::size_t deepest_ = 0;  // of the stack, so far
+  std::uint64_t room_ = 0;   // bytes of memory that values may still use
+  std::size_t deepest_ = 0;  // the greatest size of stack_ so far
   std::vector<PickleValue> stack_;
   std::vector<std::size_t> marks_;
   std::deque<PickleValue> memo_;

@@ -1,16 +1,17 @@
-// Reads a pickle (Python's pickletools.py, protocols 0 to 5) as what it says, not as what it would
-// do: nothing is imported, called or made. A global is its name; a call is an object that has the
-// callable, its arguments, and whatever was put into it afterwards.
+// Reads a pickle (Python's pickletools.py, protocols 0 to 5) without executing it: nothing is
+// imported, called or constructed. A global is represented by its name. A call is represented by an
+// object that has the callable, the arguments, and whatever the pickle adds to the result later.
 //
 //   value     none, bool, integer, text, bytes, tuple: immutable
-//   node      list, dict, object: may be changed after it was made, and hold itself
+//   node      list, dict, object: may be changed after it was made, and may contain itself
 //
-// Time is linear in the length of the pickle, and memory at most nine times its length and 16 MiB;
-// of a long list the values that are no text, container or global are counted alone. What it holds
-// may be shared, so a walk through it needs a bound of its own.
+// The time is linear in the length of the pickle, and the memory is at most nine times its length
+// plus 16 MiB. In a long list, a run of None, booleans and integers is replaced by its length.
+// Values may be shared, so a walk through them may take much longer than the length of the pickle
+// suggests, and needs a limit of its own.
 //
 // Thread safety: const members may be called from any thread. Lifetime: string_views and spans are
-// valid while the Pickle lives.
+// valid as long as the Pickle exists.
 #pragma once
 
 #include <cstdint>
@@ -23,25 +24,27 @@
 namespace stfs {
 
 enum class PickleKind : std::uint8_t {
-  kMark,  // of the stack alone
+  kMark,  // only on the stack, while the pickle is read
   kNone,
   kBool,
   kInt,
   kText,
   kBytes,
-  kOther,   // a float, an integer of more than 64 bits; or `count` values that are not kept
+  // A float, an integer of more than 64 bits, or a text with escapes. If `count` is not 0, `count`
+  // values of a list that are not kept.
+  kOther,
   kGlobal,  // a module and a name
   kTuple,
-  kList,  // a set too
+  kList,  // a list or a set
   kDict,
-  kObject,  // a call, or what is saved under a persistent id
-  kState,   // in the place of a key: the value is the state that BUILD gave
+  kObject,  // the result of a call, or an object with a persistent id
+  kState,   // used as a key: the value after it is the state that BUILD gave to the object
 };
 
 struct PickleValue {
   PickleKind kind = PickleKind::kNone;
-  std::uint32_t count = 0;  // bytes of a text, items of a tuple; of kOther, see there
-  std::uint64_t at = 0;     // the value of a number; else where it is kept
+  std::uint32_t count = 0;  // bytes of a text or of kBytes, items of a tuple; for kOther, see there
+  std::uint64_t at = 0;     // the value of a number or bool; else an index or offset
 
   bool is_plain() const { return kind >= PickleKind::kNone && kind <= PickleKind::kInt; }
   bool is_node() const {
@@ -53,30 +56,31 @@ struct PickleValue {
 class Pickle {
  public:
   struct Node {
-    PickleValue callable;   // of an object; of a persistent id: none
-    PickleValue arguments;  // a tuple; of a persistent id: the id
-    // Of a list its items; of others keys and values by turns, kState for a key where BUILD gave
-    // the value.
+    PickleValue callable;   // only for an object; kNone if it has a persistent id
+    PickleValue arguments;  // only for an object: a tuple, or the persistent id
+    // The items of a list. For a dict or an object, a key and a value by turns. The key is kState
+    // if BUILD gave the value.
     std::vector<PickleValue> items;
   };
 
-  // `place` begins the messages of errors. Throws Error kPickle.
+  // Reads the pickle `text`. `place` begins the messages of errors. Throws Error kPickle.
   Pickle(std::string text, const std::string& place);
 
   std::uint64_t length() const { return length_; }  // bytes of the pickle
   PickleValue result() const { return result_; }
 
-  std::string_view text_of(PickleValue text) const;  // of kText, kBytes
+  // The argument must have the kind that the function needs: kText or kBytes, kTuple, a node.
+  std::string_view text_of(PickleValue text) const;
   std::span<const PickleValue> items_of(PickleValue tuple) const;
   const Node& node(PickleValue value) const { return nodes_[value.at]; }
   std::uint64_t node_count() const { return nodes_.size(); }
-  std::uint64_t item_count() const { return items_.size(); }  // of all tuples
+  std::uint64_t item_count() const { return items_.size(); }  // the items of all tuples
 
   struct Global {
     std::string_view module, name;
   };
   Global global_of(PickleValue global) const;
-  // Whether an object is what a persistent id stands for.
+  // Returns true if an object is saved outside of the pickle, under a persistent id.
   static bool is_persistent(const Node& object) {
     return object.callable.kind == PickleKind::kNone;
   }
@@ -89,8 +93,8 @@ class Pickle {
 
   std::uint64_t length_;
   std::string text_;                // the pickle
-  std::string decoded_;             // texts that it has escaped
-  std::vector<PickleValue> items_;  // of tuples
+  std::string decoded_;             // texts that had escapes, decoded
+  std::vector<PickleValue> items_;  // the items of all tuples
   std::deque<Node> nodes_;
   std::deque<GlobalTexts> globals_;
   PickleValue result_;

@@ -21,8 +21,8 @@ constexpr std::uint64_t kLengthBytes = 8;  // the u64 that begins a file
 constexpr std::size_t kMaxDepth = 127;     // nesting that serde_json accepts
 constexpr std::string_view kMetadataField = "__metadata__";
 
-// madvise(2) with MADV_HUGEPAGE: fewer page faults in memory that is about to be filled. A hint, so
-// its errors do not matter.
+// Calls madvise(2) with MADV_HUGEPAGE, which saves page faults in memory that is about to be
+// filled. It is only a hint, so its errors do not matter.
 void use_huge_pages(void* data, std::size_t bytes) {
   constexpr std::uintptr_t kHugePage = 2 << 20;
   const auto address = reinterpret_cast<std::uintptr_t>(data);
@@ -40,8 +40,9 @@ class Text {
   Text& operator=(const Text&) = delete;
   virtual ~Text() = default;
 
-  // The next piece, valid until the next call. Returns "" at the end and from the piece with the
-  // first NUL on: JSON has none, and nlohmann/json would accept it as the end of its input.
+  // Returns the next piece, which is valid until the next call. Returns "" at the end, and from the
+  // piece with the first NUL on, because JSON cannot contain a NUL, but nlohmann/json would accept
+  // it as the end of its input.
   std::string_view next() {
     if (has_nul_) return {};
     const std::string_view piece = read();
@@ -88,7 +89,7 @@ class TextInSource : public Text {
   }
 
  private:
-  static constexpr std::uint64_t kPiece = 256 << 10;  // stays in the second-level cache
+  static constexpr std::uint64_t kPiece = 256 << 10;  // bytes, small enough for the L2 cache
 
   std::string_view read() override {
     const std::span<char> piece(buffer_.data(), std::min(kPiece, end_ - at_));
@@ -132,7 +133,7 @@ class TextIterator {
     at_ = piece.data();
     end_ = piece.data() + piece.size();
   }
-  // Out of line: the parser compares iterators before each byte.
+  // Not inlined, because the parser compares iterators before each byte and seldom needs this.
   [[gnu::noinline]] bool refill() {
     take(text_->next());
     return at_ != end_;
@@ -143,15 +144,15 @@ class TextIterator {
   const char* end_ = nullptr;
 };
 
-// Writes the SAX events of nlohmann/json straight into a Header. It accepts the JSON forms that
-// serde derives for the reference's structures: a tensor is an object, or an array of its fields in
-// order; a dtype is its name or {name: null}; unknown fields are ignored.
+// Builds a Header directly from the SAX events of nlohmann/json. Accepts the JSON forms that serde
+// derives for the structures of the reference reader: a tensor is an object, or an array of its
+// fields in order; a dtype is its name or {name: null}; unknown fields are ignored.
 class HeaderReader {
  public:
-  // `json_length` is the size of the JSON in bytes. Reserves an upper bound for the names and an
-  // estimate for the tensors; memory that is never touched stays virtual.
+  // `json_length` is the size of the JSON in bytes. Reserves memory for the longest possible names
+  // and for an estimated number of tensors. Memory that is never touched stays virtual.
   HeaderReader(std::string place, std::size_t json_length) : place_(std::move(place)) {
-    constexpr std::size_t kBytesPerTensor = 80;  // of JSON, with a short name
+    constexpr std::size_t kBytesPerTensor = 80;  // bytes of JSON for a tensor with a short name
     header_.names.reserve(json_length);
     header_.tensors.reserve(json_length / kBytesPerTensor);
     header_.dims.reserve(json_length / kBytesPerTensor);
@@ -288,7 +289,7 @@ class HeaderReader {
     kShapeItem,
     kOffsets,
     kOffsetItem,
-    kIgnored,  // the value of an unknown field, or inside it
+    kIgnored,  // the value of an unknown field, or something inside this value
   };
   enum Field : unsigned { kHasDType = 1, kHasShape = 2, kHasOffsets = 4, kHasAll = 7 };
 
@@ -367,7 +368,7 @@ class HeaderReader {
     expect_ = next;
     return true;
   }
-  // Expects the next field of a tensor that is an array: dtype, shape, data_offsets.
+  // For a tensor that is an array: expects its next field, in the order dtype, shape, data_offsets.
   bool next_element() {
     switch (fields_) {
       case 0:
@@ -447,8 +448,9 @@ class HeaderReader {
   std::uint32_t rank_ = 0;
   std::array<std::uint64_t, 2> offsets_{};
   std::size_t offset_count_ = 0;
-  std::set<std::string, std::less<>> unknown_;               // its unknown fields
-  std::vector<std::set<std::string, std::less<>>> ignored_;  // keys of each open object or array
+  std::set<std::string, std::less<>> unknown_;  // the names of its unknown fields
+  // The keys of each open object or array inside an unknown field, the outermost first.
+  std::vector<std::set<std::string, std::less<>>> ignored_;
 };
 
 std::string in_bytes(std::uint64_t count) {
@@ -470,8 +472,9 @@ void sort_by_name(Header& header, const std::string& place) {
   }
 }
 
-// Checks the tensors in the order of their bytes, as Metadata::validate of the reference does.
-// Turns each record's (begin, end) in the data into (offset in the file, length).
+// Checks the tensors in the order of their bytes, like Metadata::validate of the reference reader.
+// Converts each record's `offset` and `length`, which the parser has set to the begin and the end
+// in the data, to the offset in the file and the length.
 void validate(Header& header, std::uint64_t data_length, const std::string& place) {
   const std::uint64_t data_begin = header.raw.offset + header.raw.length;
   std::uint64_t expected = 0;
@@ -530,14 +533,14 @@ void validate(Header& header, std::uint64_t data_length, const std::string& plac
                 "the file has " + in_bytes(data_begin + data_length) + " and needs " +
                     (overflows ? "over 2^64" : std::to_string(needed)) + ": truncated");
   }
-  // Cannot overflow: every offset lies inside the file.
+  // The sums cannot overflow, because every offset is inside the file.
   for (TensorRecord& tensor : header.tensors) tensor.offset += data_begin;
 }
 
 Header parse(Text& text, std::uint64_t json_length, std::uint64_t data_length,
              const std::string& place) {
   HeaderReader reader(place, json_length);
-  // nlohmann/json skips a byte-order mark; the reference refuses it.
+  // nlohmann/json skips a byte-order mark, but the reference reader refuses it.
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   const std::string_view first = text.next();
   const bool has_mark = first.starts_with(kByteOrderMark);
@@ -545,7 +548,7 @@ Header parse(Text& text, std::uint64_t json_length, std::uint64_t data_length,
       !has_mark && nlohmann::json::sax_parse(TextIterator(text, first), TextIterator(), &reader) &&
       !text.has_nul();
   if (!is_json) {
-    // The reference checks the encoding of the whole header before it parses the JSON.
+    // The reference reader checks the encoding of the whole header before it parses the JSON.
     if (!is_utf8(text.whole())) {
       throw Error(ErrorCode::kInvalidHeader, place, "header: not valid UTF-8");
     }

@@ -36,19 +36,20 @@ HWY_INLINE hn::Vec<Floats> scaled(hn::Vec<Floats> values, float factor) {
   return hn::Mul(values, hn::Set(Floats(), factor));
 }
 
-// Sixteen bits of sign and magnitude.
+// Returns the bits of a binary16 from its magnitude and from the sign in bit 7 of `byte`.
 HWY_INLINE hn::Vec<Halves> with_sign(hn::Vec<Halves> magnitude, hn::Vec<Halves> byte) {
   const Halves halves;
   return hn::Or(magnitude, hn::ShiftLeft<8>(hn::And(byte, hn::Set(halves, 0x80))));
 }
 
-// The values of binary16.
+// Converts the bits of binary16 to binary32.
 HWY_INLINE hn::Vec<Floats> of_binary16(hn::Vec<Halves> bits) {
   const Floats floats;
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2  // with F16C
   return hn::PromoteTo(floats, hn::BitCast(hn::Rebind<hwy::float16_t, Floats>(), bits));
 #else
-  // In the place of a binary32's exponent and significand, the exponent is too small by 112.
+  // When the bits are moved to the exponent and significand of a binary32, the exponent is too
+  // small by 112.
   const Words words;
   const hn::RebindToSigned<Words> integers;
   const auto wide = hn::PromoteTo(words, bits);
@@ -88,7 +89,8 @@ struct E5M2 {
   }
 };
 
-// As binary16 with fewer bits. The difference of the biases is a factor.
+// Converts by way of binary16, which has more bits. The difference of the biases, 8, becomes a
+// factor of 2^8.
 struct E4M3 {
   static constexpr std::size_t kBytes = 1;
   HWY_INLINE static hn::Vec<Floats> values(const std::byte* in) {
@@ -150,7 +152,7 @@ void convert(const std::byte* in, std::size_t elements, float* out) {
     for (std::size_t i = 0; i + lanes < elements; i += lanes) {
       hn::StoreU(From::values(in + i * From::kBytes), floats, out + i);
     }
-    // The last vector overlaps the one before it.
+    // The last vector overlaps the one before.
     const std::size_t last = elements - lanes;
     hn::StoreU(From::values(in + last * From::kBytes), floats, out + last);
     return;
@@ -171,10 +173,11 @@ void f4_one_by_one(const std::byte* in, std::size_t elements, float* out) {
   }
 }
 
-// In the place of a binary16's exponent and significand, the exponent is too small by 14.
+// When the bits of F4 are moved to the exponent and significand of a binary16, the exponent is too
+// small by 14.
 void from_f4(const std::byte* in, std::size_t elements, float* out) {
   std::size_t i = 0;
-#if HWY_TARGET != HWY_SCALAR  // which has no half of a vector
+#if HWY_TARGET != HWY_SCALAR  // a vector of HWY_SCALAR cannot be halved
   const Halves halves;
   const std::size_t lanes = hn::Lanes(halves);
   const hn::Half<Bytes> pairs;
@@ -191,7 +194,7 @@ void from_f4(const std::byte* in, std::size_t elements, float* out) {
   if (i < elements) f4_one_by_one(in + i / 2, elements - i, out + i);
 }
 
-// The compiler makes vectors of it.
+// The compiler vectorises this loop.
 void from_f64(const std::byte* in, std::size_t elements, float* out) {
   for (std::size_t i = 0; i < elements; ++i) {
     double value = 0;
@@ -200,8 +203,8 @@ void from_f64(const std::byte* in, std::size_t elements, float* out) {
   }
 }
 
-// The value of a code with these numbers of exponent and significand bits. Exponent 0 means
-// subnormal.
+// Returns the value of a code with these numbers of exponent and significand bits. An exponent of 0
+// means a subnormal number.
 constexpr float value_of(unsigned code, unsigned exponent_bits, unsigned significand_bits,
                          int bias) {
   const unsigned significand = code & ((1U << significand_bits) - 1);

@@ -2,8 +2,9 @@
 //
 // A type of 32 bits or fewer converts exactly; F64 rounds to nearest, ties to even (IEEE 754).
 // Infinities and the signs of zeros and NaNs are kept. A NaN's payload moves to the upper bits of
-// the wider significand, and a signalling NaN becomes quiet (IEEE 754, 6.2). The bits of F32 and
-// BF16 are copied unchanged, signalling NaNs too: they are binary32 already.
+// the wider significand, and a signalling NaN becomes quiet (IEEE 754, 6.2). The exceptions are F32
+// and BF16: their bits are copied unchanged, even of signalling NaNs, because they are the bits of
+// a binary32 or its upper half.
 //
 //   F16            IEEE 754 binary16           F8_E5M2        OCP OFP8, as binary16's upper byte
 //   BF16           upper half of binary32      F8_E4M3        OCP OFP8: no infinity, S.1111.111 NaN
@@ -14,9 +15,10 @@
 // Elements of fewer than 8 bits are packed from the lowest bit up: the first F4 element is the low
 // nibble, the first F6 element the lowest six bits of its three bytes.
 //
-// It uses the vectors that the processor has; the bits are the same with all of them.
+// It uses the vector instructions that the processor has, and gives the same bits with all of them.
 //
-// Thread safety: the function may be called from any thread, however it rounds.
+// Thread safety: the function may be called from any thread, whatever the thread's rounding mode is
+// (ieee.h).
 #pragma once
 
 #include "core/format/types.h"
@@ -25,7 +27,7 @@
 
 namespace stfs {
 
-// Converts as TypeInfo::to_f32 of a type of kind kFloat says.
+// Implements TypeInfo::to_f32 for the types of kind kFloat; `dtype` must be one of them.
 void float_to_f32(DType dtype, const std::byte* in, std::size_t elements, float* out);
 
 }  // namespace stfs

@@ -18,23 +18,27 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kMostPickle = 256 << 20;                    // bytes: two million tensors
-constexpr std::uint64_t kFewUnpacked = 256 << 10, kMostRatio = 16;  // of a compressed pickle
-constexpr std::uint64_t kMostTensorBytes = std::uint64_t{1} << 60;  // of all tensors
-// Of all tensors that have more bytes than their storage, which are repeated: a few bytes of a file
-// would keep whoever reads a tensor whole busy for years.
+constexpr std::uint64_t kMostPickle = 256 << 20;  // bytes, enough for two million tensors
+// A compressed pickle may always have kFewUnpacked bytes, and more if its compression ratio is less
+// than kMostRatio.
+constexpr std::uint64_t kFewUnpacked = 256 << 10, kMostRatio = 16;
+constexpr std::uint64_t kMostTensorBytes = std::uint64_t{1} << 60;  // bytes of all tensors
+// The bytes of all tensors that have more bytes than their storage, because strides of 0 repeat its
+// elements. Without a limit, a program that reads the tensors of a small file could need years.
 constexpr std::uint64_t kMostRepeated = 16ULL << 30;
-constexpr std::uint64_t kLeastStep = 1
-                                     << 20;  // between places in a compressed storage that are kept
-constexpr std::uint64_t kInWindow = 128 << 10;  // a way back that reads nothing again
-constexpr std::uint64_t kBeforeStorage = 64;    // bytes before a storage
+constexpr std::uint64_t kLeastStep =
+    1 << 20;  // the least distance between kept places in a compressed storage (inflated.cpp)
+// A read that goes back by at most this many bytes decompresses nothing again, because strided.cpp
+// still has the bytes in memory.
+constexpr std::uint64_t kInWindow = 128 << 10;
+constexpr std::uint64_t kBeforeStorage = 64;  // usual bytes of padding before a storage
 constexpr std::string_view kPickleName = "/data.pkl";
 
 [[noreturn]] void refuse_torch(const std::string& place, const std::string& rule) {
   throw Error(ErrorCode::kArchive, place, rule);
 }
 
-// What stands before the first slash of the pickle's name; nullopt without a pickle.
+// Returns the part before the slash of the pickle's name, or nullopt if there is no pickle.
 std::optional<std::string_view> root_of(const ZipDirectory& zip) {
   for (const ZipMember& member : zip.members) {
     if (!member.name.ends_with(kPickleName)) continue;
@@ -67,16 +71,17 @@ class TorchReader {
           [&](std::string_view name, const TorchTensor& tensor) { add(name, tensor, refusals); });
       warn_of(left_out);
     }
-    header_.metadata.add("format", "pt");  // loaders ask a safetensors file for it
+    header_.metadata.add("format", "pt");  // programs that load safetensors files expect it
     finish_header(header_, place_);
     return std::move(header_);
   }
 
  private:
-  // Says what of the file is not shown, where that is much or all, or looks like tensors to a user.
+  // Warns about objects that are not shown, if there are no tensors, if there are more such objects
+  // than tensors, or if they include NumPy arrays.
   void warn_of(const ClassCounts& left_out) {
     struct Step {
-      std::string_view end, advice;  // of the name of a class
+      std::string_view end, advice;  // the end of the name of a class, and what to do
     };
     constexpr Step kSteps[] = {
         {".DTensor", "save what full_tensor() gives"},
@@ -119,7 +124,7 @@ class TorchReader {
     return zip_.find(std::string(root_) + "/" + name);
   }
 
-  // Refuses what no walk through the pickle could show.
+  // Refuses files if their tensors are not in the pickle or cannot be shown.
   void refuse_others() const {
     if (member("constants.pkl") != nullptr) {
       refuse_torch(
@@ -141,7 +146,8 @@ class TorchReader {
     if (const std::string why = member.refusal(); !why.empty()) {
       refuse_torch(place_, subject + ": " + why);
     }
-    // A compressed one may be a thousand times as long as its file; pickles of tensors are not.
+    // A compressed member may have a thousand times the bytes of its file, but a pickle of tensors
+    // never compresses this well.
     if (member.method != ZipMember::kStored && member.unpacked > kFewUnpacked &&
         member.unpacked / kMostRatio > member.packed) {
       refuse_torch(place_, subject + ": is out of proportion to its compressed bytes");
@@ -213,9 +219,11 @@ class TorchReader {
     add_described(name, tensor.dtype, tensor.shape, tensor.bytes, std::move(from), header_);
   }
 
-  // Bytes to decompress beside the storage itself for a read: what is read goes in the order of the
-  // strides, and where a dimension ends behind the next step of the one outside of it, it goes
-  // back.
+  // Returns the greatest number of bytes that a read of one tile of the tensor decompresses again,
+  // in addition to the storage itself. A read takes the dimensions in the order of descending
+  // strides. If the inner dimensions together reach beyond the next step of an outer dimension,
+  // each such step goes back in the storage, and all bytes since the last kept place are
+  // decompressed again.
   static std::uint64_t inflated_again(const TorchTensor& tensor, std::uint64_t length) {
     std::vector<std::pair<std::uint64_t, std::uint64_t>> dims;  // stride, count
     for (std::size_t i = 0; i < tensor.strides.size(); ++i) {
@@ -229,10 +237,10 @@ class TorchReader {
       return __builtin_mul_overflow(a, b, &a) ? ~std::uint64_t{0} : a;
     };
     const std::uint64_t step = std::max(kLeastStep, length / 32);
-    // Of a transposed one, a few rows stand all over the storage.
+    // Even a few rows of a transposed tensor are spread over the whole storage.
     std::uint64_t again = is_turned ? length : 0, times = 1;
     for (std::size_t i = 0; i + 1 < dims.size(); ++i) {
-      std::uint64_t reach = 0;  // of the dimensions inside, within the storage
+      std::uint64_t reach = 0;  // bytes from the first to the last element of the inner dimensions
       for (std::size_t j = i + 1; j < dims.size(); ++j)
         reach += dims[j].first * (dims[j].second - 1);
       times = product(times, dims[i].second);
@@ -242,12 +250,12 @@ class TorchReader {
     return again;
   }
 
-  // A storage that a tensor needs.
+  // The data of a storage that a tensor needs.
   struct Place {
     ByteRange data;
-    std::uint32_t member;  // in Header::members
+    std::uint32_t member;  // index in Header::members
   };
-  // Several tensors may share a storage: its local header is read once.
+  // Reads the local header of each storage only once, because several tensors may share a storage.
   const Place& place_of(const ZipMember& storage) {
     auto& known = places_[static_cast<std::size_t>(&storage - zip_.members.data())];
     if (!known) {
@@ -263,9 +271,9 @@ class TorchReader {
   const Source& source_;
   const std::string& place_;
   const ReadBytes& read_;
-  std::vector<std::optional<Place>> places_;  // by member of the archive
-  std::uint64_t bytes_ = 0;                   // of all tensors
-  std::uint64_t repeated_ = 0;                // of those with more bytes than their storage
+  std::vector<std::optional<Place>> places_;  // one per member of the archive
+  std::uint64_t bytes_ = 0;                   // bytes of all tensors so far
+  std::uint64_t repeated_ = 0;  // bytes of the tensors that have more bytes than their storage
   Header header_;
 };
 

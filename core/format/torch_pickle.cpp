@@ -13,9 +13,9 @@ namespace stfs {
 namespace {
 
 struct TypeRow {
-  std::string_view storage;  // the class of a storage, of older files
-  std::string_view name;     // of the type: torch.NAME
-  std::optional<DType> dtype;
+  std::string_view storage;    // the class of a storage in older files; "" if there is none
+  std::string_view name;       // the type is torch.NAME
+  std::optional<DType> dtype;  // nullopt if safetensors has no such type
 };
 constexpr TypeRow kTorchTypes[] = {
     {"FloatStorage", "float32", DType::kF32},
@@ -45,13 +45,13 @@ constexpr TypeRow kTorchTypes[] = {
     {"QInt32Storage", "qint32", std::nullopt},
 };
 
-// A function that makes a tensor of its arguments.
+// The kinds of functions that make a tensor, by their arguments.
 enum class Maker : std::uint8_t {
   kPlain,    // (storage, offset, size, stride, ...)
-  kUntyped,  // the same of a storage of bytes, and with the type
-  kFirst,    // of its first argument, a tensor
-  kCalled,   // (callable, type, arguments, ...)
-  kRefused,
+  kUntyped,  // the same with a storage of bytes; the type is argument 6
+  kFirst,    // (tensor, ...): wraps a tensor
+  kCalled,   // (callable, type, arguments, ...): calls another maker
+  kRefused,  // makes a tensor that cannot be shown
 };
 struct MakerRow {
   std::string_view module, name;
@@ -94,7 +94,8 @@ std::string name_of(const Pickle::Global& global) {
   return cut(global.module) + "." + cut(global.name);
 }
 
-// The class of an object: of a function's result the class that the function is told, where it is.
+// Returns the name of the class of an object. If a function made the object, this is the class
+// among its arguments, or the name of the function if there is none.
 std::string class_of(const Pickle& pickle, const Pickle::Node& object) {
   if (object.callable.kind != PickleKind::kGlobal) return "(unknown)";
   const Pickle::Global called = pickle.global_of(object.callable);
@@ -107,14 +108,14 @@ std::string class_of(const Pickle& pickle, const Pickle::Node& object) {
   return name_of(called);
 }
 
-// Reads what an object says about a tensor.
+// Reads the description of a tensor from an object of the pickle.
 class TensorReader {
  public:
   explicit TensorReader(const Pickle& pickle) : pickle_(pickle) {}
 
-  // nullopt: the object is no tensor.
+  // Returns nullopt if `value` is not a tensor.
   std::optional<TorchTensor> read(PickleValue value) {
-    constexpr int kMostWraps = 16;  // a parameter of a subclass has two
+    constexpr int kMostWraps = 16;  // a parameter of a subclass has two wraps
     if (value.kind != PickleKind::kObject) return std::nullopt;
     const Pickle::Node& first = pickle_.node(value);
     PickleValue callable = first.callable;
@@ -175,7 +176,7 @@ class TensorReader {
   }
 
   bool dims_of(PickleValue tuple, std::vector<std::uint64_t>& out) const {
-    if (tuple.kind == PickleKind::kObject) {  // torch.Size
+    if (tuple.kind == PickleKind::kObject) {  // a torch.Size
       const PickleValue arguments = pickle_.node(tuple).arguments;
       if (arguments.kind != PickleKind::kTuple || arguments.count != 1) return false;
       tuple = pickle_.items_of(arguments)[0];
@@ -188,7 +189,8 @@ class TensorReader {
     return true;
   }
 
-  // The flag of a dictionary that says that the bytes are not the values; "" for none.
+  // Returns the name of a flag that is set in the dictionary and means that the bytes are not yet
+  // the values, such as "conj". Returns "" if no flag is set.
   std::string_view changing_flag(PickleValue metadata) const {
     if (metadata.kind != PickleKind::kDict) return {};
     const std::vector<PickleValue>& items = pickle_.node(metadata).items;
@@ -247,7 +249,8 @@ class TensorReader {
     return placed(std::move(tensor), arguments[1].at, width);
   }
 
-  // Checks a tensor against its storage, and makes bytes of elements.
+  // Checks that a tensor is inside its storage, and converts the offset and the strides from
+  // elements to bytes.
   static TorchTensor placed(TorchTensor tensor, std::uint64_t offset, std::uint64_t width) {
     std::uint64_t elements = 1, last = offset;
     const bool is_empty = std::ranges::find(tensor.shape, 0U) != tensor.shape.end();
@@ -261,7 +264,8 @@ class TensorReader {
                   __builtin_add_overflow(last, reach, &last);
     }
     if (is_empty) {
-      std::uint64_t product = tensor.dtype == DType::kF4 ? 2 : 1;  // as safetensors multiplies them
+      // safetensors refuses a shape if its product overflows before the factor 0 is reached.
+      std::uint64_t product = tensor.dtype == DType::kF4 ? 2 : 1;
       for (const std::uint64_t dim : tensor.shape) {
         if (__builtin_mul_overflow(product, dim, &product))
           return refused("its shape is too large");
@@ -278,7 +282,7 @@ class TensorReader {
     if (overflows || last >= tensor.storage_bytes / width) {
       return refused("reaches beyond its storage");
     }
-    if (tensor.dtype == DType::kF4) {  // an element of torch is a byte with two
+    if (tensor.dtype == DType::kF4) {  // an element of PyTorch is a byte with two F4 elements
       if (!is_dense || tensor.shape.empty()) return refused("its bytes hold two elements each");
       tensor.shape.back() *= 2;
     }
@@ -326,25 +330,28 @@ class TensorWalk {
   }
 
  private:
-  // How a value was reached.
+  // The path to a value.
   struct Way {
-    std::size_t name = 0;   // bytes of name_ that lead to it
-    bool is_named = false;  // there are keys; one may be ""
-    bool is_state = false;  // it is what BUILD gave: its keys are those of the object
+    std::size_t name = 0;   // the first bytes of name_ are its name
+    bool is_named = false;  // the path has keys, so the name is valid even if it is ""
+    bool is_state = false;  // the value is the state from BUILD; its keys count as the object's
   };
   struct Frame {
     PickleValue value;
     Way way;
-    std::uint64_t found;        // tensors before it
-    std::size_t barren;         // of barren_ before it
+    std::uint64_t found;        // the number of tensors found before this value
+    std::size_t barren;         // the size of barren_ before this value
     std::uint64_t at = 0;       // the next child
-    std::uint64_t skipped = 0;  // values of a list before it that are not kept
+    std::uint64_t skipped = 0;  // values before the next child that a list does not keep
   };
-  // A node without tensors is passed over the next time; one that is open holds itself.
-  enum class State : std::uint8_t { kNew, kOpen, kBarren };
+  enum class State : std::uint8_t {
+    kNew,
+    kOpen,   // the walk is inside the node; if it meets the node again, the node contains itself
+    kBarren  // the node contains no tensors
+  };
 
-  // Frames take memory, and a byte of the pickle may make one. Python's own recursion ends long
-  // before.
+  // The depth that is always allowed. The depth has a limit because each byte of the pickle may add
+  // a frame, which takes much more memory. The recursion limit of Python is far lower.
   static constexpr std::size_t kFewDeep = 1 << 17;
 
   static bool may_hold_tensors(PickleValue value) {
@@ -380,7 +387,8 @@ class TensorWalk {
     ++left_out_[left_out_.size() < kMostClasses ? class_name : "other classes"];
   }
 
-  // A shared value may be written in two bytes, and named at length: all names have a bound.
+  // Adds `bytes` to `sum` and throws if it exceeds `most`. The total length of names needs a limit,
+  // because two bytes of the pickle may refer to a shared value and give it another long name.
   void charge(std::uint64_t bytes, std::uint64_t& sum, std::uint64_t most) const {
     sum += bytes;
     if (sum > most) refuse();
@@ -399,14 +407,15 @@ class TensorWalk {
     } else {
       states_[frame.value.at] = count_ == frame.found ? State::kBarren : State::kNew;
       if (count_ == frame.found && frame.value.kind == PickleKind::kObject) {
-        barren_.resize(frame.barren);  // those inside are parts of it
+        barren_.resize(frame.barren);  // drop the objects inside this one
         barren_.push_back(frame.value);
       }
     }
     frames_.pop_back();
   }
 
-  // Takes the next child, and adds its key to the name.
+  // Sets `child` to the next child of the frame, and adds its key to name_. Returns false if there
+  // is no other child.
   bool next_child(Frame& frame, PickleValue& child, Way& way) {
     if (frame.value.kind == PickleKind::kTuple) {
       return next_item(frame, pickle_.items_of(frame.value), child, way);
@@ -434,7 +443,8 @@ class TensorWalk {
     if (frame.at >= items.size()) return false;
     child = items[static_cast<std::size_t>(frame.at)];
     if (child.kind == PickleKind::kOther && child.count > 0) frame.skipped += child.count - 1;
-    // A state of two dictionaries: attributes, and slots.
+    // A state may be a tuple of two dictionaries, attributes and slots. Their positions in the
+    // tuple do not become parts of names.
     const bool is_part_of_state = frame.way.is_state && frame.value.kind == PickleKind::kTuple;
     way.is_named = frame.way.is_named || !is_part_of_state;
     if (!is_part_of_state && may_hold_tensors(child))
@@ -456,7 +466,7 @@ class TensorWalk {
 
   void add_part(const Frame& frame, std::string_view part) {
     charge(part.size(), parts_, most_parts_);
-    if (name_.size() + part.size() > most_names_) refuse();  // a name has it whole
+    if (name_.size() + part.size() > most_names_) refuse();  // one name may not exceed the limit
     if (frame.way.is_named) name_ += '.';
     name_ += part;
   }
@@ -465,12 +475,12 @@ class TensorWalk {
   TensorReader reader_;
   const std::string& place_;
   const Found& found_;
-  std::vector<State> states_;          // by node
-  std::vector<bool> is_barren_tuple_;  // by the place of its first item
+  std::vector<State> states_;          // one per node
+  std::vector<bool> is_barren_tuple_;  // indexed by the place of a tuple's first item
   std::uint64_t most_visits_, most_tensors_, most_parts_, most_names_;
   std::uint64_t visits_ = 0, parts_ = 0, names_ = 0, count_ = 0;
   ClassCounts left_out_;
-  std::vector<PickleValue> barren_;  // objects without tensors
+  std::vector<PickleValue> barren_;  // objects without tensors, except those inside another one
   std::string name_;
   std::vector<Frame> frames_;
 };

@@ -1,5 +1,5 @@
-// The tensors that a pickle of PyTorch describes: a table of the names that make tensors, and a
-// walk through all that the pickle holds.
+// Finds the tensors that a pickle of PyTorch describes. Has a table of the functions that make
+// tensors, and walks through everything that the pickle contains.
 //
 // Thread safety: the function may be called from any thread.
 #pragma once
@@ -17,24 +17,26 @@
 namespace stfs {
 
 struct TorchTensor {
-  std::string refusal;              // why it is not shown; only the class is set then
-  std::string class_name;           // of one that is not shown
-  std::string_view storage;         // its key
-  std::uint64_t storage_bytes = 0;  // that it must have
+  // Why the tensor cannot be shown, or "" if it can. If it is not "", only `class_name` is valid.
+  std::string refusal;
+  std::string class_name;           // the class of a tensor that cannot be shown; "" if unknown
+  std::string_view storage;         // the key of its storage; borrowed from the pickle
+  std::uint64_t storage_bytes = 0;  // the least size that its storage must have
   DType dtype = DType::kU8;
   std::vector<std::uint64_t> shape;
-  std::uint64_t begin = 0;             // of the first element in the storage, bytes
-  std::vector<std::uint64_t> strides;  // bytes; none: row-major without gaps
-  std::uint64_t bytes = 0;
+  std::uint64_t begin = 0;             // offset of the first element in the storage, bytes
+  std::vector<std::uint64_t> strides;  // bytes; empty if the tensor is row-major without gaps
+  std::uint64_t bytes = 0;             // bytes of the tensor
 };
 
-// Objects that are no tensors, or none that can be shown: how many there are of each class.
+// The number of objects, by class, that are not tensors or are tensors that cannot be shown.
 using ClassCounts = std::map<std::string, std::uint64_t>;
 
-// Calls `found` for each tensor with its name, in the order of the pickle. A tensor that is reached
-// by several paths has several names. Returns the objects without tensors that no other such object
-// holds. Throws Error kPickle, also for a pickle that shares so much
-// that its paths are out of proportion to its length.
+// Calls `found` for each tensor and its name, in the order of the pickle. If a tensor has several
+// paths, calls `found` for each of them. Returns the counts of two kinds of objects: objects that
+// contain no tensor, unless they are inside another such object, and tensors that cannot be shown.
+// Throws Error kPickle. Refuses also a pickle that shares values so often that its paths are out of
+// proportion to its length.
 ClassCounts walk_tensors(
     const Pickle& pickle, const std::string& place,
     const std::function<void(std::string_view name, const TorchTensor&)>& found);

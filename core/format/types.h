@@ -1,8 +1,9 @@
-// The element types of tensors: a table with one row a type. A new type needs an enumerator here, a
-// row in types.cpp and, if its values are real numbers, one in to_f32.cpp or block_decoders.cpp.
+// The element types of tensors: a table with one row per type. A new type needs an enumerator here,
+// a row in types.cpp and, if its values are real numbers, a row in to_f32.cpp or
+// block_decoders.cpp.
 //
-// The first types and their names are those of safetensors (safetensors/src/tensor.rs, enum Dtype).
-// The rest are the block types of GGUF, with the names of ggml in upper case.
+// The first types are the types of safetensors, with its names (safetensors/src/tensor.rs, enum
+// Dtype). The rest are the block types of GGUF, with the names of ggml in upper case.
 //
 // Thread safety: the functions may be called from any thread. Lifetime: rows are constants.
 #pragma once
@@ -79,45 +80,47 @@ enum class TypeKind : std::uint8_t {
   kSigned,
   kFloat,
   kComplex,
-  kQuantized,  // real numbers in blocks with a scale: GGUF alone has such types
+  kQuantized,  // real numbers in blocks with a scale; only GGUF has such types
 };
 
-// Elements lie in blocks: a block of F4 is 2 elements in 1 byte, a block of F6 is 4 elements in
-// 3 bytes, and a block of any type of whole bytes is 1 element.
+// Elements are stored in blocks: a block of F4 is 2 elements in 1 byte, a block of F6 is 4 elements
+// in 3 bytes, and a block of a type of whole bytes is 1 element.
 struct TypeInfo {
   std::string_view name;  // "BF16"
   std::uint16_t block_elements = 1;
   std::uint16_t block_bytes = 1;
   TypeKind kind = TypeKind::kFloat;
 
-  // The type string of NumPy's array interface, "<f4"; "" when elements share bytes. A type that
-  // NumPy lacks is opaque bytes, as ml_dtypes writes it: BF16 is "<V2", the F8 types are "|V1".
+  // The type string of NumPy's array interface, such as "<f4"; "" if elements share bytes. A type
+  // that NumPy lacks is opaque bytes, as ml_dtypes writes it: BF16 is "<V2", the F8 types are
+  // "|V1".
   std::string_view npy = {};
 
-  // DLDataTypeCode of DLPack 1.1; kNoDlpack when DLPack lacks the type. Like safetensors, DLPack
+  // DLDataTypeCode of DLPack 1.1; kNoDlpack if DLPack lacks the type. Like safetensors, DLPack
   // packs types of fewer than 8 bits from the lowest bit up.
   std::uint8_t dlpack = kNoDlpack;
   static constexpr std::uint8_t kNoDlpack = 255;
 
-  // The number of the type in a GGUF file (ggml.h, enum ggml_type); kNotInGguf when it has none.
+  // The number of the type in a GGUF file (ggml.h, enum ggml_type); kNotInGguf if GGUF lacks it.
   std::uint8_t gguf = kNotInGguf;
   static constexpr std::uint8_t kNotInGguf = 255;
 
   // Converts `elements` elements to binary32 (to_f32.h, block_decoders.h); null unless the kind is
-  // kFloat or kQuantized. `blocks` may be unaligned. The elements of kQuantized are whole blocks;
-  // of kFloat any number is allowed, and no byte after the last element is read.
+  // kFloat or kQuantized. `blocks` may be unaligned. For kQuantized, `elements` must be whole
+  // blocks. For kFloat, any number is allowed, and no byte after the last element is read.
   ToF32* to_f32 = nullptr;
 
-  // Rounds binary32 to this type, once (from_f32.h); null where no number is rounded to it. `out`
-  // may be unaligned; of a type that is not larger it may be `in` itself, and must not overlap it
-  // otherwise.
+  // Rounds binary32 to this type, once (from_f32.h); null if stfs never rounds to this type. `out`
+  // may be unaligned. If the type is not larger than binary32, `out` may be `in` itself. Otherwise
+  // they must not overlap.
   FromF32* from_f32 = nullptr;
 
-  // Bits of one element. Not defined for kQuantized: its blocks hold a scale too.
+  // Returns the bits of one element. Not defined for kQuantized, because its blocks hold a scale
+  // too.
   constexpr unsigned bits() const { return block_bytes * 8U / block_elements; }
 
-  // Bytes of `elements` elements. Returns nullopt when they do not fill whole blocks, or when the
-  // number of bits overflows 64 bits (a rule of safetensors).
+  // Returns the bytes of `elements` elements. Returns nullopt if they do not fill whole blocks, or
+  // if the number of bits overflows 64 bits (a rule of safetensors).
   constexpr std::optional<std::uint64_t> bytes_of(std::uint64_t elements) const {
     std::uint64_t bits = 0;
     if (elements % block_elements != 0 ||
@@ -127,13 +130,13 @@ struct TypeInfo {
     return bits / 8;
   }
 
-  // The byte offset of an element's block. Does not check for overflow: for an element of a
-  // validated tensor.
+  // Returns the byte offset of an element's block. The element must be inside a validated tensor,
+  // because this does not check for overflow.
   constexpr std::uint64_t offset_of(std::uint64_t element) const {
     return element / block_elements * block_bytes;
   }
 
-  // The number of elements in the whole blocks of `bytes` bytes.
+  // Returns the number of elements in the whole blocks of `bytes` bytes.
   constexpr std::uint64_t elements_in(std::uint64_t bytes) const {
     return bytes / block_bytes * block_elements;
   }
@@ -143,10 +146,11 @@ const TypeInfo& type_info(DType dtype);
 
 inline std::string_view dtype_name(DType dtype) { return type_info(dtype).name; }
 
-// The type with this name, compared with case as the reference does; nullopt for any other name.
+// Returns the type with this name, or nullopt if there is none. Case matters, as in the reference
+// reader.
 std::optional<DType> dtype_from_name(std::string_view name);
 
-// The type with this number in a GGUF file; nullopt for a number that ggml does not read.
+// Returns the type with this number in a GGUF file, or nullopt if ggml does not read the number.
 std::optional<DType> dtype_from_gguf(std::uint32_t number);
 
 }  // namespace stfs

@@ -18,14 +18,15 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-constexpr std::uint64_t kMostDirectory = 256 << 20;  // bytes: two million members
+constexpr std::uint64_t kMostDirectory = 256 << 20;  // bytes, enough for two million members
 constexpr std::uint64_t kEndRecordBytes = 22, kLocatorBytes = 20, kRecord64Bytes = 56,
                         kEntryBytes = 46, kLocalBytes = 30;
 constexpr std::uint16_t kZip64 = 1;  // the number of an extra field
 constexpr std::uint32_t kIn64 = 0xFFFFFFFF;
 constexpr std::uint16_t kEncrypted = 1;  // a flag
 
-// The least that a byte can make of one: deflate's longest copy, and a bit for it.
+// The greatest number of bytes that deflate can make from one byte: four copies of 258 bytes, each
+// in two bits.
 constexpr std::uint64_t kMostInflation = 1032;
 
 [[noreturn]] void refuse_zip(const std::string& place, const std::string& rule) {
@@ -64,7 +65,7 @@ class ZipReader {
     return text;
   }
 
-  // Finds the end record, and the zip64 record where it needs one.
+  // Finds the end record, and the zip64 record if there is one.
   void find_end() {
     const std::uint64_t size = source_.size();
     const std::uint64_t tail_length = std::min(size, kZipEnd);
@@ -116,8 +117,8 @@ class ZipReader {
     refuse_zip(place_, "the zip archive has no end record: truncated? download it again");
   }
 
-  // Which of several is meant nobody can say, and torch.load takes what the sizes happen to lead
-  // to.
+  // Refuses several archives in one file, because it is not clear which one is meant. torch.load
+  // reads whatever it finds at the offsets, which may be any of them.
   [[noreturn]] void refuse_several(std::uint64_t before) const {
     refuse_zip(place_,
                "the file is several zip archives one after the other (the last begins at byte " +
@@ -126,14 +127,15 @@ class ZipReader {
                    std::string(kConvertDistributed));
   }
 
-  // The zip64 record, and makes it the directory's end. `before`: where its locator begins.
+  // Returns the zip64 record, and sets directory_end_ to its offset. `stated` is the offset from
+  // the locator, and `before` is the offset of the locator itself.
   std::string record64(std::uint64_t stated, std::uint64_t before) {
     for (const std::uint64_t at : {stated, before - std::min(before, kRecord64Bytes)}) {
       if (before < kRecord64Bytes || at > before - kRecord64Bytes) continue;
       std::string record = text_at(at, kRecord64Bytes);
       if (!record.starts_with("PK\6\6")) continue;
-      // Of another archive, which ends before this one does.
-      constexpr std::uint64_t kUncounted = 12;  // bytes of the record, by its own size
+      // If the record does not reach to the locator, it belongs to an earlier archive in the file.
+      constexpr std::uint64_t kUncounted = 12;  // bytes that the record's own size does not count
       if (number_in<std::uint64_t>(record, 4) != before - at - kUncounted) continue;
       directory_end_ = at;
       return record;
@@ -166,12 +168,12 @@ class ZipReader {
     return member;
   }
 
-  // Takes the numbers that 32 bits cannot hold from the zip64 field.
+  // Reads the numbers that do not fit into 32 bits from the zip64 field.
   void apply_extra(std::string_view extra, ZipMember& member) const {
     while (extra.size() >= 4) {
       const auto number = number_in<std::uint16_t>(extra, 0);
       const std::size_t length = number_in<std::uint16_t>(extra, 2);
-      if (length > extra.size() - 4) return;  // as a padding that is cut
+      if (length > extra.size() - 4) return;  // some programs write a padding that is cut off
       std::string_view field = extra.substr(4, length);
       extra.remove_prefix(4 + length);
       if (number != kZip64) continue;
@@ -226,8 +228,8 @@ class ZipReader {
   const Source& source_;
   const std::string& place_;
   const ReadBytes& read_;
-  std::uint64_t directory_end_ = 0;  // of the central directory
-  std::uint64_t length_ = 0;         // of it
+  std::uint64_t directory_end_ = 0;  // offset of the end of the central directory
+  std::uint64_t length_ = 0;         // bytes of the central directory
 };
 
 }  // namespace
@@ -248,10 +250,10 @@ std::string ZipMember::refusal() const {
 
 bool is_zip(std::span<const std::byte> first) {
   const std::string_view text(reinterpret_cast<const char*>(first.data()), first.size());
-  if (text.starts_with("PK\5\6")) return true;  // without members
+  if (text.starts_with("PK\5\6")) return true;  // an archive without members
   constexpr std::size_t kLength = sizeof(std::uint64_t);
   if (!text.starts_with("PK\3\4") || text.size() <= kLength) return false;
-  // As a length, this may be one of safetensors; then an object follows.
+  // Read as a length, these bytes may begin a safetensors file. Then a JSON object follows.
   return number_in<std::uint64_t>(text, 0) > kMaxJsonLength ||
          std::string_view(" \t\r\n{").find(text[kLength]) == std::string_view::npos;
 }

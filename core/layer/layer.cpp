@@ -83,7 +83,8 @@ const LayerRow* find_layer(std::string_view option) {
 
 void choose(Layers& layers, std::string_view option, const std::string& argument) {
   const LayerRow* const row = find_layer(option);
-  const auto of = [](const Layer& layer) { return find_layer(layer.option); };  // rows lie in order
+  // the order of the rows
+  const auto of = [](const Layer& layer) { return find_layer(layer.option); };
   const auto first = std::ranges::lower_bound(layers, row, {}, of);
   const auto last = std::ranges::upper_bound(layers, row, {}, of);
   if (first == last || row->repeats) {

@@ -1,6 +1,9 @@
-// Layers: what is shown in place of what is stored. A layer makes a list of tensors and metadata
-// out of a list; it is a row of the table here, and a folder beside this file. Its list is
-// immutable and knows its inputs. Tensors that it does not touch stay the rows that they were.
+// Layers change what a checkpoint shows without changing what is stored. A layer takes a list of
+// tensors and metadata and returns a new one. Each layer has a row in the table below and a folder
+// beside this file.
+//
+// A returned list is immutable, and each of its computed tensors knows its inputs. A tensor that
+// the layer does not change keeps its row.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -17,41 +20,46 @@
 
 namespace stfs {
 
-// A layer uses the list below it and this.
+// What a layer may use besides the list that it is applied to.
 struct LayerContext {
   Sources& sources;
-  // The tensors of another SOURCE, which may be a mount. Throws Error.
+  // Loads the tensors of another SOURCE, which may be a mount. Throws Error.
   std::function<TensorList(const std::string& source)> load;
 };
 
 struct LayerRow {
-  std::string_view option;     // "dequantize": of -o, of --, and in user.stfs.mount
-  std::string_view arguments;  // "bf16|f16|f32", for messages
-  std::string_view argument;   // "type": what one of them is, for messages
-  // The layer needs these tensors for others, and a part of a checkpoint may lack them: "scales";
-  // "" when it needs none.
+  std::string_view option;     // "dequantize", as in -o, as --dequantize, and in user.stfs.mount
+  std::string_view arguments;  // the syntax of the argument, for messages: "bf16|f16|f32"
+  std::string_view argument;   // a noun for the argument, for messages: "type"
+  // A noun for the tensors that the layer reads in order to compute other tensors, for messages:
+  // "scales". A mount that shows only a part of a checkpoint may lack them, so the layer is refused
+  // there. "" if the layer needs no such tensors.
   std::string_view needs;
-  bool repeats;        // it may be given several times, and takes all arguments at once
-  bool is_idempotent;  // upon what it has made with the same argument it changes nothing
+  bool repeats;        // the option may be given several times; apply() gets all arguments at once
+  bool is_idempotent;  // applied again with the same argument, the layer changes nothing
   bool (*accepts)(std::string_view argument);
-  // The argument in a form that stays true elsewhere and later: with an absolute path or a pinned
-  // URL, or with what a file says now. Null: it is so already. Throws Error.
+  // Returns the argument in a form that keeps its meaning in another directory and at a later time:
+  // an absolute path, a pinned URL, or the content of a file. Null: arguments need no change.
+  // Throws Error.
   std::string (*resolve)(const std::string& argument, Sources& sources);
-  // Whether the argument is a text in place of the name of a file. Null: never.
+  // Returns true if the argument contains the layer's text instead of the name of a file. Null: it
+  // never does.
   bool (*is_text)(std::string_view argument) = nullptr;
-  // Whether applying the layer uses the network. Null: never.
+  // Returns true if applying the layer may use the network. Null: it never does.
   bool (*is_elsewhere)(const std::string& argument);
-  // `below` has sort_names(). Returns it as it is where there is nothing to do. Throws Error.
+  // Applies the layer to `below`, whose names are sorted (TensorList::sort_names()). Returns
+  // `below` unchanged if there is nothing to do. Throws Error.
   TensorList (*apply)(TensorList below, std::span<const std::string> arguments,
                       const LayerContext& context);
 };
 
-// In the order in which layers apply. Append only where that order says so.
+// Returns the rows in the order in which layers are applied. Insert a new row at its place in that
+// order, which is not always the end.
 std::span<const LayerRow> layer_table();
 
-// A layer that was chosen.
+// A layer that the user has chosen.
 struct Layer {
-  std::string option;  // of a row
+  std::string option;  // LayerRow::option
   std::string argument;
 
   bool operator==(const Layer&) const = default;
@@ -59,24 +67,28 @@ struct Layer {
     return std::tie(option, argument) < std::tie(other.option, other.argument);
   }
 };
-// In the order of the table; those of one that repeats in the order in which they were given.
+// The chosen layers, in the order of the table. Layers of the same row are in the order in which
+// the user gave them.
 using Layers = std::vector<Layer>;
 
-// Adds a layer, or changes the argument of one that does not repeat. `argument` is one that its row
-// accepts.
+// Adds a layer at its place in `layers`. If the layer does not repeat and was chosen before,
+// replaces its argument instead. The row must accept `argument`.
 void choose(Layers& layers, std::string_view option, const std::string& argument);
 
-// Adds a line of the command line, or of a program, whose paths are relative to `directory` ("": it
-// has none). It is counted with those directly before it.
+// Adds one line of edits that comes from a command line or a program, not from a file. Paths in the
+// line are relative to `directory`; "" if it has no paths. Consecutive lines with the same
+// directory form one layer, so that messages number them as the lines of one text.
 void choose_edit_line(Layers& layers, const std::string& directory, const std::string& line);
 
-// nullptr when no row has this option.
+// Returns the row with this option, or nullptr if there is none.
 const LayerRow* find_layer(std::string_view option);
 
-// The layers with resolved arguments. Throws Error.
+// Returns the layers with resolved arguments (LayerRow::resolve). Throws Error.
 Layers resolved(Layers layers, Sources& sources);
+// Returns true if applying any of the layers may use the network.
 bool are_elsewhere(const Layers& layers);
 
+// Applies all layers to `list`, one row of the table after the other.
 TensorList apply_layers(TensorList list, const Layers& layers, const LayerContext& context);
 
 }  // namespace stfs

@@ -1,5 +1,5 @@
-// The options that open a checkpoint: the same words in each command, in -o and in the libraries.
-// A front end joins these rows with its own.
+// The options for opening a checkpoint. They have the same names in all commands, in -o and in the
+// libraries. Each front end joins these rows with its own.
 //
 // Thread safety and lifetime: rows are constants.
 #pragma once
@@ -18,14 +18,15 @@
 
 namespace stfs {
 
-// What a SOURCE is, for help.
+// Describes a SOURCE in help texts.
 inline constexpr std::string_view kSourceHelp =
     "a .safetensors or .gguf file, an index of shards, a directory with one, a mount of stfs, or a "
     "URL: hf://org/model, s3://bucket/key, https://host/model.safetensors";
 
-// `verbs` take the rows, and `cache_verbs` the directory of the cache. `kMember` is the member of a
-// command's arguments that holds the SourceOptions. With `in_list` the rows are those of a list, as
-// of -o: "cache_dir" in place of "--cache-dir".
+// Returns the rows of SourceOptions. `verbs` are the verbs that have the rows; for the directory of
+// the cache these are `cache_verbs`. `kMember` is the member of a command's arguments that holds
+// the SourceOptions. With `in_list`, the rows are for a list such as -o: "cache_dir" instead of
+// "--cache-dir".
 template <auto kMember>
 constexpr std::array<OptionRow, 10> source_rows(std::string_view verbs,
                                                 std::string_view cache_verbs, bool in_list) {
@@ -122,14 +123,14 @@ constexpr std::array<OptionRow, 10> source_rows(std::string_view verbs,
 }
 
 struct LayerWords {
-  std::string_view flag;                // "--" and the option
-  std::string_view old_flag, new_flag;  // of one of two checkpoints
+  std::string_view flag;                // "--" and LayerRow::option
+  std::string_view old_flag, new_flag;  // the flags for one of two checkpoints
   std::string_view argument;
   Value value;
   std::string_view help, man;
 };
 
-// A row for each of layer_table().
+// One row for each row of layer_table().
 inline constexpr std::array<LayerWords, 4> kLayerWords{{
     {.flag = "--delta",
      .old_flag = "--old-delta",
@@ -190,8 +191,9 @@ void set_layer(void* to, const std::string& value) {
 
 enum class LayersOf { kAll, kOld, kNew };
 
-// `verbs` take the rows, and kLayersOf(arguments) returns the Layers of a command's arguments. With
-// `in_list` the rows are those of a list, as of -o: "lora" in place of "--lora".
+// Returns the rows of layers. `verbs` are the verbs that have the rows. kLayersOf(arguments)
+// returns the Layers in a command's arguments. With `in_list`, the rows are for a list such as -o:
+// "lora" instead of "--lora".
 template <auto kLayersOf>
 constexpr std::array<OptionRow, kLayerWords.size()> layer_rows(std::string_view verbs, bool in_list,
                                                                LayersOf of = LayersOf::kAll) {
@@ -218,7 +220,8 @@ constexpr std::array<OptionRow, kLayerWords.size()> layer_rows(std::string_view 
   return rows;
 }
 
-// `kMember...` leads from a command's arguments to LoadOptions::allow_missing, or the like.
+// Returns the row of allow_missing. `kMember...` is the path of members from a command's arguments
+// to a bool such as LoadOptions::allow_missing.
 template <auto... kMember>
 constexpr std::array<OptionRow, 1> missing_row(std::string_view verbs, bool in_list) {
   return {{{.flags = in_list ? "allow_missing" : "--allow-missing",

@@ -1,5 +1,5 @@
-// A part of a tensor, as mounts, commands and libraries name it: a slice, values in float32, a
-// NumPy file.
+// A part of a tensor that mounts, commands and libraries can ask for: a slice, values in float32, a
+// NumPy file, or a combination of these.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -17,22 +17,23 @@
 namespace stfs {
 
 struct PartOptions {
-  std::optional<std::string_view> slice = {};  // core/recipe/slice.h; none: the whole tensor
-  bool as_f32 = false;          // its values, which another tensor may scale, as float32
-  bool has_npy_header = false;  // before the bytes
+  std::optional<std::string_view> slice = {};  // core/recipe/slice.h; nullopt: the whole tensor
+  bool as_f32 = false;                         // the values (Tensor::valued()) as float32
+  bool has_npy_header = false;                 // put the header of a NumPy file before the bytes
 };
 
 struct PartRecipe {
   Content content;
-  DType dtype;
+  DType dtype;  // the type and the shape of the part
   std::vector<std::uint64_t> shape;
 };
 
-// Fills `recipe`. Returns 0, or EINVAL for a part that cannot be had, or ERANGE for an index
-// outside of its dimension.
+// Fills `recipe`. Returns 0; EINVAL if the tensor has no such part; ERANGE for an index outside of
+// its dimension.
 int part_recipe(const Tensor& tensor, const PartOptions& part, PartRecipe& recipe);
 
-// Why part_recipe() returns an error: the rule of a message.
+// Returns why part_recipe() returns an error, as the rule of a message. Call it only after an
+// error.
 std::string part_refusal(const Tensor& tensor, const PartOptions& part);
 
 }  // namespace stfs

@@ -1,4 +1,4 @@
-// Which source made a read fail, and why.
+// Finds out which source made a read fail, and why.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -14,16 +14,17 @@
 
 namespace stfs {
 
-// The sources that a tensor is read from, the one with most of its bytes first.
+// Returns the sources that a tensor is read from. The first provides most of its bytes.
 std::vector<const Source*> sources_of(const Tensor& tensor);
 
-// The error kUnreadable of a read that failed with `error`. Its place is the first source that has
-// changed (ESTALE) or has failed; without one, the first. Its message is "subject: rule", or the
-// rule.
+// Returns an Error kUnreadable for a read that failed with the errno `error`. Its place is the
+// first source that has changed (if `error` is ESTALE) or that has failed, or else the first
+// source. Its message is "subject: rule", or only the rule if `subject` is "".
 Error read_failure(std::span<const Source* const> sources, const std::string& subject, int error);
-// The same, with the tensor as the subject.
+// Returns the same with the tensor as the subject.
 Error read_failure(const Tensor& tensor, int error);
-// The same, of all files of a checkpoint: without a cause, its place is the checkpoint.
+// Returns the same for all files of a checkpoint. If no source is the cause, its place is the
+// checkpoint.
 Error read_failure(const Checkpoint& checkpoint, const std::string& subject, int error);
 
 }  // namespace stfs

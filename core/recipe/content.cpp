@@ -33,15 +33,17 @@ int add_buffer(Reading& reading, std::uint64_t length, const Read& read) {
   return 0;
 }
 
-// Reads an extent that cannot be pinned. A buffer keeps its bytes, so that verifying them after the
-// read is enough; the mapping could change between the check and the reply.
+// Reads an extent that cannot be pinned into a buffer. The bytes of a buffer do not change, so it
+// is enough to verify them after the read. The bytes of a mapping could change between the check
+// and the reply.
 int add_extent_buffer(Reading& reading, const Source& source, ByteRange range) {
   return add_buffer(reading, range.length, [&](std::span<std::byte> buffer) {
     return source.read_ahead(buffer, range.offset);
   });
 }
 
-// Pins a source, once a reading. Returns the address of its byte 0; null when it cannot be pinned.
+// Pins a source, once per reading. Returns the address of its byte 0, or null if it cannot be
+// pinned.
 const std::byte* pin(Reading& reading, const Source& source) {
   const auto existing = std::ranges::find(reading.pins, &source, &Reading::Pin::source);
   if (existing != reading.pins.end()) return existing->pinned.data;
@@ -163,8 +165,8 @@ int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) 
     return read_extent({only->source, only->offset + offset - first->begin, end - offset}, reading);
   }
   if (static_cast<std::size_t>(last - first) >= kMaxPieces) return read_all();
-  // Pin last: writers wait for the pins, and reading into a buffer may take long.
-  std::array<std::optional<SourcePosition>, kMaxPieces> to_pin;  // by piece
+  // Pin the sources last, because writers wait for the pins, and reads into buffers may take long.
+  std::array<std::optional<SourcePosition>, kMaxPieces> to_pin;  // one per piece
   for (auto span = first; offset < end; ++span) {
     const std::uint64_t skip = offset - span->begin;
     const std::uint64_t take = std::min(end, span->begin + span->length) - offset;
@@ -198,7 +200,7 @@ int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) 
   for (std::size_t i = 0; i < reading.pieces.size(); ++i) {
     if (!to_pin[i]) continue;
     const std::byte* data = pin(reading, *to_pin[i]->source);
-    if (data == nullptr) {  // the kernel asked for the lease since can_pin()
+    if (data == nullptr) {  // the kernel has asked for the lease since can_pin()
       reading.clear();
       return read_all();
     }
@@ -257,7 +259,7 @@ int Content::copy_unverified(std::uint64_t offset, std::span<std::byte> out) con
 
 int Content::verify(std::uint64_t offset, std::uint64_t length) const {
   if (length == 0) return 0;
-  const Source* verified = nullptr;  // the last; neighbours often share a source
+  const Source* verified = nullptr;  // the last one, because neighbours often share a source
   const auto end = span_at(offset + length - 1) + 1;
   for (auto span = span_at(offset); span != end; ++span) {
     int error = 0;

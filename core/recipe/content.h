@@ -9,13 +9,14 @@
 //   npy file     [ literal | extent ]
 //   merged file  [ literal | extent | extent | ... ]
 //
-// Every Content is read the same way. `missing` returns the extents to fetch first; `read` gives
-// the kernel pieces to send; `copy` gives our own code the bytes. read() and copy() verify the
-// sources after all bytes are there, and return 0 or an errno: ESTALE when a source is no longer
-// the version that was opened, or the errno of a source (EIO).
+// Every Content is read in the same way. missing() returns the extents to fetch first. read()
+// returns pieces for the kernel to send. copy() returns the bytes to code of stfs. read() and
+// copy() verify the sources after they have all bytes, and return 0 or an errno: ESTALE if a source
+// is no longer the version that was opened, or the errno of a source (EIO).
 //
 // Thread safety: const members may be called from any thread. Lifetime: sources and borrowed bytes
-// outlive the Content; the pieces of a Reading are valid while the Content and the Reading live.
+// must outlive the Content. The pieces of a Reading are valid as long as both the Content and the
+// Reading exist.
 #pragma once
 
 #include "core/source/source.h"
@@ -43,7 +44,8 @@ struct Extent {
   std::uint64_t offset = 0;  // bytes
   std::uint64_t length = 0;  // bytes
 
-  // The part that begins `from` bytes into the extent: `most` bytes, or fewer at its end.
+  // Returns the part that begins `from` bytes into the extent and has `most` bytes, or fewer at its
+  // end.
   Extent part(std::uint64_t from, std::uint64_t most) const {
     const std::uint64_t skip = std::min(from, length);
     return {source, offset + skip, std::min(most, length - skip)};
@@ -51,7 +53,7 @@ struct Extent {
 };
 
 // Computes the bytes of a production, in any order. Thread safety: const members may be called from
-// any thread. Lifetime: the sources that it reads outlive it.
+// any thread. Lifetime: the sources that it reads must outlive it.
 class Producer {
  public:
   Producer() = default;
@@ -65,8 +67,8 @@ class Producer {
   // errno. The bytes are valid only if verify() returns 0 afterwards.
   virtual int produce(std::uint64_t offset, std::span<std::byte> out) const = 0;
 
-  // Appends the extents that produce() of this range reads and that are not on this machine
-  // (Source::has). length > 0 and offset + length <= size().
+  // Appends the extents that produce() of this range reads and that are not local (Source::has).
+  // length > 0 and offset + length <= size().
   virtual void missing(std::uint64_t offset, std::uint64_t length,
                        std::vector<Extent>& missing) const = 0;
 
@@ -75,8 +77,8 @@ class Producer {
 };
 
 // The result of Content::read(): pieces that point into sources, literals, or buffers of the
-// Reading. The bytes do not change while it lives. A few pieces and pins fit inside, so that a
-// typical read allocates only its buffers.
+// Reading. Their bytes do not change while the Reading exists. It has room for a few pieces and
+// pins, so that a typical read allocates only its buffers.
 struct Reading {
   Reading() = default;
   Reading(const Reading&) = delete;
@@ -100,28 +102,28 @@ struct Reading {
 
 class Content {
  public:
-  // Builders: each appends a span and returns *this. Adjacent extents of one source become one.
+  // Builders. Each appends a span and returns *this. Adjacent extents of one source are joined.
   Content& literal(std::string bytes);
   Content& borrowed(std::string_view bytes);
   Content& extent(const Source& source, std::uint64_t offset, std::uint64_t length);
   Content& production(std::unique_ptr<const Producer> producer);
 
-  Content& append(Content other);  // all spans of `other`
+  Content& append(Content other);  // appends all spans of `other`
 
   std::uint64_t size() const { return size_; }  // bytes
 
-  // The extent of a Content of one extent; nullopt for any other.
+  // Returns the extent if the Content consists of a single extent, else nullopt.
   std::optional<Extent> extent() const;
 
-  // The spans: bytes of the recipe, and the extent that a span is.
+  // Returns all spans: the range of each in the virtual file, and its extent if it is one.
   struct Place {
     std::uint64_t begin, length;
     std::optional<Extent> extent;
   };
   std::vector<Place> places() const;
 
-  // The extents that a read of [offset, offset+length) needs and that are not on this machine.
-  // Empty when all sources are local files. The range is cut at the end.
+  // Returns the extents that a read of [offset, offset+length) needs and that are not local. Always
+  // empty if all sources are local files. The range is cut at the end.
   std::vector<Extent> missing(std::uint64_t offset, std::uint64_t length) const;
 
   // Fills `reading`, which must be empty, with the pieces of [offset, offset+length), cut at the
@@ -133,8 +135,9 @@ class Content {
   // Fills `out` from `offset` on; offset + out.size() <= size(). Verifies the sources of the range.
   int copy(std::uint64_t offset, std::span<std::byte> out) const;
 
-  // As copy(), without verifying: the bytes are valid only if verify() returns 0 afterwards. For
-  // many copies, since verifying a source on a remote file system asks its server.
+  // Like copy(), but does not verify: the bytes are valid only if verify() returns 0 afterwards.
+  // Use it for many copies, because each verify() of a source on a network file system asks its
+  // server.
   int copy_unverified(std::uint64_t offset, std::span<std::byte> out) const;
 
   // Verifies all sources: 0, ESTALE, or an errno (Source::verify).
@@ -151,20 +154,20 @@ class Content {
   using Kind =
       std::variant<std::string, std::string_view, SourcePosition, std::unique_ptr<const Producer>>;
   struct Span {
-    std::uint64_t begin;   // in the virtual file, bytes
+    std::uint64_t begin;   // offset in the virtual file, bytes
     std::uint64_t length;  // bytes; never 0
     Kind kind;
   };
 
   void add(std::uint64_t length, Kind kind);
-  // The span that holds byte `offset`, which is less than size_.
+  // Returns the span with byte `offset`, which must be less than size_.
   std::vector<Span>::const_iterator span_at(std::uint64_t offset) const;
 
   std::vector<Span> spans_;
   std::uint64_t size_ = 0;
 };
 
-// Content::read() of a whole extent. Allocates no Content.
+// Reads a whole extent like Content::read(), but needs no Content.
 int read_extent(const Extent& extent, Reading& reading);
 
 }  // namespace stfs

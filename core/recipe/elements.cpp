@@ -7,10 +7,10 @@ namespace stfs {
 namespace {
 
 constexpr std::uint64_t kPage = 4096;
-constexpr std::uint64_t kWindow = 48 << 10;  // bytes read at a time: the first-level cache
+constexpr std::uint64_t kWindow = 48 << 10;  // bytes read at a time, small enough for the L1 cache
 constexpr std::uint64_t kNoWindow = std::uint64_t{1} << 56;
 
-// Memory for what is read, without clearing it first.
+// A reusable buffer that is not cleared.
 class Room {
  public:
   std::span<std::byte> of(std::uint64_t bytes) {
@@ -107,7 +107,7 @@ Elements::Runs Elements::runs_at(std::uint64_t first, std::uint64_t count,
   const std::uint64_t in_pass = run % inner_.count;
   Runs runs{slice_.pass_begin(run / inner_.count) + in_pass * inner_.stride, 1, first % slice_.run,
             0};
-  const std::uint64_t wanted = runs.skip + count;  // from the beginning of the first run
+  const std::uint64_t wanted = runs.skip + count;  // elements from the start of the first run
   if (is_dense_) {
     runs.count =
         std::min({(wanted + slice_.run - 1) / slice_.run, inner_.count - in_pass, in_window_});
@@ -125,13 +125,13 @@ std::uint64_t Elements::elements_in(const Runs& runs) const {
   return (runs.count - 1) * slice_.run + runs.end - runs.skip;
 }
 
-// The wanted elements of run `i`.
+// Returns the begin and the end of the wanted elements in run `i`, as indices in the tensor.
 std::pair<std::uint64_t, std::uint64_t> Elements::run_of(const Runs& runs, std::uint64_t i) const {
   const std::uint64_t begin = runs.begin + i * inner_.stride;
   return {begin + (i == 0 ? runs.skip : 0), begin + (i + 1 == runs.count ? runs.end : slice_.run)};
 }
 
-// The bytes of the blocks that cover the runs.
+// Returns the range of the blocks that contain the runs, in bytes of the tensor.
 ByteRange Elements::window_of(const Runs& runs) const {
   const std::uint64_t end = run_of(runs, runs.count - 1).second + type_.block_elements - 1;
   const std::uint64_t begin = type_.offset_of(run_of(runs, 0).first);

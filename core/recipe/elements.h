@@ -1,6 +1,6 @@
-// Elements of a tensor that are converted while they are read: of the whole tensor or of a slice,
-// whatever a block of their type is (TypeInfo). Where a slice or a read begins or ends inside a
-// block, the whole block is converted, and elements are picked.
+// Converts the elements of a tensor or of a slice while they are read. The type may have blocks of
+// any size (TypeInfo). If a slice or a read begins or ends inside a block, the whole block is
+// converted, and only the wanted elements are kept.
 //
 // Thread safety: the functions, and const members, may be called from any thread.
 #pragma once
@@ -22,9 +22,9 @@
 
 namespace stfs {
 
-// Fills `out` with the bytes from `offset` on of elements of `width` bytes, at most 8. Calls
-// `some(first, count, to)`: it writes at most `count` elements (at least 1) from `first` on, sets
-// `count` to their number, and returns 0 or an errno.
+// Fills `out` from byte `offset` of a sequence of elements. An element has `width` bytes, at most
+// 8. Calls `some(first, count, to)` repeatedly. It must write between 1 and `count` elements, from
+// element `first` on, to `to`, set `count` to their number, and return 0 or an errno.
 template <class Some>
 int fill_elements(std::uint64_t offset, std::span<std::byte> out, std::uint64_t width,
                   const Some& some) {
@@ -36,7 +36,7 @@ int fill_elements(std::uint64_t offset, std::span<std::byte> out, std::uint64_t 
     if (skip == 0 && count > 0) {
       if (const int error = some(first, count, out.data())) return error;
       take = static_cast<std::size_t>(count * width);
-    } else {  // a part of one
+    } else {  // a part of an element
       alignas(8) std::array<std::byte, 8> edge{};
       count = 1;
       if (const int error = some(first, count, edge.data())) return error;
@@ -49,14 +49,15 @@ int fill_elements(std::uint64_t offset, std::span<std::byte> out, std::uint64_t 
   return 0;
 }
 
-// The producer; a derived class says how elements are converted. Reads the blocks that hold the
-// elements, and the bytes between two runs if they are fewer than a page. Its memory does not grow
-// with the number of runs.
+// The base class of such producers. A derived class defines how elements are converted. Reads the
+// blocks that contain the elements, and also the bytes between two runs if they are fewer than a
+// page. The memory does not grow with the number of runs.
 class Elements : public Producer {
  public:
-  // `raw` is the tensor, in whole blocks of `type`, which has a to_f32 and outlives this;
-  // `elements` counts in elements (elements_of()). `width` is that of the results, in bytes. If
-  // `elements` has loops, `raw` is an extent: fill() may read a gap that missing() did not name.
+  // `raw` is the whole tensor, in blocks of `type`, which must have a to_f32 and outlive this.
+  // `elements` counts in elements (elements_of()). `width` is the size of a converted element in
+  // bytes. If `elements` has loops, `raw` must be an extent, because fill() may read gaps that
+  // missing() did not return.
   Elements(Content raw, const TypeInfo& type, Slice elements, std::uint64_t width);
 
   std::uint64_t size() const override { return slice_.size() * width_; }
@@ -65,8 +66,8 @@ class Elements : public Producer {
                std::vector<Extent>& missing) const override;
 
  protected:
-  // Converts `count` elements of type `from`: that of the tensor, in whole blocks, or F32, of
-  // values that were picked from a block.
+  // Converts `count` elements of type `from`. This is either the type of the tensor, and `blocks`
+  // are whole blocks, or F32, and `blocks` are values from a block that was converted before.
   using Convert = std::function<void(const TypeInfo& from, std::span<const std::byte> blocks,
                                      std::size_t count, std::byte* out)>;
   int fill(std::uint64_t offset, std::span<std::byte> out, const Convert& convert) const;
@@ -74,13 +75,14 @@ class Elements : public Producer {
  private:
   // Runs of one pass of the innermost loop, which are read together.
   struct Runs {
-    std::uint64_t begin;  // the element at which the first begins
-    std::uint64_t count;
-    std::uint64_t skip;  // elements of the first that are not wanted
-    std::uint64_t end;   // and where in the last the wanted ones end
+    std::uint64_t begin;  // the element of the tensor at which the first run begins
+    std::uint64_t count;  // the number of runs
+    std::uint64_t skip;   // unwanted elements at the beginning of the first run
+    std::uint64_t end;    // the end of the wanted elements in the last run
   };
 
-  // The runs of `count` elements from `first` on; a single run ends after `window` bytes.
+  // Returns the next runs for `count` elements of the slice from `first` on. A single run is cut
+  // after `window` bytes.
   Runs runs_at(std::uint64_t first, std::uint64_t count, std::uint64_t window) const;
   std::uint64_t elements_in(const Runs& runs) const;
   std::pair<std::uint64_t, std::uint64_t> run_of(const Runs& runs, std::uint64_t i) const;
@@ -90,26 +92,27 @@ class Elements : public Producer {
   const TypeInfo& type_;
   Slice slice_;
   std::uint64_t width_;
-  Slice::Loop inner_;  // or one pass over a single run
-  bool is_dense_;
-  std::uint64_t in_window_;  // runs
+  Slice::Loop inner_;        // the innermost loop; without loops, one pass over a single run
+  bool is_dense_;            // the gaps between runs are less than a page, so they are read too
+  std::uint64_t in_window_;  // the number of runs that are read at a time
 };
 
-// The first `count` elements of a tensor.
+// Returns a slice of the first `count` elements of a tensor.
 Slice whole_run(std::uint64_t count);
 
-// Whether elements have a form in binary32: they are of a floating type, and their file can have
-// its size with a header (a size is a number of 63 bits).
+// Returns true if `count` elements can be shown as binary32: the type must have a to_f32, and the
+// size of the file with a header must fit into 63 bits.
 bool has_f32(DType dtype, std::uint64_t count);
 
-// A producer of binary32 values; the arguments are those of Elements.
+// Returns a producer of binary32 values. The arguments are the same as for Elements.
 std::unique_ptr<const Producer> as_f32(Content raw, const TypeInfo& type, Slice elements);
 
-// The recipe of the values of `count` elements; `raw` itself if they are binary32 already.
+// Returns the recipe of `count` elements as binary32. If they are binary32 already, this is `raw`.
 Content f32_content(Content raw, DType dtype, std::uint64_t count);
 
-// The recipe of the values of a slice: `whole` is the tensor, `ranges` are those of parse_ranges().
-// The type has a conversion. Reads only the bytes of the slice where it consists of whole blocks.
+// Returns the recipe of a slice as binary32. `whole` is the tensor, `ranges` come from
+// parse_ranges(), and the type must have a to_f32. If the slice consists of whole blocks, only its
+// bytes are read.
 Content f32_slice_content(Content whole, DType dtype, std::span<const Range> ranges,
                           std::span<const std::uint64_t> shape);
 

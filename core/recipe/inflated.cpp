@@ -10,7 +10,7 @@
 namespace stfs {
 namespace {
 
-// A place is kept at least so many bytes behind the last, and so many times in a member.
+// Places are kept at multiples of a step: 1/32 of the member, but at least 1 MiB.
 constexpr std::uint64_t kLeastKeptStep = 1 << 20;
 constexpr std::uint64_t kKeptSteps = 32;
 
@@ -29,7 +29,7 @@ class Inflated : public Producer {
   int verify() const override { return stored_.source->verify(); }
 
   void missing(std::uint64_t, std::uint64_t, std::vector<Extent>& missing) const override {
-    // Which of them a read needs stands in the stream alone.
+    // A read may need any of the bytes: only decompression shows where a position is in the stream.
     if (!stored_.source->has({stored_.offset, stored_.length})) missing.push_back(stored_);
   }
 
@@ -41,7 +41,8 @@ class Inflated : public Producer {
     int error = skip_to(begin, inflater);
     if (error == 0) error = inflater.take(out);
     if (error != 0) return failure(error);
-    // One that is kept for readers that begin anywhere stays.
+    // Replace the place at which the last read ended, but not a place at a multiple of the step,
+    // because readers that begin anywhere use it.
     const bool was_an_end = last && last->position() % step() != 0;
     places_.keep(number_, std::make_shared<const Inflater>(inflater),
                  was_an_end ? last.get() : nullptr);
@@ -57,7 +58,8 @@ class Inflated : public Producer {
     };
   }
 
-  // Decompresses what nobody wants, and keeps places on the way.
+  // Decompresses the bytes up to `position`, discards them, and keeps places at multiples of the
+  // step.
   int skip_to(std::uint64_t position, Inflater& inflater) const {
     std::vector<std::byte> unwanted;
     while (inflater.position() < position) {
@@ -99,7 +101,7 @@ std::shared_ptr<const Inflater> InflatedPlaces::before(std::uint64_t member,
 
 void InflatedPlaces::keep(std::uint64_t member, std::shared_ptr<const Inflater> place,
                           const Inflater* last) {
-  std::list<Kept> gone;  // destroyed without the lock
+  std::list<Kept> gone;  // destroyed after the mutex is released
   const Key key{member, place->position()};
   std::list<Kept> fresh{{key, std::move(place)}};
   const std::lock_guard lock(mutex_);

@@ -1,10 +1,11 @@
 // The bytes of a compressed member of an archive, decompressed when they are read.
 //
-// A stream can only be read from its beginning. So where a read ended is kept, and places that a
-// read went over: the next read goes on from the last one before it.
+// A stream can only be decompressed from its beginning. So states of the decompression (places) are
+// kept: at the end of a read, and at regular positions that a read has passed. The next read
+// continues from the last place before its range.
 //
-// Thread safety: const members may be called from any thread. Lifetime: sources and InflatedPlaces
-// outlive the producers.
+// Thread safety: all members may be called from any thread. Lifetime: the source and the
+// InflatedPlaces must outlive the producers.
 #pragma once
 
 #include "core/format/header.h"
@@ -21,14 +22,14 @@
 
 namespace stfs {
 
-// The places that were used last, of all members of a file.
+// The most recently used places in all members of a file.
 class InflatedPlaces {
  public:
-  static constexpr std::size_t kMost = 256;  // of 45 KB each
+  static constexpr std::size_t kMost = 256;  // places; each takes 45 KB
 
-  // The last place of a member at or before a position; null for none.
+  // Returns the last place of a member at or before a position, or null if there is none.
   std::shared_ptr<const Inflater> before(std::uint64_t member, std::uint64_t position) const;
-  // Keeps a place of a member, in place of `last` where that is not null.
+  // Keeps a place of a member. If `last` is not null and is still kept, replaces it.
   void keep(std::uint64_t member, std::shared_ptr<const Inflater> place, const Inflater* last);
 
  private:
@@ -38,12 +39,12 @@ class InflatedPlaces {
     std::shared_ptr<const Inflater> place;
   };
   mutable std::mutex mutex_;
-  mutable std::list<Kept> kept_;  // the last used first
+  mutable std::list<Kept> kept_;  // the most recently used first
   std::map<Key, std::list<Kept>::iterator> by_key_;
 };
 
-// The bytes [begin, begin + length) of a member. `stored`: its compressed bytes; `number`: that of
-// the member among those that share `places`.
+// Returns a producer of the bytes [begin, begin + length) of a member. `stored` is its compressed
+// data. `number` must identify the member among all members that share `places`.
 std::unique_ptr<const Producer> inflated(Extent stored, Description::Deflated member,
                                          std::uint64_t begin, std::uint64_t length,
                                          InflatedPlaces& places, std::uint64_t number);

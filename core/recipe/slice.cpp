@@ -12,7 +12,7 @@
 namespace stfs {
 namespace {
 
-using Wide = __int128;  // holds a dimension (u64) and an index (i64) alike
+using Wide = __int128;  // holds both a dimension (u64) and an index (i64)
 
 struct Item {
   enum class Kind { kIndex, kRange, kEllipsis } kind = Kind::kIndex;
@@ -20,10 +20,10 @@ struct Item {
   std::optional<Wide> start, stop, step;
 };
 
-// Larger than any dimension. Larger bounds are cut to it: they have the same meaning.
+// Larger than any dimension. Larger bounds are replaced by it, which does not change their meaning.
 constexpr Wide kFar = Wide{1} << 65;
 
-// Removes an integer from the front of `text`. Returns nullopt when `text` begins with none.
+// Removes an integer from the front of `text`. Returns nullopt if `text` does not begin with one.
 std::optional<Wide> take_integer(std::string_view& text) {
   std::size_t i = 0;
   const bool negative = !text.empty() && text[0] == '-';
@@ -65,7 +65,7 @@ bool parse_items(std::string_view expression, std::vector<Item>& items) {
   if (expression.empty()) return false;
   bool has_ellipsis = false;
   while (!expression.empty()) {
-    if (items.size() > kSliceMaxRank) return false;  // kSliceMaxRank items and one `...`
+    if (items.size() > kSliceMaxRank) return false;  // allows kSliceMaxRank items and one `...`
     const std::size_t comma = expression.find(',');
     Item& item = items.emplace_back();
     if (!parse_item(expression.substr(0, comma), item)) return false;
@@ -76,7 +76,8 @@ bool parse_items(std::string_view expression, std::vector<Item>& items) {
   return true;
 }
 
-// Applies an item to a dimension: NumPy's rules for negative and too large bounds.
+// Applies an item to a dimension, with NumPy's rules for negative and too large bounds. Returns 0
+// or ERANGE.
 int resolve(const Item& item, std::uint64_t dimension, Range& range) {
   const Wide size = dimension;
   if (item.kind == Item::Kind::kIndex) {
@@ -91,7 +92,7 @@ int resolve(const Item& item, std::uint64_t dimension, Range& range) {
   };
   const Wide start = clamp(item.start, 0);
   const Wide stop = clamp(item.stop, size);
-  // A step over the dimension's size selects the first element alone, whatever its value.
+  // Every step larger than the dimension selects only the first element.
   const Wide step = std::clamp<Wide>(item.step.value_or(1), 1, std::max<Wide>(size, 1));
   const Wide count = start < stop ? (stop - start + step - 1) / step : 0;
   range = {static_cast<std::uint64_t>(start), static_cast<std::uint64_t>(count),
@@ -99,8 +100,8 @@ int resolve(const Item& item, std::uint64_t dimension, Range& range) {
   return 0;
 }
 
-// Gathers the runs of a slice. A pass of the innermost loop is a row; runs that lie less than a
-// page apart are read together with the gaps between them.
+// Gathers the runs of a slice. A pass of the innermost loop is a row. If the gaps between runs are
+// less than a page, the runs are read together with the gaps.
 class Gather : public Producer {
  public:
   Gather(const Slice& slice, Content whole)
@@ -114,16 +115,17 @@ class Gather : public Producer {
                std::vector<Extent>& missing) const override {
     const std::uint64_t row = inner_.count * run_;
     while (length > 0) {
-      // Ask for the row's runs as one range first: local sources miss nothing.
+      // First ask for all runs of the row as one range, because local sources miss nothing.
       const std::uint64_t take = std::min(length, row - offset % row);
       const std::uint64_t first = offset % row / run_;
       const std::uint64_t last = (offset % row + take - 1) / run_;
-      const std::uint64_t skip = offset % row % run_;                  // bytes of the first
-      const std::uint64_t end = (offset % row + take - 1) % run_ + 1;  // in the last
+      const std::uint64_t skip = offset % row % run_;  // unwanted bytes of the first run
+      const std::uint64_t end = (offset % row + take - 1) % run_ + 1;  // end in the last run
       const std::uint64_t pass = slice_.pass_begin(offset / row);
       const std::uint64_t begin = pass + first * inner_.stride + skip;
       std::vector<Extent> found = whole_.missing(begin, pass + last * inner_.stride + end - begin);
-      // With a smaller gap between its runs, the row has a part of a run in each block.
+      // Ask for each run only if the gaps are at least as large as a block of the cache. With
+      // smaller gaps, every block contains a part of some run.
       if (!found.empty() && inner_.stride - run_ >= Source::kFetchUnit) {
         found.clear();
         for (std::uint64_t i = first; i <= last; ++i) {
@@ -213,7 +215,7 @@ std::uint64_t Slice::pass_begin(std::uint64_t pass) const {
 
 std::uint64_t Slice::size() const {
   std::uint64_t size = run;
-  for (const Loop& loop : loops) size *= loop.count;  // at most the tensor's size
+  for (const Loop& loop : loops) size *= loop.count;  // no overflow: at most the tensor's size
   return size;
 }
 
@@ -299,8 +301,9 @@ Slice elements_of(std::span<const Range> ranges, std::span<const std::uint64_t> 
   }
   if (is_empty) return slice;
 
-  // From the innermost dimension out. A dimension whose stride equals the extent of the run, or of
-  // the loop inside it, extends that; any other dimension becomes a loop.
+  // Go from the innermost dimension outwards. If the stride of a dimension equals the extent of the
+  // run, or of the loop inside it, the dimension extends this run or loop. Any other dimension
+  // becomes a loop.
   std::uint64_t dimension_stride = 1;
   slice.run = 1;
   for (std::size_t i = shape.size(); i-- > 0;) {

@@ -10,22 +10,22 @@ namespace stfs {
 namespace {
 
 constexpr std::uint64_t kTileBytes = 8 << 20;     // bytes
-constexpr std::uint64_t kWorthARead = 4096;       // a run of it is worth a read of its own
+constexpr std::uint64_t kWorthARead = 4096;       // bytes; a run of this length is read directly
 constexpr std::uint64_t kReadAtOnce = 256 << 10;  // bytes read at a time
 
 struct StridedDimension {
   std::uint64_t count;
-  std::uint64_t stride;  // bytes below
+  std::uint64_t stride;  // bytes in below_
 };
 
-// Reads pieces that come in the order of their places, and what stands between them where that is
-// little.
+// Reads pieces with mostly increasing offsets. Reads ahead, so that near pieces come from one read.
 class NearReader {
  public:
-  // Reads nothing from `end` on.
+  // Never reads bytes from `end` on.
   NearReader(const Content& below, std::uint64_t end) : below_(below), end_(end) {}
 
-  // `length` bytes from `offset` on. If they are not here, at least `near` are read.
+  // Sets `out` to `length` bytes from `offset` on, valid until the next call. If they are not in
+  // the buffer, reads at least `near` bytes. Returns 0 or an errno.
   int get(std::uint64_t offset, std::uint64_t length, std::uint64_t near, const std::byte*& out) {
     if (offset < begin_ || offset + length > begin_ + bytes_.size()) {
       const std::uint64_t end = std::min(end_, offset + std::max(length, near));
@@ -55,8 +55,8 @@ class Strided : public Producer {
         run_(shape.width),
         tiles_(tiles),
         number_(number) {
-    // From the innermost dimension out. One whose stride goes on where that inside of it ends is
-    // the same dimension; the innermost may be a run.
+    // Go from the innermost dimension outwards. If a dimension continues where the dimension inside
+    // it ends, join the two. The innermost elements may form a run in the same way.
     for (std::size_t i = shape.shape.size(); i-- > 0;) {
       const StridedDimension next{shape.shape[i], shape.strides[i]};
       if (next.count == 1) continue;
@@ -105,15 +105,16 @@ class Strided : public Producer {
   }
 
  private:
-  // A tile, or a run that is read without one; `number` is that of a tile.
+  // A tile, or a run that is read directly.
   struct Part {
-    std::uint64_t number, begin, length;  // bytes of the result
+    std::uint64_t number, begin, length;  // the number of the tile, or 0; bytes of the result
   };
 
   bool is_direct() const { return dims_.empty() || run_ >= kWorthARead; }
 
-  // A tile has `in_tile_` steps of the dimension `split_`, and all of those inside of it. The last
-  // of a round has the rest.
+  // Divides the result into tiles. A tile has some steps of the dimension `split_`, and all steps
+  // of the dimensions inside it. A round is one pass through `split_`; its last tile may be
+  // smaller.
   void plan_tiles() {
     if (dims_.empty()) return;
     step_ = run_;
@@ -136,7 +137,7 @@ class Strided : public Producer {
             std::min(tile_, round_ - tile * tile_)};
   }
 
-  // Where the run at a byte of the result begins below.
+  // Returns the offset in below_ of the run that contains byte `offset` of the result.
   std::uint64_t place_of(std::uint64_t offset) const {
     std::uint64_t place = begin_;
     std::uint64_t run = offset / run_;
@@ -153,7 +154,7 @@ class Strided : public Producer {
     dims.front().count = tile.length / step_;
     return dims;
   }
-  // The bytes that a part reads, from its first to its last.
+  // Returns the range of below_ from the first to the last byte that a part reads.
   ByteRange reach_of(const Part& part) const {
     std::uint64_t length = run_;
     if (!is_direct()) {
@@ -177,11 +178,12 @@ class Strided : public Producer {
     return 0;
   }
 
-  // Goes through a tile in the order of the bytes below, and puts each run where it belongs.
+  // Computes a tile: reads its runs in the order of their offsets in below_, and writes each to its
+  // place in the tile.
   int compute(const Part& part, std::byte* out) const {
     struct Axis {
       StridedDimension dim;
-      std::uint64_t out;  // bytes of a step in the tile
+      std::uint64_t out;  // bytes between two steps in the tile
     };
     std::vector<Axis> axes;
     std::uint64_t step = run_;
@@ -193,7 +195,7 @@ class Strided : public Producer {
     std::ranges::stable_sort(axes, std::greater<>(), [](const Axis& a) { return a.dim.stride; });
     const Axis last = axes.back();
     axes.pop_back();
-    // One line below: the runs of the axis with the least stride.
+    // The runs along the axis with the least stride form a line in below_.
     const bool is_dense = last.dim.stride < kWorthARead;
     const std::uint64_t near_line = axes.empty() ? 0 : axes.back().dim.stride;
     const std::uint64_t reach = (last.dim.count - 1) * last.dim.stride + run_;
@@ -245,13 +247,13 @@ class Strided : public Producer {
 
   Content below_;
   std::uint64_t begin_;
-  std::uint64_t run_;                   // bytes that stand side by side below
-  std::vector<StridedDimension> dims_;  // of runs, outermost first
-  std::uint64_t size_ = 0;
-  std::size_t split_ = 0;
-  std::uint64_t step_ = 0;   // bytes of a step of the split dimension
-  std::uint64_t tile_ = 0;   // bytes
-  std::uint64_t round_ = 0;  // bytes of all steps of the split dimension
+  std::uint64_t run_;                   // bytes that are contiguous in below_ and in the result
+  std::vector<StridedDimension> dims_;  // the dimensions outside of a run, outermost first
+  std::uint64_t size_ = 0;              // bytes of the result
+  std::size_t split_ = 0;               // the index in dims_ of the split dimension
+  std::uint64_t step_ = 0;              // bytes of a step of the split dimension
+  std::uint64_t tile_ = 0;              // bytes of a tile
+  std::uint64_t round_ = 0;             // bytes of all steps of the split dimension
   std::uint64_t tiles_in_round_ = 1;
   TileCache& tiles_;
   std::uint64_t number_;

@@ -1,10 +1,11 @@
-// The elements of an array that lies in another order than row-major: transposed, sliced, expanded.
+// Produces an array in row-major order from elements that are stored in another order: transposed,
+// sliced or expanded.
 //
-// A tile is a part of the result, consecutive and at most a few MiB; it is computed once for the
-// readers that share it. Where long runs stand side by side, they are read without one.
+// The result is computed in tiles, which are consecutive ranges of at most 8 MiB. Readers of the
+// same tile share it. If the elements form runs of at least 4 KiB, they are read without tiles.
 //
-// Thread safety: const members may be called from any thread. Lifetime: sources and the TileCache
-// outlive the producer.
+// Thread safety: const members may be called from any thread. Lifetime: the sources and the
+// TileCache must outlive the producer.
 #pragma once
 
 #include "core/recipe/content.h"
@@ -18,13 +19,13 @@ namespace stfs {
 
 struct StridedShape {
   std::uint64_t width;                     // bytes of an element
-  std::uint64_t begin;                     // of the first element in the bytes below
+  std::uint64_t begin;                     // offset of the first element in `below`, bytes
   std::span<const std::uint64_t> shape;    // no dimension is 0
-  std::span<const std::uint64_t> strides;  // bytes, of each dimension
+  std::span<const std::uint64_t> strides;  // bytes between neighbours, one per dimension
 };
 
-// `below` has all bytes of the elements. `number`: that of the tensor among those that share
-// `tiles`.
+// Returns the producer. `below` contains all elements. `number` must identify the tensor among all
+// tensors that share `tiles`.
 std::unique_ptr<const Producer> strided(Content below, const StridedShape& shape, TileCache& tiles,
                                         std::uint64_t number);
 

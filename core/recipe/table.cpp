@@ -7,7 +7,7 @@ namespace stfs {
 namespace {
 
 constexpr std::uint64_t kBlock = 64;              // rows
-constexpr std::uint64_t kLongBlock = 1ULL << 20;  // bytes
+constexpr std::uint64_t kLongBlock = 1ULL << 20;  // bytes; a longer block is cached
 
 }  // namespace
 

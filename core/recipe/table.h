@@ -1,6 +1,7 @@
 // A text of many rows, each computed from its number: the catalogue, the header of a merged file.
 // It stores the offset of every 64th row, so a table of a million rows takes 128 KiB. A block of 64
-// rows over 1 MiB is cached, one a table, so that small reads do not compute it again each time.
+// rows with more than 1 MiB is cached, one per table, so that small reads do not compute it again
+// each time.
 //
 // Thread safety: const members may be called from any thread.
 #pragma once
@@ -19,8 +20,8 @@ namespace stfs {
 
 class Table : public Producer {
  public:
-  // Writes a row; always the same text for the same number. May be called from several threads at
-  // once. The objects that it refers to outlive the table.
+  // Writes a row. Must always write the same text for the same number. Is called from several
+  // threads at once. The objects that it refers to must outlive the table.
   using WriteRow = std::function<void(std::uint64_t row, TextWriter& out)>;
 
   // Calls `write_row` once for each row, to count its bytes.
@@ -35,7 +36,7 @@ class Table : public Producer {
 
   std::uint64_t rows_;
   WriteRow write_row_;
-  std::vector<std::uint64_t> block_begin_;  // bytes
+  std::vector<std::uint64_t> block_begin_;  // offset of each block in the text, bytes
   std::uint64_t size_ = 0;
   mutable std::mutex long_mutex_;
   mutable std::string long_text_;

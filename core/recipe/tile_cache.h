@@ -1,4 +1,4 @@
-// The tiles of transposed results.
+// Keeps tiles: parts of transposed or reordered results that several readers may need.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -17,8 +17,8 @@
 
 namespace stfs {
 
-// The tiles of transposed results that were read last, at most kMost bytes of them, those that
-// are computed, at most kAtOnce, and a few buffers for the next.
+// Keeps the most recently used tiles, up to kMost bytes. In addition, the tiles that are being
+// computed, at most kAtOnce, and a few spare buffers take memory.
 class TileCache {
  public:
   static constexpr std::size_t kMost = std::size_t{64} << 20;
@@ -27,7 +27,8 @@ class TileCache {
     std::uint64_t tensor, row, column;
     auto operator<=>(const Key&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14
   };
-  // Buffers of tiles that are gone: new memory would cost as much as a tile's values.
+  // Reuses the buffers of evicted tiles, because new memory would cost as much time as computing
+  // the tile.
   class Buffers {
    public:
     Buffers() { spare_.reserve(kMostSpare); }
@@ -35,15 +36,15 @@ class TileCache {
       void operator()(std::byte* bytes) const;
     };
     using Buffer = std::unique_ptr<std::byte[], Free>;
-    Buffer take(std::size_t size);  // of any bytes, at a multiple of kAlignment
+    Buffer take(std::size_t size);  // its content is arbitrary; aligned to kAlignment
     void give(std::size_t size, Buffer buffer);
 
    private:
     static constexpr std::size_t kMostSpare = 4;
     std::mutex mutex_;
-    std::vector<std::pair<std::size_t, Buffer>> spare_;  // the last given at the end
+    std::vector<std::pair<std::size_t, Buffer>> spare_;  // with their sizes, the newest last
   };
-  static constexpr std::size_t kAlignment = 64;  // a line of the processor's caches
+  static constexpr std::size_t kAlignment = 64;  // bytes of a line in the processor's caches
 
   struct Tile {
     Tile(Buffers& from, std::size_t bytes) : buffers(from), size(bytes), buffer(from.take(bytes)) {}
@@ -57,12 +58,14 @@ class TileCache {
     std::size_t size;
     Buffers::Buffer buffer;
   };
-  // The tile, which may not be ready: whoever holds its mutex computes it then.
+  // Returns the tile, or a new one with a buffer of `bytes` bytes. The caller locks Tile::mutex. If
+  // Tile::is_ready is false then, it computes the tile and sets is_ready. Throws std::bad_alloc.
   std::shared_ptr<Tile> get(const Key& key, std::size_t bytes);
+  // Returns true if the tile is ready or another thread is computing it.
   bool has(const Key& key) const;
 
-  // A turn to compute a tile, for kAtOnce threads at a time; the constructor waits for one. A
-  // thread that has a turn never waits for a tile.
+  // The right to compute a tile, which at most kAtOnce threads have at a time. The constructor
+  // waits for it. A thread that has a Turn must not wait for another tile.
   static constexpr std::ptrdiff_t kAtOnce = 8;
   class Turn {
    public:
@@ -82,9 +85,9 @@ class TileCache {
   };
   Buffers buffers_;  // outlives the tiles
   mutable std::mutex mutex_;
-  std::list<Kept> kept_;  // the last used first
+  std::list<Kept> kept_;  // the most recently used first
   std::map<Key, std::list<Kept>::iterator> by_key_;
-  std::size_t bytes_ = 0;
+  std::size_t bytes_ = 0;  // bytes of all tiles in kept_
   Turns turns_{kAtOnce};
 };
 

@@ -21,15 +21,16 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kCallBytes = 64 << 20;   // bytes of a call in the kernel
-constexpr std::uint64_t kMemoryBytes = 1 << 20;  // bytes in memory
+constexpr std::uint64_t kCallBytes = 64 << 20;   // bytes of one copy_file_range(2)
+constexpr std::uint64_t kMemoryBytes = 1 << 20;  // bytes of the buffer
 
-// 0 or an errno. Lengths and offsets are multiples of a block.
+// Shares an extent with `fd` at offset `at`. Returns 0 or an errno. The length and both offsets
+// must be multiples of a block.
 int share(const Extent& from, int fd, std::uint64_t at) {
   file_clone_range range{};
   range.src_fd = from.source->local_file()->descriptor({from.offset, from.length});
   range.src_offset = from.offset;
-  range.src_length = from.length;  // never 0, which means to the end
+  range.src_length = from.length;  // never 0, which would mean up to the end
   range.dest_offset = at;
   return ::ioctl(fd, FICLONERANGE, &range) == 0 ? 0 : errno;
 }
@@ -93,7 +94,9 @@ class Writer {
       }
       if (n < 0 && errno == EINTR) continue;
       if (n <= 0) {
-        may_copy_ = false;  // EXDEV, ENOSYS and others; 0: the file ends early, as reading tells
+        // The kernel cannot copy between these files (EXDEV, ENOSYS and others), or the source ends
+        // early (0). In both cases read it into memory, which reports the cause.
+        may_copy_ = false;
         break;
       }
       done += static_cast<std::uint64_t>(n);

@@ -23,10 +23,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t kMostWord = 100;  // bytes of a text of the configuration
+constexpr std::size_t kMostWord = 100;  // the maximum bytes of a text from the configuration
 
-// A row: what it is called, the keys of config.json of which the first that is there counts, and
-// the key of GGUF behind the architecture's name.
+// A fact: its name, the keys of config.json of which the first existing one is used, and the key of
+// GGUF after the architecture's name.
 struct FactRow {
   std::string_view name;
   std::array<std::string_view, 4> keys;
@@ -62,7 +62,7 @@ std::optional<std::string> config_text(const Checkpoint& checkpoint,
   return text;
 }
 
-// A count with groups of three digits; another number or text as it is.
+// Returns a count with groups of three digits. Returns other numbers and strings unchanged.
 std::string shown(const Json& value) {
   if (value.is_number_unsigned()) return markup::grouped(value.get<std::uint64_t>());
   if (value.is_number()) return value.dump();
@@ -78,7 +78,7 @@ void add(Report& report, std::string_view name, std::string text) {
 void add_config(const std::string& text, Report& report) {
   const Json config = Json::parse(is_bounded_json(text) ? text : "", nullptr, false);
   if (!config.is_object()) return;
-  // A model of several kinds of input has its language model in a member.
+  // A model with several kinds of input has its language model in a member.
   const auto inner = config.find("text_config");
   const auto find = [&](std::string_view key) -> const Json* {
     if (const auto found = config.find(key); found != config.end()) return &*found;
@@ -105,7 +105,7 @@ void add_config(const std::string& text, Report& report) {
   if (ties != nullptr && ties->is_boolean()) report.ties_embeddings = ties->get<bool>();
 }
 
-// "4096" -> "4,096".
+// Converts "4096" to "4,096". Returns any other text unchanged.
 std::string with_groups(const std::string& text) {
   std::uint64_t count = 0;
   const char* const end = text.data() + text.size();
@@ -126,12 +126,12 @@ void add_gguf(const Checkpoint& checkpoint, Report& report) {
   add(report, "Architecture", architecture.substr(0, utf8_floor(architecture, kMostWord)));
   for (const FactRow& row : kRows) {
     std::string text = with_groups(find(architecture + std::string(row.gguf)));
-    // "[32000 string]"
+    // Count the tokens: the value is shown as "[32000 string]".
     if (text.empty() && row.gguf == ".vocab_size") {
       const std::string tokens = find("tokenizer.ggml.tokens");
       text = tokens.starts_with('[') ? with_groups(tokens.substr(1, tokens.find(' ') - 1)) : "";
     }
-    if (text.starts_with('[')) text.clear();  // a list by layer
+    if (text.starts_with('[')) text.clear();  // a list with one value per layer
     add(report, row.name, std::move(text));
   }
 }

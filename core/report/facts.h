@@ -1,4 +1,5 @@
-// What a model is by its configuration: config.json beside safetensors, or the keys of a GGUF file.
+// Properties of a model according to its configuration: config.json beside safetensors files, or
+// the keys of a GGUF file.
 //
 // Thread safety: the function may be called from any thread.
 #pragma once
@@ -10,9 +11,10 @@
 
 namespace stfs {
 
-// Sets Report::facts and ties_embeddings; leaves them where nothing says them. config.json is read
-// where the checkpoint has its model files (LoadOptions::with_model_files); one that cannot be read
-// says nothing. Soon after `stop` was set, it waits for no network.
+// Sets Report::facts and ties_embeddings. Leaves them unchanged if the configuration does not
+// contain them. Reads config.json if the checkpoint was loaded with its model files
+// (LoadOptions::with_model_files); ignores it if it cannot be read. Soon after `stop` was set, it
+// does not wait for the network any more.
 void add_facts(const Checkpoint& checkpoint, const std::atomic<bool>& stop, Report& report);
 
 }  // namespace stfs

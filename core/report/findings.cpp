@@ -21,14 +21,15 @@ namespace {
 
 using Positions = std::vector<std::uint32_t>;
 
-constexpr std::size_t kMostNamed = 3;    // tensors in the text of a finding
-constexpr std::size_t kMostGroups = 20;  // of equal tensors, with a finding each
+constexpr std::size_t kMostNamed = 3;  // the maximum number of tensors in the text of a finding
+// The maximum number of groups of equal tensors with a finding of their own.
+constexpr std::size_t kMostGroups = 20;
 
 using Severity = Finding::Severity;
 using markup::counted;
 using markup::grouped;
 
-// `"a", "b", "c" and 9 more`.
+// Returns `"a", "b", "c" and 9 more`.
 std::string some_names(const Report& report, const Positions& tensors) {
   std::string text;
   const std::size_t named = std::min(tensors.size(), kMostNamed);
@@ -47,7 +48,7 @@ bool has_fractions(const ReportTensor& tensor) {
   return kind == TypeKind::kFloat || kind == TypeKind::kQuantized;
 }
 
-// All finite values are one, and there are no others.
+// Returns true if all values are finite and equal.
 bool is_constant(const ValueStats& stats) {
   return stats.count > 1 && stats.min && *stats.min == *stats.max && stats.nan + stats.inf == 0;
 }
@@ -63,7 +64,7 @@ bool is_all_zero(const ReportTensor& tensor) {
   return is_all_zero(tensor.name, has_fractions(tensor), tensor.type == "BOOL", *tensor.stats);
 }
 
-// Biases, norms and adapters are zero before a model has learnt.
+// Biases, norms and adapters may be zero before a model is trained.
 bool may_be_zero(std::string_view name, std::size_t dimensions) {
   if (name.find("lora_B") != std::string_view::npos) return true;
   return dimensions <= 1 && (name.ends_with("bias") || name.find("norm") != std::string_view::npos);
@@ -84,11 +85,12 @@ bool has_name_of_scales(std::string_view name) {
   return std::ranges::any_of(kEnds, ends) && std::ranges::none_of(kOthers, ends);
 }
 
-// Why a scale is suspicious; "" for one that is not, and for any other tensor.
+// Returns why a scale is suspicious. Returns "" for other scales and other tensors.
 std::string suspicion_of(const ReportTensor& tensor) {
   constexpr double kMostRatio = 0x1p24;
   const ValueStats& stats = *tensor.stats;
-  // A scale of OCP MX is 2^-127 where a block is zero.
+  // Very small scales are not suspicious for F8_E8M0, because OCP MX uses 2^-127 for a block of
+  // zeros.
   if (!has_name_of_scales(tensor.name) || !has_fractions(tensor)) return "";
   if (stats.nan > 0) return "NaN";
   if (!stats.min) return "";
@@ -108,7 +110,7 @@ class Findings {
     report_.findings.push_back({kind, std::move(text), std::move(tensors), severity});
   }
 
-  // `NaN in 2 tensors: "a" and "b"`, of the tensors that `is_so`.
+  // Adds `NaN in 2 tensors: "a" and "b"` for the tensors for which `is_so` returns true.
   void add_where(Finding::Kind kind, Severity severity, const std::string& what,
                  const std::function<bool(const ReportTensor&)>& is_so,
                  std::uint64_t ValueStats::*count = nullptr,
@@ -216,7 +218,8 @@ class Findings {
         counted(more, "more group") + " of tensors with equal bytes", rest);
   }
 
-  // Embeddings at both ends of a model: tied ones are one tensor, which some programs store twice.
+  // Handles the embeddings at both ends of a model. Tied embeddings are one tensor, but some
+  // programs store it twice.
   void add_tied() {
     std::optional<std::uint32_t> in, out;
     for (std::uint32_t i = 0; i < report_.tensors.size(); ++i) {
@@ -262,7 +265,7 @@ class Findings {
     return name == "output.weight" || name.ends_with("lm_head.weight");
   }
 
-  // add_tied() tells of these.
+  // Returns true for a group that add_tied() handles.
   bool are_tied(const Positions& group) const {
     const auto is = [&](bool (*what)(std::string_view)) {
       return std::ranges::any_of(group,
@@ -271,7 +274,7 @@ class Findings {
     return group.size() == 2 && is(is_input_embedding) && is(is_output_embedding);
   }
 
-  // "1 of 64 values, at [3,5]"; of several tensors "the first of "a" at [3,5]".
+  // Returns "1 of 64 values, at [3,5]"; for several tensors "the first of "a" at [3,5]".
   std::string share_and_place(const Positions& found, std::uint64_t ValueStats::*count,
                               std::vector<std::uint64_t> ValueStats::*places) const {
     const ReportTensor& tensor = report_.tensors[found.front()];
@@ -361,7 +364,7 @@ std::vector<std::uint32_t> odd_tensors(const Report& report) {
   const auto add = [&](std::uint32_t i) {
     if (odd.size() < Report::kMostPictured && known.insert(i).second) odd.push_back(i);
   };
-  // Takes the tensors of all findings in turn, so that each finding has some.
+  // Take one tensor of each finding per round, so that each finding contributes some.
   for (std::size_t round = 0; round < Report::kMostPictured; ++round) {
     bool has_more = false;
     for (const Finding& finding : report.findings) {

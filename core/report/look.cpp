@@ -12,7 +12,7 @@
 namespace stfs {
 namespace {
 
-// A word for a shell; nullopt for one that a terminal would not show as it is.
+// Quotes a word for a shell. Returns nullopt if a terminal would not show the word unchanged.
 std::optional<std::string> in_shell(std::string_view word) {
   if (printable(word) != word) return std::nullopt;
   const bool is_plain = std::ranges::all_of(word, [](char c) {
@@ -25,7 +25,7 @@ std::optional<std::string> in_shell(std::string_view word) {
   return text + "'";
 }
 
-// "3,0:9": of the last dimension what is around an element.
+// Returns a slice such as "3,0:9": the elements around an element in the last dimension.
 std::string around(std::uint64_t element, std::span<const std::uint64_t> shape) {
   constexpr std::uint64_t kAround = 4;
   const std::vector<std::uint64_t> at = indices_of(element, shape);
@@ -56,7 +56,7 @@ std::string look_command(const CommandSource& from, const NamedTensor& tensor,
   std::vector<std::string> words;
   for (const Layer& layer : from.layers) {
     const LayerRow& row = *find_layer(layer.option);
-    if (row.is_text != nullptr && row.is_text(layer.argument)) return "";  // of -e
+    if (row.is_text != nullptr && row.is_text(layer.argument)) return "";  // edits of -e
     words.push_back("--" + layer.option + "=" + layer.argument);
   }
   const std::string slice = around(element, tensor.shape);

@@ -1,4 +1,4 @@
-// Where values are, in words: indices, and a command that shows what is around them.
+// Describes where values are: as indices, and as a command that shows the values around them.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -13,11 +13,12 @@
 
 namespace stfs {
 
-// "[0,5] [3,1] and 7 more": the first `places` of `count` elements of a tensor of this shape.
+// Returns "[0,5] [3,1] and 7 more": the indices of the elements `places`, and how many of `count`
+// elements are not among them. `shape` is the tensor's shape.
 std::string places_text(std::uint64_t count, std::span<const std::uint64_t> places,
                         std::span<const std::uint64_t> shape);
 
-// How a checkpoint is named on a command line.
+// The checkpoint's name and layers on a command line.
 struct CommandSource {
   std::string source;
   Layers layers = {};
@@ -29,9 +30,9 @@ struct NamedTensor {
   std::span<const std::uint64_t> shape;
 };
 
-// The command that prints the values around an element: "stfs-info cat --slice 3,0:9 --as f32
-// model.safetensors w | od -A n -v -t f4". "" where a shell has no line for it: names that a
-// terminal does not show as they are, and edits that are not in a file.
+// Returns the command that prints the values around an element: "stfs-info cat --slice 3,0:9 --as
+// f32 model.safetensors w | od -A n -v -t f4". Returns "" if there is no such command for a shell:
+// for names that a terminal does not show unchanged, and for edits that are not in a file.
 std::string look_command(const CommandSource& from, const NamedTensor& tensor,
                          std::uint64_t element);
 

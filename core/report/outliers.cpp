@@ -12,15 +12,15 @@
 namespace stfs {
 namespace {
 
-constexpr std::size_t kFewest = 5;           // tensors of a role
-constexpr std::size_t kFewestRoles = 3;      // of a layer that is compared with others
+constexpr std::size_t kFewest = 5;       // the minimum number of tensors in a role
+constexpr std::size_t kFewestRoles = 3;  // the minimum number of roles in a layer that is compared
 constexpr double kFar = 1.0986122886681098;  // log(3)
 constexpr double kSpreads = 6;
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool separates(char c) { return c == '.' || c == '/' || c == '_'; }
 
-// Where the first number of a name ends; nullopt: it has none.
+// Returns the end of the first number in a name, or nullopt if it contains no number.
 std::optional<std::size_t> end_of_number(std::string_view name) {
   for (std::size_t i = 0; i < name.size(); ++i) {
     if (!is_digit(name[i]) || (i > 0 && !separates(name[i - 1]))) continue;
@@ -38,14 +38,14 @@ double median_of(std::vector<double> values) {
   return *middle;
 }
 
-// By digest: as texts, the roles and layers of a hostile header would take more than its tensors.
-// Where two are taken for one, another tensor is shown.
+// Roles and layers are identified by hashes, because their names would take more memory than the
+// tensors of a hostile header. If two have the same hash, only the choice of outliers changes.
 struct Member {
   std::size_t role;
   std::size_t layer;
   std::uint32_t tensor;
-  double value;       // a logarithm
-  double distance{};  // from its role, then also from its layer
+  double value;       // the logarithm of the statistic
+  double distance{};  // from its role; later from its role and its layer
 };
 
 std::vector<Member> members_of(const Report& report,
@@ -64,7 +64,7 @@ std::vector<Member> members_of(const Report& report,
   return members;
 }
 
-// Calls `work` with each group of neighbours that have the same `key`.
+// Calls `work` with each group of members that have the same `key`.
 template <class Key, class Work>
 void for_groups(std::vector<Member>& members, Key Member::*key, const Work& work) {
   std::ranges::stable_sort(members, {}, key);
@@ -83,7 +83,7 @@ double median_distance(std::span<const Member> group) {
   return median_of(std::move(values));
 }
 
-// The median distance.
+// Returns the median of the absolute distances.
 double spread_of(std::span<const double> distances) {
   std::vector<double> sizes;
   sizes.reserve(distances.size());
@@ -95,7 +95,7 @@ bool is_far(double distance, double spread) {
   return std::abs(distance) > std::max(kFar, kSpreads * spread);
 }
 
-// Sets the distances from roles, and drops the members of small roles.
+// Sets the distances from roles. Drops the members of roles with too few tensors.
 void compare_with_roles(std::vector<Member>& members) {
   std::vector<Member> compared;
   for_groups(members, &Member::role, [&](std::span<Member> role) {

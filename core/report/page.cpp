@@ -21,9 +21,9 @@
 namespace stfs::markup {
 namespace {
 
-constexpr std::size_t kMostFindings = 500;  // lines; of each kind
-constexpr std::size_t kMostRows = 2000;     // of files
-constexpr std::size_t kMostLinks = 8;       // of one finding
+constexpr std::size_t kMostFindings = 500;  // the maximum number of lines of each kind
+constexpr std::size_t kMostRows = 2000;     // the maximum number of rows of files
+constexpr std::size_t kMostLinks = 8;       // the maximum number of links of one finding
 
 // --- tables
 
@@ -114,7 +114,7 @@ std::string what(const Report& report) {
 struct KindName {
   Finding::Kind kind;
   std::string_view name;
-  std::string_view absent;  // after "Looked for and not found:"
+  std::string_view absent;  // the text after "Looked for and not found:"
 };
 constexpr std::array kKinds = {
     KindName{Finding::Kind::kUnreadable, "Unreadable", "unreadable tensors"},
@@ -132,13 +132,13 @@ std::string link(std::uint32_t tensor, const std::string& html) {
   return "<a href=\"#t" + std::to_string(tensor) + "\">" + html + "</a>";
 }
 
-// The sentence. The names of its tensors are links: those in quotes in it, then, of what matters,
-// others.
+// Returns the sentence as HTML. The names of its tensors become links: the quoted names in the
+// sentence and, unless the finding is usual, names of further tensors after it.
 std::string finding_html(const Report& report, const Finding& finding) {
   std::string html = sentence(shortened(finding.text, 4000));
   std::vector<std::uint32_t> others;
   for (const std::uint32_t tensor : finding.tensors) {
-    if (tensor >= rows_of(report)) continue;  // no row to lead to
+    if (tensor >= rows_of(report)) continue;  // it has no row to link to
     const std::string name = html_of(in_quotes(report.tensors[tensor].name));
     const std::size_t at = others.size() > kMostLinks ? std::string::npos : html.find(name);
     if (at == std::string::npos) {
@@ -156,7 +156,7 @@ std::string finding_html(const Report& report, const Finding& finding) {
   return html + "</span>";
 }
 
-// "1 thing is broken, and 2 are odd".
+// Returns "1 thing is broken, and 2 are odd".
 std::string verdict_text(std::size_t broken, std::size_t odd) {
   const auto things = [](std::size_t count, std::string_view noun, std::string_view what) {
     return grouped(count) + std::string(noun) + (count == 1 ? " is " : " are ") + std::string(what);
@@ -223,7 +223,7 @@ struct Changes {
   std::vector<double> distances;
 };
 
-// How far a tensor is from the other; where no number says it, farther than all.
+// Returns the relative distance, or infinity if it cannot be expressed as a number.
 double distance_of(const ReportTensor& tensor) {
   const Difference& difference = *tensor.difference;
   if (difference.distance) return *difference.distance;
@@ -253,7 +253,7 @@ std::string bar(double share) {
          number(100 * std::clamp(share, 0.005, 1.0), 3) + "\" height=\"10\"/></svg>";
 }
 
-// The tensors that are farthest from those of the other, with a bar each.
+// Returns the tensors with the largest distances from the other checkpoint, each with a bar.
 std::string farthest_html(const Report& report, const Changes& changes) {
   constexpr std::size_t kMost = 6;
   if (changes.farthest.empty()) return "";

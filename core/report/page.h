@@ -1,6 +1,6 @@
-// The report of a checkpoint as one HTML page: style, script and data in one file, which opens
-// without a network, without JavaScript (its tables) and from the keyboard. Its content security
-// policy allows nothing from elsewhere. Equal reports give equal pages.
+// The report of a checkpoint as one HTML page. Style, script and data are in the same file, which
+// works without a network, with only a keyboard, and (its tables) without JavaScript. Its content
+// security policy allows no external resources. Equal reports result in equal pages.
 //
 // Thread safety: the function may be called from any thread.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace stfs {
 
-// Calls `write` with each part of the page in turn: of a large report, none is larger than some
+// Calls `write` with each part of the page in turn. In a large report each part has only a few
 // kilobytes.
 void report_page(const Report& report, const std::function<void(std::string_view)>& write);
 

@@ -20,13 +20,13 @@ namespace {
 constexpr std::string_view kDigits =
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-// Bytes of each tensor of which all together have `total`.
+// Returns the bytes for each tensor if all together may have `total` bytes.
 std::size_t part_of(std::size_t total, const Report& report, std::size_t least, std::size_t most) {
   return std::clamp(total / std::max<std::size_t>(rows_of(report), 1), least, most);
 }
 std::size_t most_name(const Report& report) { return part_of(8'000'000, report, 60, 400); }
 
-// Only of equal tensors a 1.
+// Formats a share. The result is "1" only if all elements are equal.
 std::string share(double share, int digits) {
   const std::string text = number(share, digits);
   return share < 1 && text == "1" ? number(std::min(share, 0.9999), 4) : text;
@@ -56,7 +56,7 @@ std::string notes_of(const Report& report, const ReportTensor& tensor) {
   return notes;
 }
 
-// Up to 2^12 steps of log(1 + count), two digits a bin.
+// Encodes a histogram: 2^12 steps of log(1 + count), two digits per bin.
 std::string packed(const Histogram& histogram, std::uint64_t most) {
   const double scale = 4095 / std::log1p(static_cast<double>(std::max<std::uint64_t>(most, 1)));
   std::string text;
@@ -69,7 +69,8 @@ std::string packed(const Histogram& histogram, std::uint64_t most) {
   return text;
 }
 
-// Half as wide and as high: of four pixels, that of the largest magnitude, as png.h orders them.
+// Returns a thumbnail of half the width and height. Keeps the pixel with the largest magnitude out
+// of each four, in the order of png.h.
 Thumbnail halved(const Thumbnail& thumbnail) {
   const auto weight = [](std::uint8_t pixel) {
     if (pixel == 255) return -1;
@@ -87,7 +88,8 @@ Thumbnail halved(const Thumbnail& thumbnail) {
   return half;
 }
 
-// A digit a pixel: 30 steps of each sign about zero, and the three colours that are no number.
+// Encodes a thumbnail with one digit per pixel: 30 steps for each sign, zero, and the three colours
+// that do not represent numbers.
 std::string packed(const Thumbnail& thumbnail) {
   constexpr int kZero = 126;
   std::string text;
@@ -109,9 +111,9 @@ std::string bins_json(const Histogram& histogram) {
          std::to_string(most) + ",\"" + packed(histogram, most) + "\"";
 }
 
-// {"h": [low, high, [quantiles], below, above, most, "bins"], "b": [below, above, most, "bins"],
-//  "p": [width, "pixels", shows strength, middle, limit]}: what there is; "b" is of the other
-// checkpoint.
+// Returns [index,{...}] with the members that the tensor has: "h": [low, high, [quantiles], below,
+// above, most, "bins"]; "b", for the other checkpoint: [below, above, most, "bins"]; "p": [width,
+// "pixels", shows strength, middle, limit].
 std::string picture_json(const ReportTensor& tensor, std::size_t index, bool is_small) {
   std::string json = "[" + std::to_string(index) + ",{";
   if (tensor.histogram) {
@@ -133,8 +135,8 @@ std::string picture_json(const ReportTensor& tensor, std::size_t index, bool is_
   return json + "}]";
 }
 
-// {"nan":"[7,9] and 3 more","inf":..,"largest":..,"look":"stfs-info cat .."}: what there is. "" for
-// none.
+// Returns {"nan":"[7,9] and 3 more","inf":..,"largest":..,"look":"stfs-info cat .."} with the
+// members that the tensor has, or "" if it has none.
 std::string places_json(const Report& report, const ReportTensor& tensor) {
   if (!tensor.stats || tensor.shape.size() > kMostDimensions) return "";
   const ValueStats& stats = *tensor.stats;
@@ -152,13 +154,14 @@ std::string places_json(const Report& report, const ReportTensor& tensor) {
     add("largest", places_text(1, std::span(&*stats.largest_at, 1), tensor.shape));
   const std::vector<std::uint64_t>& first = stats.nan > 0 ? stats.nan_at : stats.inf_at;
   if (is_broken && report.look && !first.empty()) {
-    const DType dtype = dtype_from_name(tensor.type).value_or(DType::kF32);  // else blocks of GGUF
+    // Otherwise a block type of GGUF.
+    const DType dtype = dtype_from_name(tensor.type).value_or(DType::kF32);
     add("look", look_command(*report.look, {tensor.name, dtype, tensor.shape}, first.front()));
   }
   return json.empty() ? "" : json + "}";
 }
 
-// `path` as the part of a URL after a folder.
+// Encodes `path` as the part of a URL after a folder.
 std::string url_path(std::string_view path) {
   constexpr std::string_view kHex = "0123456789ABCDEF";
   std::string out;
@@ -265,7 +268,8 @@ void write_rows(const Report& report, const std::vector<bool>& is_linked, const 
 
 void write_data(const Report& report, const std::vector<Column>& columns, const Write& write) {
   const std::size_t most_path = part_of(16'000'000, report, 160, 4096);
-  // Beyond kMostPictured tensors, thumbnails are halved: the page is to stay under 20 MB.
+  // If there are more than kMostPictured tensors, halve the thumbnails, because the page should not
+  // exceed 20 MB.
   const bool is_small = report.tensors.size() > Report::kMostPictured;
   bool is_first = true;
   const auto begin = [&](std::string_view before) {
@@ -277,7 +281,7 @@ void write_data(const Report& report, const std::vector<Column>& columns, const 
     is_first = false;
     write(entry);
   };
-  // Adds the entries of the tensors that have one: `entry` returns it, or an empty text.
+  // Adds an entry for each tensor for which `entry` does not return "".
   const auto add_each = [&](std::string_view before, const auto& entry) {
     begin(before);
     for (std::size_t i = 0; i < rows_of(report); ++i) {
@@ -295,7 +299,7 @@ void write_data(const Report& report, const std::vector<Column>& columns, const 
   add_each("},\n\"inf\":{", [](const ReportTensor& tensor) {
     return tensor.stats && tensor.stats->inf > 0 ? std::to_string(tensor.stats->inf) : "";
   });
-  // The worst of a tensor's findings: 2 is broken, 1 odd.
+  // The most severe finding of each tensor: 2 is broken, 1 is odd.
   std::vector<char> severity(rows_of(report), '0');
   for (const Finding& finding : report.findings) {
     if (finding.severity == Finding::Severity::kUsual) continue;
@@ -321,7 +325,7 @@ void write_data(const Report& report, const std::vector<Column>& columns, const 
     const bool is_name = path == tensor.name && path.size() <= most_name(report);
     return is_name ? "" : json_text(path);
   });
-  // Only of tensors with a picture: a hostile header has millions of others.
+  // Only for tensors with a picture, because a hostile header may have millions of others.
   add_each("},\n\"places\":{", [&](const ReportTensor& tensor) {
     return tensor.histogram || tensor.thumbnail ? places_json(report, tensor) : "";
   });

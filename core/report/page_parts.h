@@ -1,5 +1,5 @@
-// What the pages about checkpoints share: how a page is filled in, and which scripts and styles it
-// permits.
+// The common parts of the pages about checkpoints: filling in a page, and naming the scripts and
+// styles that it permits.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -13,17 +13,18 @@
 
 namespace stfs::markup {
 
-// A source of a content security policy that permits an element with this text alone.
+// Returns a source for a content security policy that permits only elements with exactly this text.
 std::string hash_source(std::string_view text);
 
-// A cell of a table's head.
+// Returns a cell of a table's head.
 std::string heading(std::string_view text, std::string_view style = "");
 
-// Writes `html`, and in place of each {{name}} what its function writes. That is not searched
-// again.
+// Writes `html`, and instead of each {{name}} the output of the function with this name. The output
+// is not searched for {{name}} again.
 using PagePart = std::function<void(const Write&)>;
 void write_filled(std::string_view html, const std::map<std::string_view, PagePart>& parts,
                   const Write& write);
+// Returns a part that writes `text`.
 PagePart text_part(std::string text);
 
 }  // namespace stfs::markup

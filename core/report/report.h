@@ -1,8 +1,8 @@
-// The data of a report (report.html): plain values, without a checkpoint behind them. collect.h
-// fills them in, page.h writes them as a page.
+// The data of a report (report.html): plain values that do not depend on a checkpoint. collect.h
+// fills them in, and page.h writes them as a page.
 //
-// Thread safety: none needed; these are values. Names and paths are bytes of a user or of a file:
-// not always UTF-8, and hostile.
+// Thread safety: not needed, because these are values. Names and paths are bytes from a user or a
+// file: they may be hostile, and are not always UTF-8.
 #pragma once
 
 #include "core/report/look.h"
@@ -22,8 +22,8 @@
 
 namespace stfs {
 
-// A value that few tensors of a large report have: where there is none, it takes eight bytes. It is
-// copied with its owner.
+// A value that few tensors of a large report have. If it is absent, it takes only eight bytes. It
+// is copied with its owner.
 template <class T>
 class Rare {
  public:
@@ -49,36 +49,41 @@ class Rare {
   std::unique_ptr<T> value_;
 };
 
-// How a tensor differs from that of the same name in the other checkpoint (--against).
+// The difference between a tensor and the tensor of the same name in the other checkpoint
+// (--against).
 struct Difference {
   enum class Kind { kEqual, kValues, kShape, kType, kAdded };
-  Kind kind = Kind::kEqual;  // kType: another type; its values are compared all the same
-  std::string was;           // type and shape in the other one, where these differ
-  // Only where the shapes are equal and both have values: |a - b| / |b|, in Frobenius norms (b is
-  // the other one's; nullopt as ValueDifference::distance() is), the share of equal elements in
-  // [0, 1], and the largest |a - b|. NaN equals NaN. Where a value that is not finite differs,
-  // there is no distance, and the largest is infinite.
+  Kind kind = Kind::kEqual;  // kType: the types differ; the values are compared nevertheless
+  std::string was;           // the type and shape in the other checkpoint, if they differ
+  // Only set if the shapes are equal and both tensors have values: |a - b| / |b| in Frobenius
+  // norms, where b is the other checkpoint's tensor (nullopt in the same cases as
+  // ValueDifference::distance()); the share of equal elements in [0, 1]; and the largest |a - b|.
+  // NaN equals NaN. If a value that is not finite differs, there is no distance, and the largest
+  // difference is infinite.
   std::optional<double> distance, equal, largest;
 };
 
-// A hostile header has millions of tensors, of 30 bytes each: what few of them have is Rare.
+// A hostile header may have millions of tensors of 30 bytes each, so members that few tensors have
+// are Rare.
 struct ReportTensor {
   std::string name;
-  Rare<std::string> path;  // in the mount, relative to its root, where it is not the name
-  std::string_view type;   // the name of the type, of static storage
+  Rare<std::string> path;  // relative to the mount's root; absent if it equals the name
+  std::string_view type;   // the name of the type; in static storage
   std::vector<std::uint64_t> shape;
   std::uint64_t elements = 0;
   std::uint64_t bytes = 0;
   std::uint32_t file = 0;      // a position in Report::files
-  std::string_view quantised;  // how its values are stored ("block FP8"), or empty; static storage
-  std::string failure;         // why there are no statistics, or empty
+  std::string_view quantised;  // how its values are stored ("block FP8"), or ""; in static storage
+  std::string failure;         // why there are no statistics, or ""
   std::optional<ValueStats> stats;
-  Rare<Histogram> histogram;  // beyond kMostPictured tensors only of the odd ones
-  Rare<std::array<double, kQuantiles.size()>> quantiles;  // with `histogram`
-  Rare<Thumbnail> thumbnail;                              // as `histogram`
+  // If there are more than kMostPictured tensors, only tensors in findings have one.
+  Rare<Histogram> histogram;
+  Rare<std::array<double, kQuantiles.size()>> quantiles;  // set together with `histogram`
+  Rare<Thumbnail> thumbnail;                              // set in the same cases as `histogram`
   std::optional<std::uint32_t> equal_to;  // the first tensor with the same type, shape and bytes
-  Rare<Difference> difference;            // with --against
-  Rare<Histogram> histogram_before;       // of changed values: in the bins of `histogram`
+  Rare<Difference> difference;            // only set with --against
+  // If the values changed: the other checkpoint's, in the bins of `histogram`.
+  Rare<Histogram> histogram_before;
 };
 
 struct ReportFile {
@@ -86,7 +91,7 @@ struct ReportFile {
   std::uint64_t bytes = 0;
 };
 
-// One line of the health part. The worst comes first.
+// One line in the section about the checkpoint's health. The most severe lines come first.
 struct Finding {
   enum class Kind {
     kUnreadable,
@@ -100,9 +105,9 @@ struct Finding {
     kMissing
   };
   enum class Severity {
-    kBroken,  // no model works with it
-    kOdd,     // somebody should look
-    kUsual,   // what many models have, such as tied embeddings
+    kBroken,  // the model cannot work with it
+    kOdd,     // the user should check it
+    kUsual,   // many models have it, for instance tied embeddings
   };
   Kind kind;
   std::string text;                    // one sentence for a user, printable (text.h)
@@ -111,23 +116,26 @@ struct Finding {
 };
 
 struct Report {
-  static constexpr std::size_t kMostPictured = 2000;  // tensors with a histogram and a thumbnail
-  static constexpr std::size_t kMostRows = 400'000;   // tensors in the page's table: the first
+  // The maximum number of tensors with a histogram and a thumbnail.
+  static constexpr std::size_t kMostPictured = 2000;
+  // The maximum number of tensors in the page's table; the first tensors are shown.
+  static constexpr std::size_t kMostRows = 400'000;
 
-  std::string title;                  // the checkpoint's name
-  std::vector<std::string> sources;   // as the user named them, without secrets
-  std::optional<CommandSource> look;  // what a command names to show values, where one source does
-  std::string format;                 // "safetensors", "GGUF", or both
+  std::string title;                 // the checkpoint's name
+  std::vector<std::string> sources;  // as the user named them, but without secrets
+  // How a command names the checkpoint, if it has a single source.
+  std::optional<CommandSource> look;
+  std::string format;  // "safetensors", "GGUF", or both
   std::uint64_t parameters = 0;
   std::uint64_t bytes = 0;
-  // What the model is, by its configuration: ("Layers", "32").
+  // Properties of the model from its configuration: ("Layers", "32").
   std::vector<std::pair<std::string, std::string>> facts;
-  std::optional<bool> ties_embeddings;                        // tie_word_embeddings of config.json
+  std::optional<bool> ties_embeddings;                        // tie_word_embeddings in config.json
   std::vector<std::pair<std::string, std::string>> metadata;  // long values are cut
   std::vector<ReportFile> files;
   std::vector<ReportTensor> tensors;  // in natural order of their names
   std::vector<Finding> findings;
-  // With --against: the other checkpoint's name, and its tensors that this one lacks.
+  // With --against: the name of the other checkpoint, and its tensors that this checkpoint lacks.
   std::optional<std::string> against;
   struct Removed {
     std::string name, type;

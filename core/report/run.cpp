@@ -21,11 +21,12 @@
 namespace stfs {
 namespace {
 
-constexpr std::size_t kNamedBroken = 3;  // tensors in a sentence
+constexpr std::size_t kNamedBroken = 3;  // the maximum number of tensors in a sentence
 constexpr double kJump = 3;
 constexpr float kNoNumber = std::numeric_limits<float>::quiet_NaN();
 
-// By the last part of the path where that tells them apart: "step-100".
+// Returns the last parts of the paths ("step-100"), or the whole names if the last parts are not
+// unique.
 std::vector<std::string> names_of(std::span<const std::string> sources) {
   std::vector<std::string> names;
   std::set<std::string> different;
@@ -111,7 +112,7 @@ class RunCollector {
   const PassOptions& options_;
 };
 
-// The tensors of all versions, without cells.
+// Returns the tensors of all versions, with cells that are not filled in yet.
 std::vector<RunTensor> rows_of(std::span<const Checkpoint* const> versions) {
   std::map<std::string_view, RunTensor> rows;
   for (const Checkpoint* version : versions) {

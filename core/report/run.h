@@ -1,7 +1,7 @@
-// A run: versions of one checkpoint, such as step-100, step-200 and so on, and how each tensor
-// changes from one to the next.
+// A run: versions of one checkpoint, such as step-100, step-200 and so on, and the change of each
+// tensor from one version to the next.
 //
-// Thread safety: none needed by the values; the functions may be called from any thread.
+// Thread safety: the values need none; the functions may be called from any thread.
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
@@ -20,12 +20,14 @@ namespace stfs {
 struct RunCell {
   enum class State : std::uint8_t { kThere, kAbsent, kUnreadable };
   State state = State::kAbsent;
-  bool is_zero = false;          // all of it, and it is of a kind that should not be
-  std::uint64_t not_finite = 0;  // NaN and infinite values
-  // Over the finite values; NaN where there are none.
+  // All elements are zero, and the tensor is of a kind that should not be zero.
+  bool is_zero = false;
+  std::uint64_t not_finite = 0;  // the number of NaN and infinite values
+  // Only consider finite values; NaN for a tensor without finite values.
   float rms = 0;
   float largest = 0;  // |x|
-  // From the first version that has the tensor, relative to it; NaN where no number says it.
+  // The relative distance from the first version that has the tensor; NaN if it cannot be expressed
+  // as a number.
   float distance = 0;
 
   bool is_broken() const { return state == State::kUnreadable || is_zero || not_finite > 0; }
@@ -37,43 +39,44 @@ struct RunTensor {
   std::uint64_t bytes = 0;
   std::vector<RunCell> cells;  // by version
 
-  // The version that broke it, or lacks it where the one before has it; as many as there are: none
-  // did.
+  // Returns the first version in which the tensor is broken, or lacking although the version before
+  // has it. Returns the number of versions if the tensor did not break.
   std::size_t broken_at() const;
 };
 
 struct Run {
   std::vector<std::string> versions;  // their names, in the order of the run
-  std::vector<RunTensor> tensors;     // of any version, in natural order of their names
+  std::vector<RunTensor> tensors;     // of all versions, in natural order of their names
 
-  // The first version in which a tensor broke that was whole, or never was there whole before, and
-  // these tensors; nullopt: none did.
+  // The first version in which a tensor broke (RunTensor::broken_at()), and the tensors that broke
+  // in it. nullopt if no tensor broke.
   struct Break {
     std::size_t version;
     std::vector<std::uint32_t> tensors;
   };
   std::optional<Break> first_break() const;
-  // The largest change of a tensor's RMS from one version to the next, if it is threefold.
+  // The largest change of a tensor's RMS from one version to the next, if it is at least by a
+  // factor of three.
   struct Jump {
     std::size_t version;  // the later one
     std::uint32_t tensor;
     double ratio;
   };
   std::optional<Jump> largest_jump() const;
-  // The sentence that a user should read first; printable.
+  // Returns the sentence that a user should read first, in printable form.
   std::string verdict() const;
 };
 
-// The order of a run: as a user gave the sources, but a shell's order (step-1, step-10, step-2)
-// means nothing and becomes the natural one.
+// Returns the order of a run: the order in which the user gave the sources. If that is the lexical
+// order, as from a shell (step-1, step-10, step-2), returns the natural order instead.
 std::vector<std::string> in_order_of_run(std::span<const std::string> sources);
 
-// Whether two of these checkpoints have a tensor of one name: then they are versions, and not parts
-// of one checkpoint.
+// Returns true if two of these checkpoints have a tensor with the same name. Then they are versions
+// of a checkpoint, and not parts of one.
 bool are_versions(std::span<const Checkpoint* const> checkpoints);
 
-// Reads all tensors of all versions once, and those of the first one once more for each other.
-// Returns 0, or EINTR soon after a stop. Progress counts the bytes of all versions.
+// Reads all tensors of all versions once, and the tensors of the first version again for each other
+// version. Returns 0, or EINTR soon after a stop. Progress counts the bytes of all versions.
 int collect_run(std::span<const Checkpoint* const> versions, std::span<const std::string> names,
                 const PassOptions& options, Run& run);
 

@@ -22,23 +22,25 @@ namespace stfs::markup {
 namespace {
 
 constexpr std::size_t kMostRoles = 24;
-constexpr std::size_t kMostLines = 64;  // of a chart
+constexpr std::size_t kMostLines = 64;  // per chart
 constexpr std::size_t kMostRunRows = 2000;
-constexpr std::size_t kColours = 8;  // of lines, from the first layer to the last
+// The number of colours for lines, from the first layer to the last.
+constexpr std::size_t kColours = 8;
 constexpr double kNoValue = std::numeric_limits<double>::quiet_NaN();
 
-using Values = std::vector<double>;  // by version; NaN where there is none
+using Values = std::vector<double>;  // by version; NaN for a missing value
 
 struct Line {
   Values values;
   std::size_t colour;
   std::string name;
-  std::size_t broken_at;  // version; one past the last: it did not break
+  std::size_t broken_at;  // the version, or the number of versions if it did not break
 };
 
 // --- charts
 
-// The heights of values in a box of 0 to 100. Values of many sizes are shown by their logarithms.
+// Maps values to heights in a box of 0 to 100. Uses a logarithmic scale if the values differ much
+// in magnitude.
 class Scale {
  public:
   Scale(const std::vector<Line>& lines, bool from_zero) {
@@ -79,7 +81,7 @@ class Scale {
  private:
   double low_ = std::numeric_limits<double>::infinity();
   double high_ = -std::numeric_limits<double>::infinity();
-  double least_ = std::numeric_limits<double>::infinity();  // positive one
+  double least_ = std::numeric_limits<double>::infinity();  // the smallest positive value
   bool is_log_ = false;
 };
 
@@ -90,7 +92,7 @@ std::string across(std::size_t version, std::size_t versions) {
                 4);
 }
 
-// The pieces between values that are not there; a value alone is a dot.
+// Returns a path with a piece for each run of values. A single value becomes a dot.
 std::string path_of(const Values& values, const Scale& scale) {
   std::string path;
   bool is_open = false;
@@ -120,7 +122,7 @@ std::string chart(const Run& run, const std::string& title, const std::vector<Li
     if (path.empty()) continue;
     svg += "<path class=\"l" + std::to_string(line.colour) + "\" d=\"" + path + "\"><title>" +
            line.name + "</title></path>";
-    // At its last value, where the broken version has none.
+    // Mark the last value if the broken version has none.
     std::size_t at = std::min(line.broken_at, line.values.size() - 1);
     while (at > 0 && !std::isfinite(line.values[at])) --at;
     if (line.broken_at < line.values.size() && std::isfinite(line.values[at])) {
@@ -183,7 +185,7 @@ struct Role {
   std::vector<std::uint32_t> tensors;
 };
 
-// The largest roles, in the order of their first tensors.
+// Returns the largest roles, in the order of their first tensors.
 std::vector<Role> roles_of(const Run& run) {
   std::map<std::string, Role> by_name;
   for (std::uint32_t i = 0; i < run.tensors.size(); ++i) {
@@ -202,7 +204,7 @@ std::vector<Role> roles_of(const Run& run) {
   return roles;
 }
 
-// Some tensors of a role, evenly, and those that broke.
+// Returns lines for some tensors of a role, evenly chosen, and for tensors that broke.
 std::vector<Line> lines_of(const Run& run, const Role& role, float RunCell::*member) {
   std::vector<Line> lines;
   const std::size_t step = (role.tensors.size() + kMostLines - 1) / kMostLines;
@@ -257,7 +259,7 @@ double last_distance(const RunTensor& tensor) {
   return std::isfinite(distance) ? distance : -1;
 }
 
-// "<b>step-30</b>", "<b>gone in step-20</b>", or "".
+// Returns "<b>step-30</b>", "<b>gone in step-20</b>", or "".
 std::string trouble_of(const Run& run, const RunTensor& tensor) {
   const std::size_t at = tensor.broken_at();
   if (at == run.versions.size()) return "";
@@ -284,7 +286,8 @@ std::string row_of(const Run& run, const RunTensor& tensor) {
          cell(last, last.largest) + "<td class=\"n\">" + grouped(last.not_finite) + "\n";
 }
 
-// What broke first, then what is farthest from the first version.
+// Tensors that broke come first, the earliest first. The others follow, with the largest distance
+// from the first version first.
 std::vector<std::uint32_t> order_of(const Run& run) {
   std::vector<std::uint32_t> order(run.tensors.size());
   for (std::uint32_t i = 0; i < order.size(); ++i) order[i] = i;

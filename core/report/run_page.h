@@ -1,5 +1,5 @@
-// A run as one HTML page: what broke first, small charts by role with a line a layer, and a table.
-// It has no script; all else as page.h says.
+// A run as one HTML page: the tensors that broke first, small charts per role with a line per
+// layer, and a table. It has no script; otherwise it has the same properties as the page of page.h.
 //
 // Thread safety: the function may be called from any thread.
 #pragma once

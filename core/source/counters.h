@@ -1,7 +1,8 @@
-// The work done so far, in numbers: `.stfs/counters.json`. They lie in memory that supervised
-// workers share.
+// Counts the work done so far, for `.stfs/counters.json`. The counters are in memory that
+// supervised workers share.
 //
-// Thread safety: all members. A Counters is constructed in zeroed memory, never destroyed.
+// Thread safety: all members may be called from any thread. A Counters is constructed in zeroed
+// memory and never destroyed.
 #pragma once
 
 #include <array>
@@ -16,31 +17,32 @@ struct Counters {
   using Count = std::atomic<std::uint64_t>;
 
   // Reads of the mount's files:
-  Count reads{};           // requests to read
-  Count bytes_answered{};  // to readers
+  Count reads{};           // read requests of the kernel
+  Count bytes_answered{};  // bytes sent to readers
   // Transfers from remote sources, and use of the cache:
   Count requests{};       // HTTP requests sent
-  Count bytes_fetched{};  // of bodies
+  Count bytes_fetched{};  // bytes of response bodies
   Count retries{};        // requests sent again
   Count cache_hits{};     // blocks that were in the cache when this process first needed them
-  Count cache_faults{};   // blocks of the cache that were not what was written
-  Count waits{};          // ranges that had to wait for the network
+  // Blocks in the cache whose checksum did not match, or that could not be read.
+  Count cache_faults{};
+  Count waits{};  // ranges that had to wait for the network
   Count nanoseconds_waited{};
-  Count timeouts{};  // ranges that did not come in time
+  Count timeouts{};  // ranges that did not arrive in time
 
-  // The timeouts by server. A worker may die at any moment: a name that it did not finish counts
-  // for nobody, and takes one of the places.
+  // The timeouts by server. If a worker dies before it has finished a name, that entry stays
+  // unused.
   struct Server {
     enum State : std::uint32_t { kFree, kNaming, kNamed };
     static constexpr std::size_t kLongest = 100;  // bytes; longer names are cut
 
-    std::atomic<std::uint32_t> state{};  // kFree, then kNaming by who takes it, then kNamed
+    std::atomic<std::uint32_t> state{};  // kFree; kNaming while a thread writes the name; kNamed
     char name[kLongest + 1]{};           // immutable once kNamed
     Count timeouts{};
   };
-  std::array<Server, 16> servers{};  // more are counted in `timeouts` alone
+  std::array<Server, 16> servers{};  // timeouts of further servers are counted only in `timeouts`
 
-  // `server`: "https://host:8000".
+  // Counts a timeout of `server`, such as "https://host:8000".
   void add_timeout(std::string_view server) {
     timeouts.fetch_add(1, std::memory_order_relaxed);
     server = server.substr(0, Server::kLongest);
@@ -58,7 +60,7 @@ struct Counters {
   }
 };
 
-// Adds to a count of those of a process that counts; null for one that does not.
+// Adds to a counter. Does nothing if `counters` is null, as in a process that does not count.
 inline void tally(Counters* counters, Counters::Count Counters::*which, std::uint64_t more = 1) {
   if (counters != nullptr) (counters->*which).fetch_add(more, std::memory_order_relaxed);
 }

@@ -12,7 +12,7 @@ Leases::Leases(const std::vector<const Source*>& sources, const Times& times) : 
   for (const Source* source : sources) {
     if (const LocalFile* file = source->local_file()) files_.push_back(file);
   }
-  thread_ = start_thread([this] { watch(); });  // blocks SIGIO, so that sigwait(3) can take it
+  thread_ = start_thread([this] { watch(); });  // blocks SIGIO, so that sigwait(3) can receive it
   ready_.wait(false);
 }
 
@@ -34,8 +34,8 @@ void Leases::watch() {
   sigaddset(&io, SIGIO);
   bool are_held = false;
   Clock::time_point next_look;
-  // Standard signals do not queue: one SIGIO may stand for several leases that are asked for, and
-  // for one that a reader took.
+  // Standard signals do not queue: one SIGIO may be sent for several leases that writers ask for,
+  // and a reader that has taken a lease sends SIGIO as well.
   while (!stopping_) {
     if (are_held) {
       const std::chrono::nanoseconds left = std::max(Clock::duration(0), next_look - Clock::now());
@@ -45,7 +45,7 @@ void Leases::watch() {
     } else {
       ::sigwaitinfo(&io, nullptr);
     }
-    const Clock::time_point now = Clock::now();  // one end for all: a writer may wait
+    const Clock::time_point now = Clock::now();  // the same for all: a writer may wait
     for (const LocalFile* file : files_) file->give_back_lease_if_asked(now);
     if (are_held && now >= next_look) {
       for (const LocalFile* file : files_) file->let_lease_rest();

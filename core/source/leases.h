@@ -1,13 +1,15 @@
 // Read leases on local files (fcntl(2), F_SETLEASE). When a process opens a leased file for writing
-// or truncates it, the kernel blocks that process and sends us SIGIO. We give the lease back once
-// every reply that points into the mapping is sent, so no byte changes between check and reply.
+// or truncates it, the kernel blocks that process and sends us SIGIO. We release the lease as soon
+// as every reply that points into the mapping has been sent, so no byte changes between the check
+// of a file and the reply.
 //
-// The kernel grants a lease to the file's owner or with CAP_LEASE, while no process has the file
-// open for writing; stfs takes it only on a local file system. Without a lease Source::try_pin()
-// returns an empty Pinned, and a reply is read into a buffer and verified afterwards.
+// The kernel grants a lease only to the file's owner or to a process with CAP_LEASE, and only while
+// no process has the file open for writing. stfs takes leases only on local file systems. Without a
+// lease Source::try_pin() returns an empty Pinned, and the reply is read into a buffer and verified
+// afterwards.
 //
-// A file that nobody reads has no lease, so that nobody waits for it; a watch (writer_watch.h) then
-// tells whether a ctime that moves alone was a write.
+// A file that is not being read has no lease, so that no writer has to wait for it. A watch
+// (writer_watch.h) then shows whether a write caused a change of the ctime.
 //
 //              ┌────────────────5────────────────┐
 //              ▼                                 │
@@ -16,27 +18,31 @@
 //                                 └────────────────2───────────────┼──┘
 //                                                                  └── 2, a writer has it open
 //
-//   1  the thread of Leases, when it starts: watches the file, takes the lease and returns it. Goes
-//      to "given back" when a writer has the file open; stays "none" without permission and for a
-//      file that is not local
-//   2  a reader; from "given back" after a pause. F_SETLEASE, then a look at the file. Goes to
-//      "none" for ever when the file has changed or the lease is refused. Readers retry since the
-//      kernel does not report when a lease is possible again: inotify(7) reports the writer's close
-//      too early
-//   3  the thread, after SIGIO, or when nobody has read for about a second: try_pin() gives no new
-//      pins
-//   4  the thread, after the last pin was dropped: a last look at the file, then F_UNLCK. The pause
-//      doubles from writer to writer, up to 64 times. Where no process waits, as touch(1) does not,
-//      the thread first gives touch a moment to set the file's times, and then takes the lease
-//      again
-//   5  the thread, likewise, where no writer asked. The pause is the first one again
+//   1  The thread of Leases, when it starts: watches the file, takes the lease with F_SETLEASE and
+//      releases it again. If a writer has the file open, the state becomes "given back". If the
+//      kernel does not permit the lease, or the file is not on a local file system, the state stays
+//      "none".
+//   2  A reader, at once from "resting", and after a pause from "given back": takes the lease, then
+//      checks the file. If the file has changed, or the kernel refuses the lease, the state becomes
+//      "none" for good. Readers have to retry because nothing reports that a lease has become
+//      possible: inotify(7) reports the close of a writer too early.
+//   3  The thread, after SIGIO, or after about a second without a read: try_pin() returns no new
+//      pins from now on.
+//   4  The thread, once the last pin is dropped: checks the file a last time, then releases the
+//      lease with F_UNLCK. The pause before the next lease doubles with each writer, up to 64
+//      times the first pause. If no process waits for the lease, the opener may be touch(1), which
+//      does not wait; the thread then first gives touch a moment to set the file's times, and takes
+//      the lease again afterwards.
+//   5  The thread, once the last pin is dropped, if no writer has asked for the lease: checks and
+//      releases as in 4. The next pause is the first one again.
 //
-// When Leases ends, its thread sets each lease to "none". A lease of a supervised worker that dies
-// stays on the open file description, and its state in the ledger: the thread of the next worker
-// takes it over (1), or gives it back if the kernel asked for it. The watch dies with the worker.
+// When Leases is destroyed, its thread sets each lease to "none". If a supervised worker dies, its
+// leases stay on the open file descriptions, and their states stay in the ledger. The thread of the
+// next worker takes each of them over (1), or releases it if the kernel has asked for it. The watch
+// ends with the worker.
 //
 // Thread safety: one thread constructs and destroys a Leases; it has no other members. Lifetime:
-// the sources outlive it.
+// the sources must outlive it.
 #pragma once
 
 #include "core/source/local_file.h"
@@ -52,17 +58,18 @@ namespace stfs {
 class Leases {
  public:
   struct Times {
-    std::chrono::milliseconds pause = std::chrono::seconds(1);  // the first after a writer asked
-    std::chrono::milliseconds rest = std::chrono::seconds(1);   // from the last read on
+    std::chrono::milliseconds pause = std::chrono::seconds(1);  // first pause after a writer asked
+    // Time without a read after which a lease is released.
+    std::chrono::milliseconds rest = std::chrono::seconds(1);
   };
 
-  // Starts the thread and waits until it looked whether the local file of each source can be
-  // leased. Throws Error kMountFailed without a thread.
+  // Starts the thread and waits until it has tried to lease the local file of each source. Throws
+  // Error kMountFailed if the thread cannot be started.
   explicit Leases(const std::vector<const Source*>& sources) : Leases(sources, Times{}) {}
   Leases(const std::vector<const Source*>& sources, const Times& times);
   Leases(const Leases&) = delete;
   Leases& operator=(const Leases&) = delete;
-  ~Leases();  // gives back all leases, after their pins were dropped
+  ~Leases();  // waits until all pins are dropped, then releases all leases
 
  private:
   void watch();
@@ -70,7 +77,7 @@ class Leases {
   std::vector<const LocalFile*> files_;
   Times times_;
   WriterWatch writers_;
-  std::atomic<bool> ready_ = false;  // the thread looked at its files
+  std::atomic<bool> ready_ = false;  // the thread has tried to take every lease
   std::atomic<bool> stopping_ = false;
   std::thread thread_;
 };

@@ -43,8 +43,8 @@ bool WriterWatch::renew(int file, std::uint64_t& watch) const {
   return before >> 32U == lost_ && before != 0 && removed_.remove(static_cast<int>(before));
 }
 
-// With the lock. Where an event is lost, of whatever file, no watch is trusted that was added
-// before.
+// The caller holds mutex_. If an event is lost, of whatever file, no watch that was added before is
+// trusted.
 void WriterWatch::read_events() const {
   alignas(inotify_event) std::array<char, 4096> events{};
   ssize_t length = 0;

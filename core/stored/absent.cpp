@@ -28,7 +28,8 @@ bool is_there(const fs::path& path) {
   return fs::exists(fs::symlink_status(path, error));
 }
 
-// False also where looking fails, as on a mount that has ended: loading says why.
+// Returns true only if the path certainly does not exist. If stat fails otherwise, as on a mount
+// that has ended, returns false, because the loading that follows reports the cause.
 bool is_absent(const fs::path& path) {
   std::error_code error;
   return fs::symlink_status(path, error).type() == fs::file_type::not_found;
@@ -40,7 +41,7 @@ bool is_weights_of_another_format(std::string_view name) {
   return std::ranges::any_of(kSuffixes, [&](std::string_view end) { return name.ends_with(end); });
 }
 
-// "org/name", as Hubs call a model.
+// Returns true for a name of a model on the Hub, "org/name", if there is no local directory "org".
 bool is_model_name(std::string_view source) {
   const std::size_t slash = source.find('/');
   if (slash == std::string_view::npos || slash == 0 || slash + 1 == source.size()) return false;
@@ -64,14 +65,15 @@ std::vector<std::string> sorted_names(const fs::path& directory) {
   return names;
 }
 
-// "\"a\"", "\"a\" and 2 more"
+// Returns "\"a\"" or "\"a\" and 2 more".
 std::string listed(const std::vector<std::string>& names) {
   const std::string more =
       names.size() > 1 ? " and " + std::to_string(names.size() - 1) + " more" : "";
   return in_quotes(names.front()) + more;
 }
 
-// Looks for the usual names alone: reading directories that the user did not name may take long.
+// Returns true if the directory has a checkpoint with a usual name. Does not list the directory,
+// because the user did not name it and listing may take long.
 bool holds_checkpoint(const fs::path& directory) {
   constexpr std::array kUsual{"model.safetensors", "model.safetensors.index.json",
                               "diffusion_pytorch_model.safetensors",
@@ -79,7 +81,8 @@ bool holds_checkpoint(const fs::path& directory) {
   return std::ranges::any_of(kUsual, [&](const char* name) { return is_there(directory / name); });
 }
 
-// What programs other than stfs make of the directory, by the names in it; "" for none.
+// Recognises directories of other programs by the names in them. Returns what the directory is and
+// what to do, or "" if it is not recognised.
 std::string store_of(const std::vector<std::string>& names) {
   const auto has = [&](std::string_view name) {
     return std::ranges::find(names, name) != names.end();
@@ -106,7 +109,8 @@ std::string store_of(const std::vector<std::string>& names) {
   return "";
 }
 
-// The contents of a directory without a checkpoint, as far as they suggest a next step; else "".
+// Returns what a directory without a checkpoint contains instead and what to do about it, or "" if
+// nothing suggests a next step.
 std::string found_in(const std::string& directory, const std::vector<std::string>& names) {
   if (names.empty()) return "it is empty";
   const bool is_local = !is_url(directory);
@@ -138,14 +142,16 @@ std::string found_in(const std::string& directory, const std::vector<std::string
            "; stfs reads safetensors, GGUF, and files of PyTorch and NumPy";
   }
   if (!is_local) return "";
-  constexpr std::size_t kFew = 1000;  // the parts of a pipeline are few, and each costs four calls
+  // A directory with more names is not searched, because each name costs a few system calls. The
+  // directory of a pipeline has only a few parts.
+  constexpr std::size_t kFew = 1000;
   const auto is_model = [&](const std::string& name) {
     return names.size() <= kFew && holds_checkpoint(fs::path(directory) / name);
   };
   if (const auto directories = those(is_model); !directories.empty()) {
     return "it has one in " + listed(directories) + ": name that directory";
   }
-  // The Hub's own client downloads to here, and renames what is complete.
+  // The Hub's own client downloads into this directory, and moves files that are complete.
   const fs::path downloads = fs::path(directory) / ".cache/huggingface/download";
   if (std::ranges::any_of(sorted_names(downloads), is_unfinished_name)) {
     return "a download into it is unfinished: finish it";

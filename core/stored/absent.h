@@ -1,5 +1,5 @@
-// Messages for a checkpoint that is not at the given path: why, and the next step. All texts are
-// printable (text.h).
+// Messages for a path without a checkpoint: the cause, and what to do. All texts are printable
+// (text.h).
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -11,23 +11,24 @@
 
 namespace stfs {
 
-// Throws Error kUnreadable for the name of a model on the Hub ("org/name"), unless a local file has
-// this name.
+// Throws Error kUnreadable if `source` looks like the name of a model on the Hub ("org/name") and
+// no local file or directory has this name.
 void refuse_model_name(const std::string& source);
 
-// The rule that a directory with these names, and without a checkpoint, breaks; and what is there
-// instead.
+// Returns the message for a directory without a checkpoint: the rule that it breaks, and what it
+// contains instead. `names` are the names in the directory.
 std::string no_checkpoint_in(const std::string& directory, std::vector<std::string> names);
 
-// Why a file that does not exist may be absent: "missing", "a symbolic link to "x", which is
-// missing", "missing ("x.incomplete" is an unfinished download)".
+// Returns why a file that does not exist may be absent: "missing", "a symbolic link to "x", which
+// is missing", or "missing ("x.incomplete" is an unfinished download)".
 std::string absence_of(const std::string& file);
 
-// The name of a file beside `file`, or beside what it leads to, that says that its download is not
-// finished: "model.safetensors.aria2"; "" for none.
+// Returns the name of a file such as "model.safetensors.aria2", which shows that the download of
+// `file` is not finished. Searches beside `file` and beside the file that it resolves to. Returns
+// "" if there is none.
 std::string sidecar_of(const std::filesystem::path& file);
 
-// Whether a name is that of a part: "model-00001-of-00004.safetensors".
+// Returns true for a name of a shard, such as "model-00001-of-00004.safetensors".
 bool is_shard_name(std::string_view name);
 
 }  // namespace stfs

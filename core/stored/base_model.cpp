@@ -32,7 +32,7 @@ void add_types(const Json& json, std::vector<std::string>& types) {
 
 std::string_view behind_dots(std::string_view name) { return name.substr(name.rfind('.') + 1); }
 
-// The last component of the module that has a weight or a bias; "" for other tensors.
+// Returns the last component of the module of a weight or bias, or "" for other tensors.
 std::string_view module_in(std::string_view tensor) {
   const std::string_view parameter = behind_dots(tensor);
   if (parameter.size() == tensor.size() || (parameter != "weight" && parameter != "bias"))
@@ -45,7 +45,7 @@ bool contains_word(const Words& words, std::string_view word) {
   return std::ranges::find(words, word) != words.end();
 }
 
-// The models of transformers, and Jais, whose layers are its Conv1D.
+// The models of transformers that have Conv1D layers, and Jais, which uses the same class.
 constexpr std::string_view kModelsOfConv1d[] = {
     "gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder", "jais",
 };
@@ -89,7 +89,7 @@ BaseModel read_base_model(const std::string& directory, Sources& sources) {
     model.architecture = architectures->front().get<std::string>();
   }
   add_types(json, model.types);
-  for (const char* const part : {"text_config", ""}) {  // the model's own counts
+  for (const char* const part : {"text_config", ""}) {  // the top-level value takes precedence
     const Json& at = *part != '\0' && json.contains(part) ? json[part] : json;
     const auto ties = at.is_object() ? at.find("tie_word_embeddings") : at.end();
     if (ties != at.end() && ties->is_boolean()) model.ties_embeddings = ties->get<bool>();

@@ -45,7 +45,7 @@ class Described : public ComputedTensor {
     return content;
   }
 
-  // The member, as bytes.
+  // The only input is the whole member, as a tensor of bytes.
   std::vector<Tensor> inputs() const override {
     const Description& from = description();
     return {{.name = part_.header.members[from.member],

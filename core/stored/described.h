@@ -1,7 +1,9 @@
-// Tensors that a file describes (Description in header.h): compressed, or in another order.
+// Computes tensors that have a Description (header.h): tensors that are compressed or stored in
+// another order.
 //
-// Thread safety: const members may be called from any thread. Lifetime: the part outlives it, and
-// stays where it is; its tensors may be removed, if those that are described are forgotten.
+// Thread safety: const members may be called from any thread. Lifetime: the part must outlive a
+// DescribedTensors and must not move. If tensors are removed from the part, no computed tensor made
+// before may be used any more.
 #pragma once
 
 #include "core/recipe/inflated.h"
@@ -18,7 +20,7 @@ class DescribedTensors : public ComputedTensors {
  public:
   explicit DescribedTensors(const Part& part) : part_(part) {}
 
-  // The computed tensor of a record that has a description.
+  // Makes the computed tensor of a record, which must have a description. Owned by this.
   const ComputedTensor& add(std::uint32_t record);
 
  private:

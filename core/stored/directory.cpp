@@ -16,7 +16,7 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kMaxIndexBytes = 100'000'000;  // as a header
+constexpr std::uint64_t kMaxIndexBytes = 100'000'000;  // like kMaxJsonLength of a header
 
 constexpr std::string_view kUsual = "model";
 constexpr std::string_view kUsualOfTorch = "pytorch_model";
@@ -31,7 +31,8 @@ std::optional<std::string> choose(const std::vector<std::string>& names, std::st
   return std::nullopt;
 }
 
-// A directory has other .bin files too: an optimizer's, a vocabulary.
+// The beginning matters because a directory may have other .bin files, such as the state of an
+// optimizer or a vocabulary.
 bool begins_as_torch(std::string_view name) {
   return name.starts_with(kUsualOfTorch) || name.starts_with(kUsualOfDiffusers);
 }
@@ -39,8 +40,8 @@ bool is_torch_file(std::string_view name) {
   return begins_as_torch(name) && name.ends_with(kTorchSuffix);
 }
 
-// As that of model.fp16.safetensors: "model.safetensors.index.fp16.json",
-// "model.safetensors.fp16.index.json".
+// Returns true for an index of a variant. For the variant model.fp16.safetensors these are
+// "model.safetensors.index.fp16.json" and "model.safetensors.fp16.index.json".
 bool is_index_of_variant(std::string_view name, std::string_view suffix) {
   constexpr std::string_view kEnd = ".json", kIndex = ".index";
   const std::size_t at = name.rfind(suffix);
@@ -62,7 +63,7 @@ bool is_torch_index(std::string_view name) {
          (name.ends_with(kTorchIndexSuffix) || is_index_of_variant(name, kTorchSuffix));
 }
 
-// Whether a directory's files are taken although it has the index of a variant.
+// Returns true if the directory has a whole file that is preferred to the index of a variant.
 bool has_whole_file(const Candidates& candidates) {
   const std::optional<std::string> file = candidates.file();
   return file && file->find("-of-") == std::string::npos;
@@ -141,7 +142,7 @@ Candidates candidates_of(std::span<const std::string> names) {
     std::ranges::sort(variants);
     candidates.indexes = std::move(variants);
   }
-  // Keeps the first part of each split file: sorting has put it before the others.
+  // Keep only the first part of each split file. It comes before the others because of the sorting.
   std::set<std::string> splits;
   std::erase_if(candidates.ggufs, [&](const std::string& name) {
     const std::optional<GgufPartName> part = gguf_part_name(name);
@@ -178,7 +179,7 @@ std::optional<std::vector<std::string>> checkpoints_in(const std::string& path, 
         shards.insert(std::filesystem::path(shard).lexically_normal());
       }
     } catch (const Error&) {
-      // A broken index has no shards: its files are checkpoints of their own.
+      // The shards of a broken index are not known, so all files count as separate checkpoints.
     }
   }
   for (const auto* files : {&candidates.files, &candidates.ggufs, &candidates.torch_files}) {

@@ -29,7 +29,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The rule that a directory with these names breaks when no checkpoint can be chosen.
+// Returns the message for a directory in which no checkpoint can be chosen. `all` are the names in
+// it.
 std::string no_choice(const std::string& directory, const std::vector<std::string>& all,
                       const Candidates& candidates) {
   std::vector<std::string> names = candidates.indexes;
@@ -40,7 +41,7 @@ std::string no_choice(const std::string& directory, const std::vector<std::strin
     names.insert(names.end(), candidates.torch_files.begin(), candidates.torch_files.end());
   }
   if (names.empty()) return no_checkpoint_in(directory, all);
-  constexpr std::size_t kShown = 32;  // a repository has as many quantisations of one model
+  constexpr std::size_t kShown = 32;  // enough for a repository with many quantisations of a model
   const bool are_shards = candidates.indexes.empty() && candidates.ggufs.empty() &&
                           std::ranges::all_of(names, is_one_of_several);
   if (are_shards && names.size() == 1) {
@@ -61,7 +62,7 @@ std::string no_choice(const std::string& directory, const std::vector<std::strin
   return text;
 }
 
-// Treats shards that are links to one file as one: moves the names of the others to the first.
+// If several shards are links to the same file, moves all their names to the first of them.
 // mapped[i] holds the names that the index maps to shard i, sorted.
 void join_links(const std::string& index_path, const Index& index,
                 std::vector<std::vector<std::string_view>>& mapped) {
@@ -97,12 +98,12 @@ Part read_part(const std::string& path, std::string label, std::unique_ptr<const
           .label = std::move(label)};
 }
 
-// The place of a part in its split file; nullopt for a whole file of any format.
+// Returns the place of a part in its split file, or nullopt for a whole file of any format.
 std::optional<GgufSplit> split_of(const Part& part, const std::string& place) {
   return part.format->name == kGgufName ? gguf_split(part.header, place) : std::nullopt;
 }
 
-// Opens files together, and lets those elsewhere begin to fetch their headers.
+// Opens files together, and begins to fetch the headers of remote ones.
 std::vector<Sources::Opened> open_all(std::span<const std::string> files, Sources& sources) {
   std::vector<Sources::Opened> opened = sources.open_all(files);
   for (const Sources::Opened& file : opened) {
@@ -118,7 +119,7 @@ bool is_absent(const std::string& file, const Sources::Opened& opened) {
   return !fs::exists(file, error) && (!error || error.value() == ENOENT);
 }
 
-// ": download it; -o allow_missing mounts the rest"
+// Returns a text such as ": download it; -o allow_missing mounts the rest", or "".
 std::string advice_on_missing(const std::string& step, const StoredOptions& options) {
   const std::string hint(options.missing_hint);
   const std::string separator = step.empty() || hint.empty() ? "" : "; ";
@@ -131,7 +132,8 @@ std::string more(const std::string& conjunction, std::size_t count, const std::s
          (count == 1 ? "" : "s");
 }
 
-// The rule that a missing shard or part breaks. `others`: as many more are missing.
+// Returns the message for a missing shard or part. `others` is the number of the other missing
+// ones.
 std::string missing_rule(const std::string& noun, const std::string& label, const std::string& file,
                          const Sources::Opened& opened, std::size_t others,
                          const StoredOptions& options) {
@@ -141,7 +143,8 @@ std::string missing_rule(const std::string& noun, const std::string& label, cons
          advice_on_missing(step, options);
 }
 
-// Refuses a part whose first part, which finds the others, is absent.
+// Throws if `path` is a later part of a split file and the first part, which is needed to find the
+// others, is absent.
 void refuse_without_first(const std::string& path, const GgufSplit& split, Sources& sources) {
   const std::string place = public_name(path);
   const std::string name = last_component(place);
@@ -154,7 +157,7 @@ void refuse_without_first(const std::string& path, const GgufSplit& split, Sourc
               missing_rule("part", part->of(0), first, opened.front(), 0, {}));
 }
 
-// Refuses a tensor that two parts of a split file have.
+// Throws if two parts of a split file have a tensor with the same name.
 void refuse_twice(std::span<const Part> parts) {
   std::vector<std::string_view> names;
   for (const Part& part : parts) {
@@ -180,7 +183,8 @@ class Loader {
 
   StoredTensors load(const std::string& path) {
     const std::string name = last_component(public_name(path));
-    // A store would have to be asked whether a name is a directory.
+    // Trust the ending of a URL, because a request would be needed to find out whether it is a
+    // directory.
     const bool is_file = is_url(path) && is_source_name(name);
     auto names = is_file ? std::nullopt : sources_.names_in(path);
     directory_ = names ? path : parent_name(path);
@@ -216,8 +220,8 @@ class Loader {
     }
     if (!is_url(path)) join_links(path, index, mapped);
 
-    std::vector<std::size_t> shards;  // with tensors
-    std::vector<std::string> files;   // of these
+    std::vector<std::size_t> shards;  // the shards that have tensors
+    std::vector<std::string> files;   // their paths or URLs
     for (std::size_t i = 0; i < index.shards.size(); ++i) {
       if (mapped[i].empty()) continue;
       shards.push_back(i);
@@ -261,9 +265,10 @@ class Loader {
     }
   }
 
-  // Shards in the directory that an index does not name, which may be an old one.
+  // Returns a text about shards in the directory that the index does not name, because the index
+  // may be an old one. Returns "" if there are none.
   std::string unnamed_beside(const std::string& path, const Index& index) {
-    if (is_url(path)) return "";  // another request
+    if (is_url(path)) return "";  // it would need another request
     auto names = sources_.names_in(parent_name(path).empty() ? "." : parent_name(path));
     if (!names) return "";
     std::erase_if(*names, [&](const std::string& name) {
@@ -283,7 +288,7 @@ class Loader {
     add(std::move(part));
   }
 
-  // Adds the parts of a split GGUF file, of which `first` is that at `path`.
+  // Adds the parts of a split GGUF file. `first` is the part at `path`.
   void load_split(const std::string& path, Part first) {
     const std::string place = public_name(path);
     const GgufSplit split = *split_of(first, place);
@@ -294,7 +299,7 @@ class Loader {
     for (const std::string& label : labels) files.push_back(child_name(parent_name(path), label));
     const auto others = std::span(files).subspan(1);
 
-    // Not all at once: a header of 200 bytes may say 65535, of which the first is missing.
+    // Open a few at a time, because a header may claim 65,535 parts of which the first is missing.
     constexpr std::size_t kOpenedAtOnce = 64;
     std::vector<Sources::Opened> opened;
     const auto is_missing = [&](std::size_t i) {
@@ -344,7 +349,7 @@ class Loader {
     for (Part& part : parts) add(std::move(part));
   }
 
-  // Adds the tensors of a shard that the index at `path` maps to it; `mapped` is sorted.
+  // Adds those tensors of a shard that the index at `path` maps to it. `mapped` is sorted.
   void add_shard(const std::string& path, Part part, std::span<const std::string_view> mapped) {
     const std::string shard = part.label;
     std::size_t unmapped = 0;
@@ -381,7 +386,7 @@ class Loader {
 
   StoredOptions options_;
   Sources& sources_;
-  std::string directory_;  // of the files
+  std::string directory_;  // contains the files
   TensorList list_;
 };
 

@@ -26,7 +26,6 @@ Content Tensor::content() const {
   return content;
 }
 
-// The mtime of a computed tensor is that of its newest input.
 timespec Tensor::mtime() const {
   if (computed == nullptr) return locator->source->mtime();
   timespec newest{};

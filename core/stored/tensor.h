@@ -1,8 +1,8 @@
-// A tensor: its name, type and shape, and the recipe of its bytes, which either stand in a source
-// or are computed from those of others.
+// A tensor: its name, type and shape, and the recipe of its bytes. The bytes are either stored in a
+// source or computed from other tensors.
 //
 // Thread safety: const members and the functions may be called from any thread. Lifetime: a Tensor
-// borrows its name, shape and source from the list that has it (tensor_list.h).
+// borrows its name, shape and source from its list (tensor_list.h).
 #pragma once
 
 #include "core/base/text.h"
@@ -21,7 +21,7 @@ namespace stfs {
 
 class ComputedTensor;
 
-// Has either a `locator` or a `computed`.
+// Exactly one of `locator` and `computed` is set.
 struct Tensor {
   std::string_view name;
   std::string_view path;  // in the mount, relative to its root (names.h); "" in a list
@@ -30,15 +30,16 @@ struct Tensor {
   std::uint64_t length;           // bytes
   std::optional<Extent> locator;  // its bytes in a source
   const ComputedTensor* computed = nullptr;
-  // Its values as F32, where another tensor scales them (GGUF); null: its type tells them.
+  // Its values as F32, if another tensor scales them (GGUF). Null: the values follow from its type.
   const ComputedTensor* values = nullptr;
 
-  // The tensor itself, or `values` under its name and shape: for who needs numbers, not bytes.
+  // Returns the tensor to read numbers from: `values` with the name and shape of this tensor, or
+  // this tensor if `values` is null.
   Tensor valued() const;
   std::uint64_t elements() const;
   Content content() const;  // the recipe of its bytes
-  timespec mtime() const;
-  int verify() const;  // Source::verify() of its sources
+  timespec mtime() const;   // the latest mtime of its sources
+  int verify() const;       // Source::verify() of its sources: 0 or an errno
 };
 
 // A tensor whose bytes are computed when they are read.
@@ -49,16 +50,17 @@ class ComputedTensor {
   ComputedTensor& operator=(const ComputedTensor&) = delete;
   virtual ~ComputedTensor() = default;
 
-  virtual Tensor tensor() const = 0;    // with `computed`, without a path
-  virtual Content content() const = 0;  // Tensor::length bytes
-  // The stored tensors that it is made of, the one with most of its bytes first.
+  virtual Tensor tensor() const = 0;    // has `computed` and no path
+  virtual Content content() const = 0;  // the recipe of its Tensor::length bytes
+  // The stored tensors that it is computed from. The first provides most of its bytes.
   virtual std::vector<Tensor> inputs() const = 0;
-  // How it is computed, in words for a user: "block FP8".
+  // How it is computed, in words for a user, such as "block FP8".
   virtual std::string_view scheme() const = 0;
-  virtual bool is_dequantized() const { return false; }  // its value stands for quantised codes
+  virtual bool is_dequantized() const { return false; }  // true if computed from quantised codes
 };
 
-// Whether two tensors are the same bytes of one version of a source.
+// Returns true if two stored tensors are the same bytes of the same version of a source, with the
+// same type.
 bool are_one(const Tensor& a, const Tensor& b);
 
 }  // namespace stfs

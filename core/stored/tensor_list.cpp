@@ -19,8 +19,8 @@
 namespace stfs {
 namespace {
 
-// Tells in the texts of layers which tensors they are of; a text tells it once. A layer's own text
-// ends with a NUL.
+// Appends a digest of the names in the list to the texts of layers, to record which tensors a layer
+// was applied to. Does this only once per text: a text without a digest ends with a NUL.
 void add_scope(const TensorList& list, std::vector<std::string>& texts) {
   const auto tells = [](const std::string& text) { return !text.empty() && text.back() != '\0'; };
   if (std::ranges::all_of(texts, tells)) return;
@@ -139,7 +139,7 @@ void TensorList::add(Part part) {
   add_rows(static_cast<std::uint32_t>(parts_.size() - 1));
 }
 
-// Adds the tensors of a part as it stores or describes them.
+// Adds rows for the tensors of a part, which are stored or have a description.
 void TensorList::add_rows(std::uint32_t part) {
   const Part& stored = *parts_[part];
   std::unique_ptr<DescribedTensors> described;
@@ -154,7 +154,7 @@ void TensorList::add_rows(std::uint32_t part) {
   if (described) computed_.push_back(std::move(described));
 }
 
-// Takes a part that brings `count` tensors.
+// Adds a part without rows. The caller then adds `count` rows.
 void TensorList::adopt(std::unique_ptr<Part> part, std::size_t count) {
   const auto is_used = [&](const std::string& label) {
     return std::ranges::any_of(parts_, [&](const auto& other) { return other->label == label; });
@@ -174,7 +174,7 @@ void TensorList::adopt(std::unique_ptr<Part> part, std::size_t count) {
 }
 
 void TensorList::append(TensorList other) {
-  // From here on a text is of some of the tensors.
+  // From now on each text applies only to some of the tensors.
   if (!parts_.empty()) {
     add_scope(*this, texts_);
     add_scope(other, other.texts_);
@@ -202,7 +202,7 @@ void TensorList::remove_others(const std::vector<bool>& is_kept) {
   refused_.clear();
   by_name_.clear();
   const auto has_values = [](const Row& row) { return row.values != nullptr; };
-  // The parts stay whole: a computed tensor may need any tensor of them.
+  // Keep the parts unchanged, because a computed tensor may need any of their tensors.
   if (is_layered() || std::ranges::any_of(rows_, has_values)) {
     std::vector<Row> rows;
     for (std::uint32_t i = 0; i < size(); ++i) {
@@ -213,7 +213,7 @@ void TensorList::remove_others(const std::vector<bool>& is_kept) {
     rows_ = std::move(rows);
     return;
   }
-  std::size_t first = 0;  // of the part
+  std::size_t first = 0;  // the number of the part's first tensor
   for (const std::unique_ptr<Part>& part : parts_) {
     Header& header = part->header;
     const std::size_t count = header.tensors.size();
@@ -226,7 +226,7 @@ void TensorList::remove_others(const std::vector<bool>& is_kept) {
     part->is_whole = part->is_whole && others == 0;
     first += count;
   }
-  std::set<const Source*> first_parts;  // of the parts that are kept
+  std::set<const Source*> first_parts;  // the first parts that the kept parts need
   for (const auto& part : parts_) {
     if (!part->header.tensors.empty()) first_parts.insert(part->first_part);
   }
@@ -256,8 +256,9 @@ void TensorList::show(std::vector<Row> rows, std::unique_ptr<const ComputedTenso
   }
 }
 
-// fnmatch(3) sees no more than stands before a NUL. So a byte that neither text has stands for it:
-// a control character, as NUL is, so that `[[:cntrl:]]` means it too. UTF-8 never has the last one.
+// fnmatch(3) ends at a NUL. So each NUL is replaced by a byte that neither text contains. It is a
+// control character if possible, so that `[[:cntrl:]]` matches it like a NUL. The last substitute,
+// 0xff, never occurs in UTF-8.
 bool matches_glob(const std::string& glob, const std::string& name) {
   constexpr std::string_view kSubstitutes = "\x01\x02\x03\x04\x05\x06\x0e\x0f\x10\x7f\xff";
   constexpr char kNul = '\0';

@@ -1,10 +1,11 @@
-// A list of tensors and metadata: what files hold (stored_tensors.h), or what a layer has made of
-// another list (core/layer/layer.h).
+// A list of tensors and metadata: the content of files (stored_tensors.h), or the result of
+// applying a layer to another list (core/layer/layer.h).
 //
-// Thread safety: const members may be called from any thread; others while one thread has the list.
-// Lifetime: the list owns its parts and what computes its tensors. Every Tensor, Part and
-// string_view that it returns stays where it is while the list lives, also when the list is moved
-// or appended to another; remove_others() alone ends those of parts that it changes.
+// Thread safety: const members may be called from any thread. Call the others only while no other
+// thread uses the list. Lifetime: the list owns its parts and its computed tensors. Every Tensor,
+// Part and string_view that it returns is valid as long as the list exists, even if the list is
+// moved or appended to another. The only exception is remove_others(), which may invalidate what
+// was returned of parts that it changes.
 #pragma once
 
 #include "core/format/format.h"
@@ -23,7 +24,7 @@
 
 namespace stfs {
 
-// A file, and its tensors.
+// A file and its tensors.
 struct Part {
   std::unique_ptr<const Source> source;
   const Format* format;
@@ -33,33 +34,34 @@ struct Part {
   std::string label;
   bool is_whole = true;   // `header` has all tensors of the source
   bool is_split = false;  // a part of a split GGUF file (gguf_split.h)
-  // The source of the first part of the split file that this is a part of: that one has the
-  // metadata of all parts. Null for a file alone.
+  // The source of the first part of the split file, which has the metadata of all parts. Null if
+  // the part was not loaded together with the other parts of a split file.
   const Source* first_part = nullptr;
-  // Where the files lie that belong to the checkpoint of this part, such as config.json.
+  // The directory of the files that belong to the checkpoint of this part, such as config.json.
   std::string directory = {};
-  bool is_input = false;  // a layer reads it: it is no part of the checkpoint
-  // Keys of its metadata that are not shown, sorted: a layer made them untrue.
+  bool is_input = false;  // only a layer reads it; it does not belong to the checkpoint
+  // Keys of its metadata that are not shown, sorted, because a layer has made them false.
   std::vector<std::string> hidden_keys = {};
 
-  // Of header.tensors. Its locator is of no use where the record has a description.
+  // Returns a tensor of header.tensors. Do not use its locator if the record has a description.
   Tensor tensor(std::uint32_t record) const;
-  // Bytes at the beginning of the source that loading has read otherwise than by ReadBytes.
+  // Returns the number of bytes at the beginning of the source that loading has read directly, not
+  // with ReadBytes.
   std::uint64_t beginning() const;
 };
 
-// A missing thing, only where missing parts are allowed: a tensor that the index names and no shard
-// holds, or a part of a split GGUF file. Such a part alone knows the names of its tensors.
+// Something that is missing, if the user allows missing parts: a tensor that the index names but no
+// shard contains, or a part of a split GGUF file with all its tensors.
 struct MissingTensor {
-  std::optional<std::string> name;  // nullopt: all tensors of the part
+  std::optional<std::string> name;  // nullopt for a part, because only the part has the names
   std::string source;               // the label of the shard or the part
 };
 
-// What layers know of the files beside the weights.
+// What layers know about the files beside the weights.
 struct FilesBeside {
-  // The model had one tensor as its embeddings and its head, and has two.
+  // The model's embeddings and head were one tensor, and a layer has made two of it.
   bool unties_embeddings = false;
-  // The directory whose tokenizer fits the embeddings; "": that of the checkpoint.
+  // The directory with the tokenizer that fits the embeddings; "" for the checkpoint's directory.
   std::string tokenizer = {};
 };
 
@@ -97,7 +99,7 @@ class Parts {
   std::span<const std::unique_ptr<Part>> parts_;
 };
 
-// Owns computed tensors: a layer derives from it.
+// Owns computed tensors. Layers derive from it.
 class ComputedTensors {
  public:
   ComputedTensors() = default;
@@ -109,16 +111,17 @@ class ComputedTensors {
 class TensorList {
  public:
   struct Row {
-    std::uint32_t part = 0;    // of a computed tensor: where its first input lies
-    std::uint32_t record = 0;  // in that part's header
-    // Null: the tensor stands as it is stored. A layer's tensor may be stored too, under another
-    // name or in another shape: then its tensor() has a locator.
+    std::uint32_t part = 0;    // the part of the tensor, or of a computed tensor's first input
+    std::uint32_t record = 0;  // the index in this part's header
+    // Null if the tensor is shown as it is stored. A layer's tensor may be stored too, with another
+    // name or another shape. Then its tensor() has a locator.
     const ComputedTensor* computed = nullptr;
-    const ComputedTensor* values = nullptr;  // Tensor::values, which tensor() may have too
+    // If not null, replaces Tensor::values.
+    const ComputedTensor* values = nullptr;
   };
 
-  // Tensors are numbered in the order of their bytes: by part, then by offset; a computed one by
-  // those of its first input. A `number` must be less than size().
+  // Tensors are numbered in the order of their bytes: by part, then by offset. For a computed
+  // tensor, part and offset of its first input count. A `number` must be less than size().
   std::uint32_t size() const { return static_cast<std::uint32_t>(rows_.size()); }
   const Row& row(std::uint32_t number) const { return rows_[number]; }
   Tensor tensor(std::uint32_t number) const;
@@ -130,7 +133,7 @@ class TensorList {
   }
 
   Parts parts() const { return Parts(parts_); }
-  // Whether some tensors are computed, or not shown.
+  // Returns true if a layer has changed the list (show()).
   bool is_layered() const { return !texts_.empty(); }
 
   FilesBeside& beside() { return beside_; }
@@ -139,42 +142,47 @@ class TensorList {
   const std::vector<MissingTensor>& missing() const { return missing_; }
   // Printable lines "place: subject: rule".
   const std::vector<std::string>& warnings() const { return warnings_; }
-  // Those of them about tensors that the files have and the list has not.
+  // The warnings about tensors that the files contain but that are not in the list.
   const std::vector<std::string>& refused() const { return refused_; }
-  // One text for each layer: what it did, and everything that decided the result.
+  // One text for each layer: what the layer did, and everything that decided the result.
   const std::vector<std::string>& texts() const { return texts_; }
 
-  // The numbers, bytewise by name; find() needs them. Throws Error kUsage for a name that two
-  // tensors have.
+  // Fills by_name(), the numbers sorted bytewise by name, which find() needs. Throws Error kUsage
+  // if two tensors have the same name.
   void sort_names();
   const std::vector<std::uint32_t>& by_name() const { return by_name_; }
   std::optional<std::uint32_t> find(std::string_view name) const;
 
-  // The numbers, ascending, of the tensors whose names match a glob; all numbers without globs.
-  // Globs are those of fnmatch(3) without flags: `*` matches `/` and `.` too.
+  // Returns the numbers, ascending, of the tensors with a name that matches one of the globs, or
+  // all numbers if `globs` is empty. A glob has the syntax of fnmatch(3) without flags: `*` matches
+  // `/` and `.` too.
   std::vector<std::uint32_t> match(std::span<const std::string> globs) const;
 
-  // --- while loading. What changes the tensors forgets sort_names().
+  // --- Members for loading. After a change of the tensors, call sort_names() again.
 
-  // Adds all tensors of a part. Throws Error kUsage for more tensors than can be numbered.
+  // Adds all tensors of a part. Throws Error kUsage if there are more tensors than 32 bits can
+  // number.
   void add(Part part);
   void append(TensorList other);
-  void append_inputs(TensorList other);  // of a layer
-  // Leaves the tensors of which `is_kept[number]` is true, and forgets what is missing and
-  // warnings. Parts that nothing needs any more go too.
+  // Adds the tensors that a layer reads, in parts with is_input.
+  void append_inputs(TensorList other);
+  // Keeps only the tensors for which `is_kept[number]` is true. Clears missing() and the warnings,
+  // and removes the parts that are no longer needed.
   void remove_others(const std::vector<bool>& is_kept);
   void add_missing(MissingTensor missing) { missing_.push_back(std::move(missing)); }
   void add_warning(std::string line) { warnings_.push_back(std::move(line)); }
 
-  // For layers: other tensors in place of those that there are. `text` is one of texts();
-  // `hidden_keys`, for each part, Part::hidden_keys.
-  // A new key of GGUF has a value without encoded bytes. Ends the texts of the part's metadata.
+  // Replaces the metadata of a part. A new key of GGUF has a value without encoded bytes. Texts
+  // that were borrowed from the part's metadata become invalid.
   void set_metadata(std::size_t part, Metadata metadata) {
     parts_[part]->header.metadata = std::move(metadata);
   }
-  // Sets Tensor::values of some tensors. `values` is by number.
+  // Sets Tensor::values of some tensors. `values` has pairs of a tensor's number and its values,
+  // which `computed` owns.
   void set_values(const std::vector<std::pair<std::uint32_t, const ComputedTensor*>>& values,
                   std::unique_ptr<const ComputedTensors> computed);
+  // For layers: replaces all tensors by `rows`. `computed` owns the new computed tensors, `text` is
+  // added to texts(), and `hidden_keys` has Part::hidden_keys for each part.
   void show(std::vector<Row> rows, std::unique_ptr<const ComputedTensors> computed,
             std::string text, std::vector<std::vector<std::string>> hidden_keys);
 
@@ -192,11 +200,11 @@ class TensorList {
   FilesBeside beside_;
 };
 
-// As fnmatch(3) without flags, but that a NUL is a character as others.
+// Matches a glob like fnmatch(3) without flags, but treats a NUL as an ordinary character.
 bool matches_glob(const std::string& glob, const std::string& name);
 
-// Removes the tensors of a header whose names are not in `names`, which is sorted; sets `others` to
-// their number. Returns the names that the header lacks.
+// Removes all tensors of a header except those in `names`, which must be sorted. Sets `others` to
+// the number of removed tensors. Returns the names that the header lacks.
 std::vector<std::string_view> keep_names(Header& header, std::span<const std::string_view> names,
                                          std::size_t& others);
 

@@ -10,9 +10,10 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kBlock = 32 * kRun;  // elements, as those of value_stats()
+constexpr std::uint64_t kBlock = 32 * kRun;  // elements; the same as in value_stats()
 
-// Compares a run that has values that are not finite: the vectors handle finite ones only.
+// Compares a run that contains values that are not finite, because the vector loops only handle
+// finite values.
 template <class T>
 RunDifferences differences_of_some(std::span<const T> a, std::span<const double> b,
                                    std::uint64_t first, ValueDifference& found) {
@@ -92,7 +93,7 @@ bool DifferenceSink::read(Lane& lane, std::uint64_t first, std::size_t count) {
       error = fetch_and_copy(b_, offset, lane.bytes, &options_.stop);
     } else {
       const std::lock_guard lock(mutex_);
-      error = in_order_.copy_unverified(offset, lane.bytes);  // fetches ahead
+      error = in_order_.copy_unverified(offset, lane.bytes);  // fetches the next bytes in advance
     }
     if (error != 0) {
       error_ = error;

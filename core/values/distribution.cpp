@@ -16,7 +16,8 @@ bool is_integer(const TypeInfo& info) {
          info.kind == TypeKind::kUnsigned;
 }
 
-// The values of a range share bins evenly: integers get bins of the same number of integers.
+// Sets bins that divide the values of a range evenly: for integers, each bin contains the same
+// number of integers.
 void set_bins(Histogram& histogram, const TypeInfo& info, double low, double high) {
   if (is_integer(info) && high - low < 0x1p50) {
     const double integers = std::floor(high) - std::ceil(low) + 1;
@@ -30,12 +31,12 @@ void set_bins(Histogram& histogram, const TypeInfo& info, double low, double hig
     low -= half;
     high += half;
   }
-  constexpr double kMost = DBL_MAX / 4;  // their distance is finite
+  constexpr double kMost = DBL_MAX / 4;  // so that high - low is finite
   histogram.low = std::clamp(low, -kMost, kMost);
   histogram.high = std::clamp(high, -kMost, kMost);
 }
 
-// Sees every value of a second pass.
+// Counts the values of a second pass.
 class Bins : public ValueSink {
  public:
   Bins(const Histogram& empty, unsigned threads) : histograms_(threads, empty) {}
@@ -86,7 +87,7 @@ void Histogram::add(double value, std::uint64_t count) {
   }
   auto bin = static_cast<std::size_t>((value - low) * (static_cast<double>(kBins) / (high - low)));
   bin = std::min(bin, kBins - 1);
-  // The product rounds; the edges decide.
+  // The product was rounded, so compare with the exact edges.
   if (value < edge(bin)) {
     --bin;
   } else if (bin + 1 < kBins && value >= edge(bin + 1)) {
@@ -115,8 +116,8 @@ void CellMemory::give_back(std::vector<std::uint64_t> counts) noexcept {
   free_.push_back(std::move(counts));
 }
 
-// The values of BF16 lie 2^16 apart in the bits of binary32. With eight cells for each of them, a
-// processor's caches would hold an eighth of the counts.
+// Values of BF16 are 2^16 apart in the bits of binary32. If eight cells were used per value, a
+// processor's caches would hold only an eighth of the counts.
 ValueCells::ValueCells(DType dtype, unsigned threads, CellMemory* memory)
     : dtype_(dtype), shift_(dtype == DType::kBF16 ? 16 : 13), memory_(memory), lanes_(threads) {}
 
@@ -148,7 +149,7 @@ void ValueCells::see(std::uint64_t, std::span<const float> values, unsigned thre
   };
   auto& [few, counts] = lanes_[thread];
   if (counts.empty()) {
-    // To sort a few cells is less work than to clear and look through all.
+    // Sorting a few cells is less work than clearing and reading all of them.
     if (few.size() + values.size() <= cell_count() / 32) {
       std::ranges::transform(values, std::back_inserter(few), cell_of);
       return;
@@ -203,7 +204,8 @@ std::vector<ValueCells::Cell> ValueCells::finite_cells(double min, double max) c
     const auto begin = static_cast<double>(begin_of(cell));
     if (!std::isfinite(begin)) continue;
     auto end = is_exact ? begin : static_cast<double>(begin_of(cell + 1));
-    if (!std::isfinite(end)) end = std::copysign(DBL_MAX, begin);  // larger doubles too
+    // The last cell also counts larger doubles.
+    if (!std::isfinite(end)) end = std::copysign(DBL_MAX, begin);
     cells.push_back(
         {std::max(std::min(begin, end), min), std::min(std::max(begin, end), max), count});
   }
@@ -218,7 +220,7 @@ void ValueCells::fill(Distribution& distribution) const {
   for (const Cell& cell : cells) finite += cell.count;
 
   std::size_t next = 0;
-  std::uint64_t before = 0;  // values in cells before `next`
+  std::uint64_t before = 0;  // values in the cells before `next`
   for (std::size_t i = 0; i < kQuantiles.size(); ++i) {
     const auto rank = std::clamp<std::uint64_t>(
         static_cast<std::uint64_t>(std::ceil(kQuantiles[i] * static_cast<double>(finite))), 1,
@@ -231,8 +233,8 @@ void ValueCells::fill(Distribution& distribution) const {
     distribution.quantiles[i] = is_integer(type_info(dtype_)) ? std::nearbyint(value) : value;
   }
 
-  // Outliers would leave all other values in one bin: the bins end half the distance of the
-  // quantiles beyond them.
+  // Outliers would put all other values into one bin. Therefore the bins extend beyond the outer
+  // quantiles only by half the distance between these quantiles.
   const double middle = distribution.quantiles.back() - distribution.quantiles.front();
   const bool is_cut = middle > 0 && std::isfinite(middle);
   const double low = is_cut ? distribution.quantiles.front() - middle / 2 : *stats.min;
@@ -257,7 +259,7 @@ void ValueCells::fill_both(Distribution& distribution, const ValueCells& other,
   there.stats.max = theirs.back().high;
   other.fill(there);
   Histogram& bins = distribution.histogram;
-  // Of types of few values, the bins of this one show them best.
+  // For a type with few values, this distribution's own bins show them best.
   if (!is_integer(type_info(dtype_))) {
     set_bins(bins, type_info(dtype_), std::min(bins.low, there.histogram.low),
              std::max(bins.high, there.histogram.high));

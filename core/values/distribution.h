@@ -1,13 +1,14 @@
 // How the values of a tensor are distributed: statistics, quantiles and a histogram of 128 bins.
 //
-// Values are counted in cells by the upper 19 bits of binary32, of BF16 by its 16 bits, in the same
-// pass as the statistics: each cell of a float of 16 bits or fewer, of an 8-bit integer and of BOOL
-// is one value, so their quantiles and histograms need no other pass and are exact. A cell of any
-// other type holds values that differ by less than 1 in 1024, of F64 only in the normal range of
-// binary32: larger values share the outermost cells, and smaller ones those about zero.
+// Values are counted in cells in the same pass as the statistics. The cell of a value is given by
+// the upper 19 bits of its binary32 form, or for BF16 by its 16 bits. For floats of 16 bits or
+// fewer, 8-bit integers and BOOL each cell contains a single value, so their quantiles and
+// histograms are exact and need no other pass. For any other type the values of a cell differ by
+// less than 1 in 1024. For F64 this holds only in the normal range of binary32: larger values share
+// the outermost cells, and smaller values share the cells around zero.
 //
-// Thread safety: value_distribution() may be called from any thread. ValueCells: see() as ValueSink
-// says, then const members from any thread.
+// Thread safety: value_distribution() may be called from any thread. ValueCells::see() may be
+// called as ValueSink says; afterwards const members may be called from any thread.
 #pragma once
 
 #include "core/format/types.h"
@@ -24,67 +25,70 @@
 
 namespace stfs {
 
-// Bins of equal width over [low, high], the last one closed, with the counts of numpy.histogram on
-// the values as binary64.
+// Bins of equal width over [low, high]; the last bin includes `high`. The counts are equal to the
+// counts of numpy.histogram for the values as binary64.
 struct Histogram {
   static constexpr std::size_t kBins = 128;
 
   double low = 0;
   double high = 0;
   std::array<std::uint64_t, kBins> counts{};
-  std::uint64_t below = 0;  // finite values outside of the bins
-  std::uint64_t above = 0;
+  std::uint64_t below = 0;  // finite values less than `low`
+  std::uint64_t above = 0;  // finite values greater than `high`
 
-  double edge(std::size_t bin) const;  // where it begins; of kBins, where the last one ends
-  void add(double value, std::uint64_t count = 1);  // finite
+  double edge(std::size_t bin) const;  // the beginning of a bin; for kBins, the end of the last bin
+  void add(double value, std::uint64_t count = 1);  // the value must be finite
 };
 
 inline constexpr std::array kQuantiles = {0.001, 0.01, 0.25, 0.5, 0.75, 0.99, 0.999};
 
-// All parts are about finite values. Without any, only `stats` is set.
+// All members consider finite values only. If there are no finite values, only `stats` is set.
 struct Distribution {
   ValueStats stats;
   Histogram histogram;
-  // For each share in kQuantiles, the least value that this share of the values does not exceed.
+  // For each share in kQuantiles, the smallest value v for which at least this share of the values
+  // is <= v.
   std::array<double, kQuantiles.size()> quantiles{};
 };
 
-// Memory for ValueCells of many tensors: to get 4 MiB of new pages takes longer than to count the
-// values of most tensors. Thread safety: all members.
+// Memory that the ValueCells of many tensors reuse, because getting 4 MiB of new pages takes longer
+// than counting the values of most tensors. Thread safety: all members may be called from any
+// thread.
 class CellMemory {
  public:
-  std::vector<std::uint64_t> take(std::size_t cells);  // all zero
+  std::vector<std::uint64_t> take(std::size_t cells);  // the counts are all zero
   void give_back(std::vector<std::uint64_t> counts) noexcept;
 
  private:
   std::mutex mutex_;
-  std::size_t made_ = 0;                          // for each of which `free_` has room
-  std::vector<std::vector<std::uint64_t>> free_;  // all zero
+  std::size_t made_ = 0;  // vectors made so far; `free_` has capacity for all
+  std::vector<std::vector<std::uint64_t>> free_;  // the counts are all zero
 };
 
-// Counts the values of a pass in cells. Has 4 MiB, of BF16 512 KiB, for each thread that sees more
-// than a few values.
+// Counts the values of a pass in cells. Uses 4 MiB (512 KiB for BF16) for each thread that sees
+// more than a few values.
 class ValueCells : public ValueSink {
  public:
-  // Of values of this type. `memory` outlives it; null: new memory.
+  // `dtype` is the type of the values. `memory` must outlive the object; null: allocate new memory.
   ValueCells(DType dtype, unsigned threads, CellMemory* memory = nullptr);
   ~ValueCells() override;
 
   using ValueSink::see;
   void see(std::uint64_t first, std::span<const float> values, unsigned thread) override;
 
-  // Sets quantiles and histogram. The histogram of a type that is not exact_in_cells() puts each
-  // cell into the bin of its middle.
+  // Sets the quantiles and the histogram. If the type is not exact_in_cells(), the histogram counts
+  // each cell in the bin that contains the middle of the cell.
   void fill(Distribution& distribution) const;
 
-  // Puts both in bins that show all of `other` too; sets its histogram. Needs fill() of
-  // `distribution` from this.
+  // Extends the bins of `distribution`, which fill() of this object must have set, so that they
+  // also show the values of `other`, and sets `others` to the histogram of `other` in the same
+  // bins.
   void fill_both(Distribution& distribution, const ValueCells& other, Histogram& others) const;
 
  private:
-  struct Lane {                         // of a thread
-    std::vector<std::uint32_t> few;     // the cells of its first values
-    std::vector<std::uint64_t> counts;  // by cell; empty while there are few
+  struct Lane {                         // the data of one thread
+    std::vector<std::uint32_t> few;     // the cells of the first values
+    std::vector<std::uint64_t> counts;  // by cell; empty while there are only a few values
   };
   struct Counted {
     std::size_t cell;
@@ -92,8 +96,8 @@ class ValueCells : public ValueSink {
   };
 
   std::size_t cell_count() const { return std::size_t{1} << (32 - shift_); }
-  float begin_of(std::size_t cell) const;  // the end nearer to zero
-  // The order of values: negative ones from the largest magnitude down.
+  float begin_of(std::size_t cell) const;  // the end of the cell that is nearer to zero
+  // Cells in the order of their values: negative values first, from the largest magnitude down.
   std::size_t cell_at(std::size_t position) const;
   std::size_t position_of(std::size_t cell) const;
   std::vector<Counted> counted() const;  // in the order of their values
@@ -102,18 +106,19 @@ class ValueCells : public ValueSink {
     double high;
     std::uint64_t count;
   };
-  std::vector<Cell> finite_cells(double min, double max) const;  // cut at these
+  std::vector<Cell> finite_cells(double min, double max) const;  // cut to [min, max]
 
   const DType dtype_;
-  const unsigned shift_;  // bits of binary32 that cells do not tell apart
+  const unsigned shift_;  // low bits of binary32 that the cells ignore
   CellMemory* const memory_;
   std::vector<Lane> lanes_;
 };
 
+// Returns true if each cell contains a single value of this type.
 bool exact_in_cells(DType dtype);
 
-// Reads the elements of type `dtype` in `content` once if they are exact_in_cells(), else twice.
-// The errors are those of value_stats(). Not for C64.
+// Reads the elements of type `dtype` in `content` once if the type is exact_in_cells(), otherwise
+// twice. The errors are the same as for value_stats(). Not for C64.
 int value_distribution(const Content& content, DType dtype, const PassOptions& options,
                        Distribution& distribution);
 

@@ -8,8 +8,7 @@
 #include <cmath>
 #include <cstdint>
 
-// Highway compiles this file once for each set of instructions and chooses one when the program
-// runs.
+// Highway compiles this file once per instruction set and chooses one at run time.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/values/moments.cpp"
 #include <hwy/foreach_target.h>  // must come before highway.h
@@ -28,7 +27,7 @@ constexpr std::size_t kInVector = hn::MaxLanes(Doubles());
 constexpr std::size_t kVectors = kLanes / kInVector;
 using Vectors = std::array<hn::Vec<Doubles>, kVectors>;
 
-// The values at `at` as doubles.
+// Loads values and converts them to doubles.
 HWY_INLINE hn::Vec<Doubles> load(const float* at) {
   return hn::PromoteTo(Doubles(), hn::LoadU(hn::Rebind<float, Doubles>(), at));
 }
@@ -40,7 +39,8 @@ HWY_INLINE Vectors zero_vectors() {
   return vectors;
 }
 
-// How many values are added by vectors; the lane of one of the others.
+// in_lanes() returns how many values are added by vectors, lane_of() the lane of one of the other
+// values.
 constexpr std::size_t in_lanes(std::size_t count) {
   constexpr std::size_t kFew = 64;
   return count < kFew ? 0 : count / kLanes * kLanes;
@@ -59,7 +59,7 @@ HWY_INLINE LaneSums stored(const Vectors& vectors) {
   return lanes;
 }
 
-// In a fixed order.
+// Adds the lanes in a fixed order.
 HWY_INLINE double sum_of_lanes(LaneSums lanes) {
   for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
     for (std::size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
@@ -67,7 +67,7 @@ HWY_INLINE double sum_of_lanes(LaneSums lanes) {
   return lanes[0];
 }
 
-// min, max and zeros. Their order does not matter, so any number of lanes will do.
+// Computes min, max and zeros. Their order does not matter, so any number of lanes may be used.
 template <class T>
 HWY_INLINE void extremes_of(const T* HWY_RESTRICT x, std::size_t count, RunSums& sums) {
   const hn::ScalableTag<T> values;

@@ -47,7 +47,7 @@ class Pass {
   }
 
  private:
-  // Reads the next block that no thread has; false at the end or after an error.
+  // Reads the next block that no thread has taken. Returns false at the end or after an error.
   bool read(std::span<std::byte> buffer, PassBlock& block) {
     std::unique_lock lock(mutex_);
     if (error_ == 0 && options_.stop.load(std::memory_order_relaxed)) error_ = EINTR;
@@ -65,7 +65,7 @@ class Pass {
       if (error == 0) return true;
       lock.lock();
     } else {
-      error = in_order_.copy_unverified(offset, bytes);  // fetches ahead
+      error = in_order_.copy_unverified(offset, bytes);  // fetches the next bytes in advance
     }
     if (error != 0 && error_ == 0) error_ = error;
     return error == 0;
@@ -75,11 +75,11 @@ class Pass {
   const std::uint64_t block_bytes_;
   const PassOptions& options_;
   const std::function<void(const PassBlock&)>& work_;
-  const bool is_here_;  // so threads read at once
+  const bool is_here_;  // if true, threads read at the same time
 
   std::mutex mutex_;
   SequentialReader in_order_;
-  std::uint64_t next_ = 0;  // block
+  std::uint64_t next_ = 0;  // the number of the next block
   bool ended_ = false;
   int error_ = 0;
   std::exception_ptr exception_;
@@ -87,7 +87,7 @@ class Pass {
 
 }  // namespace
 
-// Looks at a part at a time: the missing ranges of a slice may be many.
+// Checks one part at a time, because a slice may have many missing ranges.
 bool is_here(const Content& content) {
   constexpr std::uint64_t kPart = 4 << 20;  // bytes
   for (std::uint64_t offset = 0; offset < content.size(); offset += kPart) {
@@ -98,7 +98,7 @@ bool is_here(const Content& content) {
 
 int pass_over(const Content& content, std::uint64_t block_bytes, const PassOptions& options,
               const std::function<void(const PassBlock&)>& work) {
-  constexpr std::uint64_t kBlocksEach = 4;  // fewer are done before a thread has started
+  constexpr std::uint64_t kBlocksEach = 4;  // fewer would be done before another thread has started
   const std::uint64_t blocks = (content.size() + block_bytes - 1) / block_bytes;
   const auto threads = static_cast<unsigned>(
       std::clamp<std::uint64_t>(blocks / kBlocksEach, 1, std::max(1U, options.threads)));

@@ -1,7 +1,7 @@
-// One pass over the bytes of a recipe, in fixed blocks and on several threads; and a sum of the
-// blocks' results that does not depend on the threads.
+// A pass over the bytes of a recipe, in blocks of fixed size and on several threads, and a sum of
+// the blocks' results that does not depend on the threads.
 //
-// Thread safety: pass_over() may be called from any thread; one thread at a time uses an
+// Thread safety: pass_over() may be called from any thread; one thread at a time may use an
 // OrderedSum.
 #pragma once
 
@@ -18,33 +18,35 @@
 
 namespace stfs {
 
-// Called after each chunk, with the number of bytes in it; by any thread of a pass.
+// Called after each block with the number of its bytes, by any thread of a pass.
 using Progress = std::function<void(std::uint64_t bytes)>;
 
 struct PassOptions {
-  const std::atomic<bool>& stop;  // soon after it is set, the pass ends with EINTR
+  const std::atomic<bool>& stop;  // if it is set, the pass soon ends with EINTR
   Progress progress = {};
-  unsigned threads = 1;  // at most; a short recipe has one, the caller's
+  unsigned threads = 1;  // the maximum; a short recipe uses only the caller's thread
 };
 
 struct PassBlock {
   std::uint64_t index;
-  std::span<const std::byte> bytes;  // block_bytes, fewer in the last block
+  std::span<const std::byte> bytes;  // block_bytes; fewer in the last block
   unsigned thread;                   // less than PassOptions::threads
 };
 
-// Calls `work` for each block once, on any thread and in any order. Where bytes must be fetched,
-// reads in order. Returns 0, EINTR, ESTALE when a source changed, or the errno of a read: only with
-// 0 the work is of valid bytes. Throws what `work` throws.
+// Calls `work` once for each block, on any thread and in any order. If bytes have to be fetched,
+// reads the blocks in order. Returns 0, EINTR, ESTALE if a source has changed, or the errno of a
+// read. The bytes that `work` has seen are valid only if the result is 0. Throws what `work`
+// throws.
 int pass_over(const Content& content, std::uint64_t block_bytes, const PassOptions& options,
               const std::function<void(const PassBlock&)>& work);
 
-// Whether all bytes are on this machine.
+// Returns true if all bytes are on this machine.
 bool is_here(const Content& content);
 
-// Adds up the results of blocks that come in any order, as a tree over their indices: first 0 and
-// 1, 2 and 3, then the sums of these. So roundings are the same in every order, and few. Keeps a
-// few results for each block that is late. Sum::add(const Sum&) adds a right neighbour.
+// Adds the results of blocks that arrive in any order, as a tree over their indices: first 0 and 1,
+// 2 and 3, and so on, then these sums. So rounding is the same for every order, and each result is
+// rounded only a few times. Keeps a few results for each block that is late. Sum::add(const Sum&)
+// must add a right neighbour.
 template <class Sum>
 class OrderedSum {
  public:
@@ -61,7 +63,8 @@ class OrderedSum {
     }
   }
 
-  // After the last block. What has no sibling lies to the left, the higher its level.
+  // Call it after the last block. Among the parts without a sibling, a part with a higher level is
+  // further left.
   Sum result() const {
     if (parts_.empty()) return {};
     Sum sum = parts_.begin()->second;
@@ -74,7 +77,7 @@ class OrderedSum {
   }
 
  private:
-  std::map<std::pair<unsigned, std::uint64_t>, Sum> parts_;  // by level and index there
+  std::map<std::pair<unsigned, std::uint64_t>, Sum> parts_;  // by level, and by index in the level
 };
 
 }  // namespace stfs

@@ -17,24 +17,25 @@
 namespace stfs {
 namespace {
 
-// The unit of the moments of values whose squares could overflow or vanish is 2^600 or 2^-600. A
-// multiplication by it is exact, or loses bits far below the last bit of the result.
+// If squares of values could overflow or underflow, their moments use the unit 2^600 or 2^-600. A
+// multiplication by it is exact, or loses only bits far below the last bit of the result.
 constexpr int kScale = 600;
 
-// The scale of a run, by the largest absolute value in it.
+// Returns the scale of a run with this largest absolute value.
 int exponent_for(double largest) {
   if (largest > 0x1p400) return kScale;
   return largest < 0x1p-400 ? -kScale : 0;
 }
 
-// Statistics of some of the values. Chan, Golub and LeVeque, "Updating formulae and a pairwise
-// algorithm" (1979), combine the means and squared deviations of parts without losing precision to
-// a large mean or a large count.
+// Statistics of a part of the values. Parts are combined with the formulas of Chan, Golub and
+// LeVeque, "Updating formulae and a pairwise algorithm" (1979), which lose no precision to a large
+// mean or a large count.
 struct Summary {
-  ValueStats counts;  // without min to std
+  ValueStats counts;  // without min, max, mean and std
   double min = std::numeric_limits<double>::infinity();
   double max = -std::numeric_limits<double>::infinity();
-  int exponent = -kScale;  // the unit of mean is 2^exponent; that of squares is its square
+  // The unit of `mean` is 2^exponent, and the unit of `squares` is the square of it.
+  int exponent = -kScale;
   std::uint64_t finite = 0;
   double mean = 0;
   double squares = 0;  // sum of squared deviations from the mean
@@ -68,9 +69,12 @@ struct Summary {
   ValueStats result() const {
     ValueStats stats = counts;
     if (finite == 0) return stats;
-    stats.min = min + 0.0;  // -0 and 0 are equal: which of them is least depends on their order
+    // Adding 0.0 turns -0 into 0. Otherwise the sign of zero would depend on the order of the
+    // values.
+    stats.min = min + 0.0;
     stats.max = max + 0.0;
-    // Rounding must not move the mean out of [min, max] or std over its bound, half their distance.
+    // Rounding must not move the mean out of [min, max], nor std above its maximum of half their
+    // distance.
     stats.mean = std::clamp(std::ldexp(mean, exponent), min, max) + 0.0;
     stats.std = std::min(std::ldexp(std::sqrt(squares / static_cast<double>(finite)), exponent),
                          max / 2 - min / 2);
@@ -78,7 +82,7 @@ struct Summary {
   }
 };
 
-// A run of values, none of them NaN or infinity.
+// Summarises a run of finite values.
 template <class T>
 Summary summary_of_finite(std::span<const T> values, RunSums sums) {
   Summary part;
@@ -109,16 +113,17 @@ Summary summary_of_finite(std::span<const T> values, RunSums sums) {
   return part;
 }
 
-// The places of ValueStats that one thread found: it sees the runs in ascending order.
+// The positions for ValueStats that one thread has found. A thread sees the runs in ascending
+// order.
 struct Places {
   std::vector<std::uint64_t> nan, inf;
   std::optional<std::uint64_t> largest;
-  double magnitude = 0;  // with `largest`
+  double magnitude = 0;  // the absolute value of the element `largest`
 
   static void add(std::vector<std::uint64_t>& places, std::uint64_t place) {
     if (places.size() < kPlaces) places.push_back(place);
   }
-  // A run of which a value has the magnitude `largest_of_run`, and no finite one a larger.
+  // Adds a run in which `largest_of_run` is the largest magnitude of a finite value.
   template <class T>
   void add_largest(std::span<const T> values, double largest_of_run, std::uint64_t first) {
     if (largest && largest_of_run <= magnitude) return;
@@ -192,10 +197,10 @@ Summary summary_of_complex(std::span<const float> parts, std::uint64_t first, Pl
   return part;
 }
 
-// The values of one run, and what a thread needs to make them.
+// The values of one run and the buffers of one thread.
 struct RunValues {
   std::vector<float> floats;
-  std::vector<double> doubles;  // of types that binary32 cannot hold
+  std::vector<double> doubles;  // for types that binary32 cannot represent
   Places places;
 };
 
@@ -210,7 +215,7 @@ void as_doubles(std::span<const std::byte> bytes, std::span<double> out) {
   }
 }
 
-// For elements of 1, 2, 4 and 8 bytes.
+// Indexed by the binary logarithm of the element size: 1, 2, 4 or 8 bytes.
 constexpr ToDoubles kUnsignedToDoubles[] = {as_doubles<std::uint8_t>, as_doubles<std::uint16_t>,
                                             as_doubles<std::uint32_t>, as_doubles<std::uint64_t>};
 constexpr ToDoubles kSignedToDoubles[] = {as_doubles<std::int8_t>, as_doubles<std::int16_t>,
@@ -220,7 +225,7 @@ void bool_to_doubles(std::span<const std::byte> bytes, std::span<double> out) {
   std::ranges::transform(bytes, out.begin(), [](std::byte b) { return b == std::byte{0} ? 0 : 1; });
 }
 
-// Null: to_f32 is exact.
+// Returns null if to_f32 is exact.
 ToDoubles to_doubles_of(const TypeInfo& info) {
   switch (info.kind) {
     case TypeKind::kBool: return bool_to_doubles;

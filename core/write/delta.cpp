@@ -24,13 +24,13 @@
 namespace stfs {
 namespace {
 
-constexpr std::size_t kTile = 1 << 20;  // bytes that are read of each checkpoint at a time
+constexpr std::size_t kTile = 1 << 20;  // the bytes that are read of each checkpoint at a time
 
-// A tensor that changed. Its frame lies in the file of frames.
+// A tensor that changed. Its frame is stored in the file of frames.
 struct EncodedTensor {
   std::string_view name;                 // may be ""
-  std::uint64_t offset = 0, length = 0;  // of the frame
-  std::string digest;                    // "": the tensor did not change
+  std::uint64_t offset = 0, length = 0;  // the place of the frame in that file
+  std::string digest;                    // checksum of the new bytes; "": the tensor did not change
 };
 
 std::string six_digits(std::uint64_t number) {
@@ -39,7 +39,7 @@ std::string six_digits(std::uint64_t number) {
   return text.data();
 }
 
-// The number at the end of a directory's name.
+// Returns the number at the end of a directory's name.
 std::optional<std::uint64_t> number_at_end(std::string name) {
   while (name.size() > 1 && name.ends_with('/')) name.pop_back();
   const std::size_t begin = name.find_last_not_of("0123456789") + 1;  // npos + 1 is 0
@@ -157,7 +157,7 @@ class DeltaWriter {
     frames_end_ += frame.size();
   }
 
-  // The frames in files of at most DeltaOptions::shard_size bytes.
+  // Writes the frames to files of at most DeltaOptions::shard_size bytes.
   void write_shards() {
     std::uint64_t bytes = 0;
     for (const EncodedTensor& tensor : encoded_) {
@@ -252,7 +252,7 @@ class DeltaWriter {
   NewDirectory directory_;
   UniqueFd frames_;
   std::atomic<bool> has_failed_ = false;
-  std::mutex mutex_;  // of the rest while tensors are encoded
+  std::mutex mutex_;  // guards the members below while tensors are encoded
   std::uint64_t frames_end_ = 0;
   std::vector<EncodedTensor> encoded_;
   std::vector<std::vector<const EncodedTensor*>> shards_;

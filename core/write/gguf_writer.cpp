@@ -28,10 +28,10 @@ namespace stfs {
 namespace {
 
 constexpr std::uint32_t kVersion = 3;
-constexpr std::uint64_t kFirstBytesOfFile = 24;  // magic, version, numbers of tensors and keys
+constexpr std::uint64_t kFirstBytesOfFile = 24;  // magic, version, the numbers of tensors and keys
 constexpr std::uint64_t kMostOffset = std::numeric_limits<std::int64_t>::max();
 constexpr std::uint64_t kDefaultAlignment = 32;
-constexpr std::size_t kMostName = 63;  // bytes: of GGML_MAX_NAME with a NUL
+constexpr std::size_t kMostName = 63;  // bytes: GGML_MAX_NAME without the NUL
 constexpr std::size_t kMostDims = 4;   // GGML_MAX_DIMS
 
 template <class T>
@@ -40,7 +40,7 @@ std::string_view bytes_of(const T& value) {
   return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
-// Rounds up to a multiple of a power of two; false when that exceeds kMostOffset.
+// Rounds up to a multiple of a power of two. Returns false if the result would exceed kMostOffset.
 bool pad(std::uint64_t& offset, std::uint64_t alignment) {
   if (offset > kMostOffset - (alignment - 1)) return false;
   offset = (offset + alignment - 1) & ~(alignment - 1);
@@ -70,7 +70,7 @@ void add_zeros(std::uint64_t count, Content& content) {
   }
 }
 
-// The bytes of a key, the type of its value and the value, in the source.
+// Returns the range in the source of a key, the type of its value, and the value.
 ByteRange record_of(std::string_view key, const MetadataValue& value) {
   const std::uint64_t before = sizeof(std::uint64_t) + key.size() + sizeof(std::uint32_t);
   return {value.encoded.offset - before, before + value.encoded.length};
@@ -82,7 +82,7 @@ std::uint64_t number_in(std::string_view text) {
   return number;
 }
 
-// Whether a tensor has the name and the shape that a GGUF file gives to it.
+// Returns true if a tensor has the name and the shape that its GGUF file gives it.
 bool is_of_gguf(const Checkpoint& checkpoint, std::uint32_t number, const Tensor& tensor) {
   const Part& part = checkpoint.part_of(number);
   const TensorRecord& record = checkpoint.list().record(number);
@@ -90,7 +90,8 @@ bool is_of_gguf(const Checkpoint& checkpoint, std::uint32_t number, const Tensor
          std::ranges::equal(tensor.shape, part.header.shape(record));
 }
 
-// The shape that a GGUF file stores for a tensor. A key of its name may give it another one.
+// Returns the shape that a GGUF file stores for a tensor. A key with the tensor's name may give the
+// tensor another shape.
 std::span<const std::uint64_t> stored_shape(const Checkpoint& checkpoint, std::uint32_t number,
                                             const Tensor& tensor) {
   if (!is_of_gguf(checkpoint, number, tensor)) return tensor.shape;
@@ -119,7 +120,7 @@ void write_number(std::string_view text, std::string& out) {
   out += bytes_of(number);
 }
 
-// Appends a key whose value an edit has set.
+// Appends the encoding of a key that an edit has set.
 void write_key(std::string_view key, std::string_view text, ValueType type, std::string& out) {
   out.append(bytes_of(std::uint64_t{key.size()})).append(key);
   out += bytes_of(static_cast<std::uint32_t>(type));
@@ -136,11 +137,11 @@ void write_key(std::string_view key, std::string_view text, ValueType type, std:
     case ValueType::kI64: write_number<std::int64_t>(text, out); break;
     case ValueType::kF32: write_number<float>(text, out); break;
     case ValueType::kF64: write_number<double>(text, out); break;
-    case ValueType::kArray: break;  // no edit sets one
+    case ValueType::kArray: break;  // edits set no arrays
   }
 }
 
-// Whether a part's key gives a shape to a tensor of the part `holder`.
+// Returns true if a key of `part` determines the shape of a tensor that is stored in `holder`.
 bool gives_shape(const Part& part, const Part& holder, std::string_view key) {
   if (&part == &holder) return true;
   return part.source.get() == holder.first_part && !holder.header.metadata.find(key);
@@ -152,9 +153,10 @@ bool is_gguf_part(const Part& part) { return part.format->name == kGgufName; }
 
 struct GgufFiles::Layout {
   std::vector<std::uint32_t> tensors;
-  std::vector<std::uint64_t> begins;  // of each tensor in the data; then the data's length
-  std::uint64_t infos = 0;            // bytes
-  std::uint64_t data = 0;             // where it begins in the file
+  // The offset of each tensor in the data, then the size of the data.
+  std::vector<std::uint64_t> begins;
+  std::uint64_t infos = 0;  // bytes of the table
+  std::uint64_t data = 0;   // the offset of the data in the file
 };
 
 bool GgufFiles::can_hold(std::uint32_t number) const {
@@ -171,7 +173,7 @@ bool GgufFiles::can_hold(std::uint32_t number) const {
 bool GgufFiles::is_dequantized(std::uint32_t number) const {
   const Tensor tensor = checkpoint_.tensor(number);
   if (tensor.computed == nullptr || tensor.locator) return false;
-  // Edits may have changed what was dequantised.
+  // Edits may have changed dequantised values.
   return tensor.computed->is_dequantized() ||
          std::ranges::find(checkpoint_.layers(), kDequantizeOption, &Layer::option) !=
              checkpoint_.layers().end();
@@ -179,12 +181,12 @@ bool GgufFiles::is_dequantized(std::uint32_t number) const {
 
 std::optional<std::uint32_t> GgufFiles::with_other_scale(
     std::span<const std::uint32_t> tensors) const {
-  std::map<std::string_view, std::uint32_t> names;  // of the tensors, where one has a scale
+  std::map<std::string_view, std::uint32_t> names;  // all names; filled when a tensor has a scale
   for (const std::uint32_t number : tensors) {
     const Tensor tensor = checkpoint_.tensor(number);
     const ComputedTensor* const values = tensor.values != nullptr ? tensor.values : tensor.computed;
     if (values == nullptr) continue;
-    const std::vector<Tensor> inputs = values->inputs();  // of values: the blocks, and their scale
+    const std::vector<Tensor> inputs = values->inputs();  // the blocks and their scale
     const auto is_scaled = [](const Tensor& input) { return is_scaled_in_gguf(input.dtype); };
     if (std::ranges::none_of(inputs, is_scaled)) continue;
     if (names.empty()) {
@@ -220,7 +222,7 @@ GgufFiles::Keys GgufFiles::find_keys() const {
   const Parts parts = checkpoint_.parts();
   const std::vector<std::string>& conflicts = checkpoint_.metadata_conflicts();
   Keys keys;
-  std::optional<Extent> alignment;  // the record with the largest
+  std::optional<Extent> alignment;  // the record with the largest alignment
   for (const Part& part : parts) {
     const Metadata& metadata = part.header.metadata;
     const auto at = is_gguf_part(part) ? find_gguf_key(metadata, kGgufAlignmentKey) : std::nullopt;
@@ -237,7 +239,8 @@ GgufFiles::Keys GgufFiles::find_keys() const {
     return up_to_nul(key) == kGgufAlignmentKey;
   };
   bool has_alignment = false;
-  std::set<std::string_view> seen;  // not hashed: a file could choose keys of one hash
+  // Not a hash set, because a file could choose keys with equal hashes.
+  std::set<std::string_view> seen;
   const auto is_wanted = [&](const Part& part, std::string_view key) {
     if (is_split_key(key) || is_hidden(part, key)) return false;
     if (is_alignment(key)) return !std::exchange(has_alignment, true);
@@ -248,7 +251,7 @@ GgufFiles::Keys GgufFiles::find_keys() const {
                gives_shape(part, checkpoint_.part_of(*tensor), key);
       }
     }
-    if (parts.size() > 1 && !seen.insert(key).second) return false;  // a part before has it
+    if (parts.size() > 1 && !seen.insert(key).second) return false;  // an earlier part has it
     return !std::ranges::binary_search(conflicts, key);
   };
   for (const Part& part : parts) {
@@ -299,7 +302,7 @@ int GgufFiles::lay_out(std::span<const std::uint32_t> tensors, Layout& layout) c
     layout.begins.push_back(end);
   }
   layout.infos = counted.size();
-  // Headers in memory and keys in files cannot overflow this sum.
+  // This sum cannot overflow, because headers are in memory and keys are in files.
   layout.data = kFirstBytesOfFile + keys().bytes + layout.infos;
   if (!tensors.empty() && !pad(layout.data, alignment)) return EFBIG;
   return layout.begins.back() > kMostOffset - layout.data ? EFBIG : 0;
@@ -313,7 +316,7 @@ int GgufFiles::size(std::span<const std::uint32_t> tensors, std::uint64_t& bytes
 }
 
 int GgufFiles::make(std::span<const std::uint32_t> tensors, Content& content) const {
-  // Shared: a std::function is copyable, and its copies must not copy the layout.
+  // Shared, because a std::function is copyable, and its copies must not copy the layout.
   const auto layout = std::make_shared<Layout>();
   if (const int error = lay_out(tensors, *layout)) return error;
   layout->tensors.assign(tensors.begin(), tensors.end());

@@ -32,7 +32,8 @@ namespace {
 constexpr std::string_view kTemporary = ".stfs-new-";
 constexpr const char* kInTheWay = "there is something of this name: name a new directory";
 
-// It does not contain the target's name, which may have 255 bytes (NAME_MAX) already.
+// Returns a random name. It does not contain the target's name, which may already have 255 bytes
+// (NAME_MAX).
 std::string temporary_name() {
   std::uint64_t number = 0;
   if (::getrandom(&number, sizeof number, 0) != sizeof number) {
@@ -43,7 +44,8 @@ std::string temporary_name() {
   return std::string(kTemporary) + digits.data();
 }
 
-// Calls `use` with each name in a directory. Takes no memory and no descriptor: there may be none.
+// Calls `use` with each name in a directory. Needs neither memory nor a descriptor, because there
+// may be none left.
 template <class Use>
 void for_each_name(int directory, const Use& use) {
   alignas(dirent64) std::array<char, 8192> entries;
@@ -57,7 +59,7 @@ void for_each_name(int directory, const Use& use) {
   }
 }
 
-// Removes a file, or a directory with the files in it, which is open as `fd`.
+// Removes a file, or a directory and the files in it. `fd` is its descriptor.
 void remove(int above, const char* name, int fd) {
   if (::unlinkat(above, name, 0) == 0 || errno != EISDIR) return;
   bool has_removed = true;
@@ -70,7 +72,7 @@ void remove(int above, const char* name, int fd) {
   ::unlinkat(above, name, AT_REMOVEDIR);
 }
 
-// Removes what writers that were killed have left in a directory: nobody has it locked.
+// Removes the outputs that killed writers have left in a directory: no process holds their locks.
 void remove_left(int above) {
   const UniqueFd directory(::openat(above, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory) return;
@@ -88,7 +90,7 @@ void remove_left(int above) {
 
 }  // namespace
 
-// Takes the signals that end the process while it lives.
+// Takes the signals that end the process, for as long as it exists.
 class NewOutput::Watcher {
  public:
   explicit Watcher(NewOutput& output) : output_(output), end_(::eventfd(0, EFD_CLOEXEC)) {
@@ -121,7 +123,7 @@ class NewOutput::Watcher {
         ::read(signals_.get(), &signal, sizeof signal) != sizeof signal) {
       return;
     }
-    output_.naming_.lock();  // for ever: no name may appear any more
+    output_.naming_.lock();  // for ever, because no name may appear from now on
     output_.discard();
     const int number = static_cast<int>(signal.ssi_signo);
     sigset_t one;
@@ -129,7 +131,7 @@ class NewOutput::Watcher {
     sigaddset(&one, number);
     pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
     ::raise(number);
-    ::_exit(128 + number);  // process 1 of a container survives raise(3)
+    ::_exit(128 + number);  // because process 1 of a container survives raise(3)
   }
 
   NewOutput& output_;
@@ -144,7 +146,8 @@ NewOutput::NewOutput(std::string path, AtSignal at_signal) : path_(std::move(pat
   try {
     watcher_ = std::make_unique<Watcher>(*this);
   } catch (const std::exception&) {
-    // No descriptor, memory or thread: go on; a signal leaves what SIGKILL leaves.
+    // No descriptor, memory or thread is left. Continue: a signal then has the same effect as
+    // SIGKILL.
   }
 }
 
@@ -158,7 +161,7 @@ void NewOutput::open_directory_above(const std::string& target) {
   const std::string above = slash == std::string::npos ? "." : target.substr(0, slash + 1);
   name_ = target.substr(slash + 1);  // npos + 1 is 0
   above_ = UniqueFd(::open(above.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!above_ && errno == EACCES) {  // not readable, but perhaps writable
+  if (!above_ && errno == EACCES) {  // it may be writable without being readable
     above_ = UniqueFd(::open(above.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   }
   if (!above_) {
@@ -172,7 +175,8 @@ void NewOutput::begin_named(const std::function<int(const char* name)>& make) {
   for (int left = 100;; --left) {
     temporary_ = temporary_name();
     fd_ = UniqueFd(make(temporary_.c_str()));
-    // ENOENT: a writer that looks for what others left removed it before it was locked.
+    // ENOENT: another writer that removes outputs of killed writers has removed it before it was
+    // locked.
     const int error = !fd_ ? errno : is_mine() ? 0 : ENOENT;
     if (error == 0) return;
     temporary_.clear();
@@ -183,7 +187,8 @@ void NewOutput::begin_named(const std::function<int(const char* name)>& make) {
   }
 }
 
-// Locks what has the temporary name. False where it is another's now.
+// Locks the output with the temporary name. Returns false if the name now belongs to another
+// writer.
 bool NewOutput::is_mine() const {
   if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
   struct stat made {
@@ -199,7 +204,7 @@ void NewOutput::discard() {
 }
 
 void NewOutput::sync_directory_above() const {
-  // EBADF: opened with O_PATH. EINVAL: the file system cannot sync directories.
+  // EBADF: the directory was opened with O_PATH. EINVAL: the file system cannot sync directories.
   if (::fsync(above_.get()) != 0 && errno != EBADF && errno != EINVAL) fail(errno);
 }
 
@@ -217,7 +222,7 @@ NewFile::NewFile(const std::string& path, Existing existing, AtSignal at_signal,
   if (const std::string link = dangling_link(path); !link.empty()) {
     throw Error(ErrorCode::kUnreadable, path_, link + ": name another");
   }
-  // The kernel decides whether this link may be followed (fs.protected_symlinks).
+  // Let the kernel decide whether this link may be followed (fs.protected_symlinks).
   if (is_link && !UniqueFd(::open(path.c_str(), O_PATH | O_CLOEXEC))) fail(errno);
   open_directory_above(is_link ? absolute_path(path) : path);
   const bool exists = ::fstatat(above_.get(), name_.c_str(), &status, 0) == 0;
@@ -235,13 +240,13 @@ NewFile::NewFile(const std::string& path, Existing existing, AtSignal at_signal,
   });
 }
 
-// Leaves fd_ empty without support for O_TMPFILE, or without /proc, which link() needs.
+// Leaves fd_ empty if O_TMPFILE is not supported, or without /proc, which link() needs.
 void NewFile::begin_unnamed() {
   if (::access("/proc/self/fd", F_OK) != 0) return;
   fd_ = UniqueFd(::openat(above_.get(), ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666));
   // A kernel or file system without O_TMPFILE returns one of these.
   if (!fd_ && errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL) fail(errno);
-  if (fd_) ::flock(fd_.get(), LOCK_EX | LOCK_NB);  // for the time that it has a temporary name
+  if (fd_) ::flock(fd_.get(), LOCK_EX | LOCK_NB);  // for the time while it has a temporary name
 }
 
 void NewFile::commit() {
@@ -256,7 +261,7 @@ void NewFile::commit() {
   sync_directory_above();
 }
 
-// The functions below return 0 or an errno.
+// link() and give_name() return 0 or an errno.
 int NewFile::link(const std::string& name) const {
   const std::string unnamed = "/proc/self/fd/" + std::to_string(fd_.get());
   const int result =
@@ -264,7 +269,7 @@ int NewFile::link(const std::string& name) const {
   return result == 0 ? 0 : errno;
 }
 
-// A file that appeared since the constructor looked is kept too.
+// With kKeep, also keeps a file that has appeared since the constructor checked the name.
 int NewFile::give_name() {
   const int above = above_.get();
   if (temporary_.empty()) {
@@ -282,7 +287,7 @@ int NewFile::give_name() {
   const unsigned flags = existing_ == Existing::kKeep ? RENAME_NOREPLACE : 0;
   const int error = result(::renameat2(above, temporary_.c_str(), above, name_.c_str(), flags));
   if (error != EINVAL || flags == 0) return error;
-  // A file system without RENAME_NOREPLACE (NFS): link(2) replaces nothing either.
+  // The file system does not support RENAME_NOREPLACE (NFS). link(2) does not replace files either.
   if (::linkat(above, temporary_.c_str(), above, name_.c_str(), 0) != 0) return errno;
   return result(::unlinkat(above, temporary_.c_str(), 0));
 }
@@ -336,7 +341,7 @@ void NewDirectory::commit() {
   if (::fsync(fd_.get()) != 0 && errno != EINVAL) fail(errno);
   {
     const std::lock_guard lock(naming_);
-    // An empty directory is replaced; a file or another directory is not.
+    // This replaces an empty directory, but not a file or any other directory.
     const int above = above_.get();
     if (::renameat(above, temporary_.c_str(), above, name_.c_str()) != 0) {
       if (errno == EEXIST || errno == ENOTEMPTY || errno == ENOTDIR) {

@@ -1,17 +1,20 @@
-// A new file, or a new directory of files, that gets its name when it is complete: it appears whole
-// or not at all.
+// A new file, or a new directory of files, that gets its name when it is complete, so it appears
+// complete or not at all.
 //
-//   constructor   opens the directory above, and uses names by its descriptor alone: that directory
-//                 may be renamed meanwhile. A NewFile begins without a name (O_TMPFILE) where the
-//                 file system can do that; else, as every NewDirectory, with a temporary one
-//   commit()      fsync(2), linkat(2) or renameat2(2) to its own name, fsync(2) of the directory
+//   constructor   opens the directory above and accesses names only through its descriptor, so that
+//                 directory may be renamed in the meantime. A NewFile begins without a name
+//                 (O_TMPFILE) if the file system supports it; otherwise, like every NewDirectory,
+//                 with a temporary name
+//   commit()      fsync(2), linkat(2) or renameat2(2) to its final name, fsync(2) of the directory
 //                 above
-//   destructor    without commit(): removes it; what had the name before is unchanged
+//   destructor    without commit(): removes the new file or directory; an existing file of the same
+//                 name is unchanged
 //
-// The writer holds a lock (flock(2)) of what has a temporary name. A process that is killed leaves
-// it, unlocked, and the next writer in the same directory removes it.
+// While a file or directory has a temporary name, the writer holds a lock on it (flock(2)). A
+// process that is killed leaves it there unlocked, and the next writer in the same directory
+// removes it.
 //
-// Thread safety: one thread constructs, commits and destroys it.
+// Thread safety: the same thread must construct, commit and destroy it.
 #pragma once
 
 #include "core/base/posix.h"
@@ -23,12 +26,13 @@
 
 namespace stfs {
 
-// What SIGHUP, SIGINT and SIGTERM do meanwhile. kRemove: they are blocked in this thread, and so in
-// those that it starts; a thread of the output takes them, removes what has a temporary name, and
-// ends the process by the signal. kNothing: for a library, which leaves signals to its program.
+// The effect of SIGHUP, SIGINT and SIGTERM while an output exists. kRemove: the signals are blocked
+// in this thread and in the threads that it starts later. A thread of the output takes them,
+// removes whatever has a temporary name, and ends the process by the signal. kNothing: for a
+// library, which leaves signals to its program.
 enum class AtSignal { kRemove, kNothing };
 
-// What files and directories share.
+// The common part of files and directories.
 class NewOutput {
  public:
   NewOutput(const NewOutput&) = delete;
@@ -38,8 +42,8 @@ class NewOutput {
   NewOutput(std::string path, AtSignal at_signal);
   ~NewOutput();
   void open_directory_above(const std::string& target);
-  // Calls `make`, which returns a descriptor or -1 with errno, with a new name, and locks what it
-  // made.
+  // Calls `make` with a new name and locks what it has made. `make` returns a descriptor, or -1
+  // with errno set.
   void begin_named(const std::function<int(const char* name)>& make);
   bool is_mine() const;
   void discard();
@@ -50,8 +54,8 @@ class NewOutput {
   std::string name_;        // in the directory above
   UniqueFd above_;
   UniqueFd fd_;
-  std::mutex naming_;      // held while names change; at a signal until the process ends
-  std::string temporary_;  // its name in the directory above; "" while it has none
+  std::mutex naming_;      // held while names change; after a signal, until the process ends
+  std::string temporary_;  // its temporary name in the directory above; "" if it has none
 
  private:
   class Watcher;
@@ -63,16 +67,15 @@ class NewFile : public NewOutput {
   enum class Begin { kUnnamed, kNamed };
   enum class Existing { kKeep, kReplace };
 
-  // A symbolic link stands for the file that it leads to. kNamed: does not use O_TMPFILE (for
-  // tests). Throws Error kUsage when there is a file and it is to be kept; kUnreadable, also when
-  // `path` exists and is not a regular file.
+  // A symbolic link refers to its target. kNamed: does not use O_TMPFILE (for tests). The file has
+  // the mode 0666 less the umask. Throws Error kUsage if the file exists and kKeep is given. Throws
+  // Error kUnreadable for other failures, for instance if `path` exists and is not a regular file.
   NewFile(const std::string& path, Existing existing, AtSignal at_signal,
           Begin begin = Begin::kUnnamed);
 
   int fd() const { return fd_.get(); }  // open for writing
 
-  // Gives the file its name, and the mode 0666 less the umask. Call it once. Throws as the
-  // constructor does.
+  // Syncs the file and gives it its name. Call it once. Throws the same errors as the constructor.
   void commit();
 
  private:
@@ -85,18 +88,18 @@ class NewFile : public NewOutput {
 
 class NewDirectory : public NewOutput {
  public:
-  // Throws Error kUsage when there is something of this name that is no empty directory;
-  // kUnreadable.
+  // Throws Error kUsage if the name exists and is not an empty directory, and Error kUnreadable.
   NewDirectory(const std::string& path, AtSignal at_signal);
 
-  // Creates a file in it for writing. Throws Error kUnreadable.
+  // Creates a file in the directory, with the mode 0666 less the umask, and opens it for writing.
+  // Throws Error kUnreadable.
   UniqueFd create(const std::string& name);
-  // fsync(2) of such a file, and mode 0666 less the umask. Throws Error kUnreadable.
+  // Syncs such a file with fsync(2). Throws Error kUnreadable.
   void finish(const UniqueFd& file, const std::string& name) const;
-  // A file in it for reading; without it. Throw Error kUnreadable.
+  // Open a file in the directory for reading, and remove one. Throw Error kUnreadable.
   UniqueFd open(const std::string& name) const;
   void remove(const std::string& name) const;
-  void commit();  // throws as the constructor does
+  void commit();  // syncs it and gives it its name; throws like the constructor
 };
 
 }  // namespace stfs

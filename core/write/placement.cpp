@@ -10,7 +10,8 @@
 namespace stfs {
 namespace {
 
-// The extent of a tensor in a local file; nullopt: its bytes are computed, converted or fetched.
+// Returns the extent of a tensor in a local file, or nullopt if its bytes are computed, converted
+// or fetched.
 std::optional<Extent> shareable(const Checkpoint& checkpoint, std::uint32_t number) {
   const Tensor tensor = checkpoint.tensor(number);
   if (!tensor.locator || type_in_safetensors(tensor) != tensor.dtype) return std::nullopt;
@@ -18,8 +19,8 @@ std::optional<Extent> shareable(const Checkpoint& checkpoint, std::uint32_t numb
   return tensor.locator;
 }
 
-// The bytes of whole blocks that can be shared where the tensors lie one behind the other from
-// `phase` on.
+// Returns the number of bytes in whole blocks that can be shared if the tensors are placed one
+// after the other, starting at `phase`.
 std::uint64_t shared_bytes(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors,
                            std::uint64_t phase) {
   std::uint64_t shared = 0;
@@ -59,7 +60,7 @@ Placement placement_of(const Checkpoint& checkpoint, std::span<const std::uint32
   }
   Placement in_order{{tensors.begin(), tensors.end()}, first.value_or(0), 0};
   if (!first) return in_order;
-  // Tensors before it that are not shared move it.
+  // Tensors before the first shareable one move it, so move the phase back.
   for (const std::uint32_t number : tensors) {
     if (shareable(checkpoint, number)) break;
     in_order.phase =

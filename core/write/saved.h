@@ -1,10 +1,10 @@
-// New files of a checkpoint: one safetensors or GGUF file, or a directory with shards and the files
-// for loaders.
+// Writes new files of a checkpoint: one safetensors or GGUF file, or a directory with shards and
+// the files that loaders need.
 //
-// A Plan is what would be written; write_file() and write_directory() write it. Bytes of local
-// files are shared with them where the file system can (core/recipe/written.h).
+// A Plan describes the output; write_file() and write_directory() write it. The output shares bytes
+// with local source files if the file system supports it (core/recipe/written.h).
 //
-// Thread safety: one thread at a time uses a Plan. Lifetime: the checkpoint outlives it.
+// Thread safety: one thread at a time may use a Plan. Lifetime: the checkpoint must outlive it.
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
@@ -24,43 +24,44 @@ namespace stfs {
 
 struct SaveOptions {
   std::string source;            // for messages
-  std::string output;            // a path; its ending decides about the format
+  std::string output;            // a path; its ending decides the format
   std::uint64_t shard_size = 0;  // bytes; 0: one file
-  // Lays a file out so that it shares most with the source. Else equal tensors give equal files.
+  // Places tensors so that the file shares the most bytes with its source. If false, equal tensors
+  // result in equal files.
   bool shares = true;
-  // Once it is set, writing ends soon with an Error of EINTR. Null: never.
+  // Once it is set, writing soon ends with an Error of EINTR. Null: writing cannot be stopped.
   const std::atomic<bool>* stop = nullptr;
 };
 
-// Whether a plan writes a directory: by the ending of `output`, and by `shard_size`. Throws Error
-// kUsage for the ending of a format that is not written.
+// Returns true if a plan writes a directory, which depends on the ending of `output` and on
+// `shard_size`. Throws Error kUsage for the ending of a format that stfs cannot write.
 bool means_directory(const SaveOptions& options);
 
 using Progress = std::function<void(std::uint64_t bytes)>;
 
-// Writes a recipe to `fd`, and returns the bytes that the file shares with its sources. Messages
-// name the source that failed, or `output`. Throws Error kUnreadable.
+// Writes a recipe to `fd`. Returns the number of bytes that the file shares with its sources.
+// Throws Error kUnreadable; messages name the source that failed, or `output`.
 std::uint64_t write_bytes(const Checkpoint& checkpoint, const Content& content, int fd,
                           const std::string& output, const Progress& progress,
                           const std::atomic<bool>* stop = nullptr);
 
 class Plan {
  public:
-  // Throws Error kUsage for what the format cannot hold.
+  // Throws Error kUsage for tensors that the format cannot contain.
   Plan(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors, SaveOptions options);
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
 
   bool is_directory() const { return is_directory_; }
-  std::uint64_t bytes() const { return bytes_; }  // of the files with tensors
-  // The bytes that can be shared on the file system of the output: 0 where it cannot share.
+  std::uint64_t bytes() const { return bytes_; }  // the size of the files with tensors
+  // Returns the bytes that can be shared on the file system of the output, or 0 if it cannot share.
   std::uint64_t shareable() const;
 
-  // Writes the one file of a plan to `fd`. Returns the bytes that are shared. Throws Error
+  // Writes the only file of a plan to `fd`. Returns the number of shared bytes. Throws Error
   // kUnreadable; messages name `output`.
   std::uint64_t write_file(int fd, const std::string& output, const Progress& progress) const;
-  // Writes SaveOptions::output, whole or not at all, the index last. Returns and throws as
-  // write_file() does, and kUsage when there is something of this name.
+  // Writes the directory SaveOptions::output, with the index last. It appears complete or not at
+  // all. Returns and throws the same as write_file(), and throws Error kUsage if the name exists.
   std::uint64_t write_directory(AtSignal at_signal, const Progress& progress) const;
 
  private:
@@ -81,9 +82,9 @@ class Plan {
   std::uint64_t bytes_ = 0;
 };
 
-// Writes all tensors to SaveOptions::output, whole or not at all, and returns the bytes that are
-// shared. `sources` opened the checkpoint. Throws Error: kUsage also for a file that is there,
-// without `replaces`, and for one that the checkpoint is read from.
+// Writes all tensors to SaveOptions::output, which appears complete or not at all. Returns the
+// number of shared bytes. `sources` must have opened the checkpoint. Throws Error: kUsage also if
+// the file exists and `replaces` is false, and if the checkpoint is read from this file.
 std::uint64_t save(const Checkpoint& checkpoint, const Sources& sources, const SaveOptions& options,
                    bool replaces);
 

@@ -15,16 +15,16 @@
 namespace stfs {
 namespace {
 
-// A file's size is a signed number. Leaves room for the header.
+// The maximum size of the data. A file's size is a signed number, and the header needs room too.
 constexpr std::uint64_t kMostBytes = std::numeric_limits<std::int64_t>::max() - 2 * kMaxJsonLength;
 
-// The JSON up to the first tensor. Returns whether it has `__metadata__`.
+// Writes the JSON up to the first tensor. Returns whether it contains `__metadata__`.
 bool write_metadata(const Checkpoint& checkpoint, TextWriter& out) {
   out.add("{");
   const std::string_view begin = "\"__metadata__\":{";
   std::string_view separator = begin;
   for (const auto& [key, value] : checkpoint.metadata()) {
-    if (!is_utf8(key) || !is_utf8(value)) continue;  // only GGUF has such
+    if (!is_utf8(key) || !is_utf8(value)) continue;  // only GGUF has such keys or values
     out.add(separator).json(key).add(":").json(value);
     separator = ",";
   }
@@ -33,14 +33,15 @@ bool write_metadata(const Checkpoint& checkpoint, TextWriter& out) {
   return true;
 }
 
-// Bytes of a tensor in a new file; nullopt when their bits overflow 64 bits, a rule of the format.
+// Returns the bytes of a tensor in a new file, or nullopt if their number of bits overflows 64
+// bits, which the format does not allow.
 std::optional<std::uint64_t> stored_bytes(const Tensor& tensor) {
   const DType type = type_in_safetensors(tensor);
   if (type == tensor.dtype) return tensor.length;
   return type_info(type).bytes_of(tensor.elements());
 }
 
-// The JSON of the header after the metadata: a row for each tensor, and a last row that closes the
+// The JSON of the header after the metadata: one row per tensor, and a last row that closes the
 // object.
 struct HeaderRows {
   HeaderRows(const Checkpoint& of, bool has_metadata, std::vector<std::uint32_t> numbers,
@@ -77,9 +78,10 @@ struct HeaderRows {
 
   const Checkpoint* checkpoint;
   bool follows_metadata;
-  bool fits = true;  // the data is at most kMostBytes; else `begins` has no meaning
+  bool fits = true;  // the data has at most kMostBytes; if false, `begins` is meaningless
   std::vector<std::uint32_t> tensors;
-  std::vector<std::uint64_t> begins;  // offset of each tensor in the data; then the data's length
+  // The offset of each tensor in the data, then the size of the data.
+  std::vector<std::uint64_t> begins;
 };
 
 }  // namespace
@@ -89,7 +91,7 @@ DType type_in_safetensors(const Tensor& tensor) {
 }
 
 bool fits_safetensors(const Tensor& tensor) {
-  // Readers multiply the dimensions in their order, also those before a 0.
+  // Readers multiply the dimensions in their order, including the dimensions before a 0.
   std::uint64_t product = 1;
   for (const std::uint64_t dim : tensor.shape) {
     if (__builtin_mul_overflow(product, dim, &product)) return false;
@@ -135,7 +137,7 @@ std::optional<Content> SafetensorsFiles::make_placed(std::vector<std::uint32_t> 
 
 std::optional<Content> SafetensorsFiles::make(std::vector<std::uint32_t> tensors, bool is_in_order,
                                               std::uint64_t phase) const {
-  // Shared: a std::function is copyable, and its copies must not copy the rows.
+  // Shared, because a std::function is copyable, and its copies must not copy the rows.
   const auto rows = std::make_shared<const HeaderRows>(checkpoint_, has_metadata_,
                                                        std::move(tensors), is_in_order);
   if (!rows->fits) return std::nullopt;

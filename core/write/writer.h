@@ -1,11 +1,11 @@
-// Recipes of new safetensors files, each with some tensors of a checkpoint. No tensor is copied.
-// Quantised tensors of GGUF are converted to F32: safetensors has no type for their blocks.
+// Recipes of new safetensors files with some tensors of a checkpoint. No tensor is copied.
+// Quantised tensors of GGUF are converted to F32, because safetensors has no type for their blocks.
 //
-// The files follow the rules of the reference reader, and equal selections give equal files:
-// `__metadata__` first, sorted by key; then the tensors, those with larger elements first, so that
-// each is aligned; elements of equal size in the order of `tensors`. Spaces pad the header so that
-// the data begins at a multiple of 4096 bytes, the start of a page. Metadata of GGUF that is no
-// text, number or bool, or that is not UTF-8, is left out.
+// The files follow the rules of the reference reader, and equal selections result in equal files.
+// `__metadata__` is first, sorted by key. The tensors follow: tensors with larger elements first,
+// so that each tensor is aligned; tensors with elements of equal size in the order of `tensors`.
+// Spaces pad the header so that the data begins at a multiple of 4096 bytes, the start of a page.
+// GGUF metadata is left out if it is not a string, number or boolean, or not UTF-8.
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
@@ -19,28 +19,29 @@
 
 namespace stfs {
 
-// The type of a tensor in these files.
+// Returns the type of a tensor in these files.
 DType type_in_safetensors(const Tensor& tensor);
 
-// Whether these files can hold a tensor: its name is UTF-8 and not "__metadata__", and the product
-// of its dimensions has 64 bits. That of a GGUF file may be another.
+// Returns true if these files can contain a tensor: its name is UTF-8 and not "__metadata__", and
+// the product of its dimensions fits into 64 bits. A tensor of a GGUF file may violate this.
 bool fits_safetensors(const Tensor& tensor);
 
-// Makes the files of one checkpoint. They share the text of `__metadata__`, which may be long; the
-// first make() writes it.
+// Makes the files of one checkpoint. All files share the text of `__metadata__`, which may be long
+// and is written by the first make().
 //
-// Thread safety: const members may be called from any thread. Lifetime: the checkpoint outlives it,
-// and it outlives the files.
+// Thread safety: const members may be called from any thread. Lifetime: the checkpoint must outlive
+// the object, and the object must outlive the files.
 class SafetensorsFiles {
  public:
   explicit SafetensorsFiles(const Checkpoint& checkpoint);
 
-  // The recipe of a file with these tensors, by number; each fits_safetensors(). Returns nullopt
-  // when the header would exceed the format's limit of 100,000,000 bytes, or the file 2^63.
+  // Returns the recipe of a file with the tensors of these numbers, which must all satisfy
+  // fits_safetensors(). Returns nullopt if the header would exceed the format's limit of
+  // 100,000,000 bytes, or the file 2^63 bytes.
   std::optional<Content> make(std::vector<std::uint32_t> tensors) const;
-  // As make(), with the tensors in this order, and data that begin at `phase` modulo 4096 bytes.
+  // Like make(), but keeps the order of `tensors`, and the data begins at `phase` modulo 4096.
   std::optional<Content> make_placed(std::vector<std::uint32_t> tensors, std::uint64_t phase) const;
-  // The size of that file in bytes; makes no text.
+  // Returns the size in bytes of the file of make(), without making any text.
   std::optional<std::uint64_t> size(std::vector<std::uint32_t> tensors) const;
 
  private:
@@ -49,7 +50,7 @@ class SafetensorsFiles {
                               std::uint64_t phase) const;
 
   const Checkpoint& checkpoint_;
-  std::uint64_t metadata_size_ = 0;  // of the text, bytes
+  std::uint64_t metadata_size_ = 0;  // the bytes of the text
   bool has_metadata_ = false;
   mutable std::once_flag metadata_written_;
   mutable std::string metadata_;

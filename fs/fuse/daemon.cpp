@@ -29,7 +29,7 @@ Daemon::Daemon(bool foreground) : foreground_(foreground) {
   const pid_t child = ::fork();
   if (child < 0) throw_errno(ErrorCode::kMountFailed, "", "fork", errno);
   if (child == 0) {
-    // A command that is killed takes with it what loads, however long a server hangs.
+    // If the command is killed, this child ends too, even while it loads from a server that hangs.
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (::getppid() != parent) ::_exit(exit_status(ErrorCode::kMountFailed));
     return;
@@ -73,7 +73,7 @@ void Daemon::ready() {
   ::prctl(PR_SET_PDEATHSIG, 0);
   const char one = 1;
   if (::write(parent_.get(), &one, 1) != 1) {
-    // The parent was killed while it waited for the mount: end too.
+    // The parent was killed while it waited for the mount, so end this process too.
     ::kill(::getpid(), SIGTERM);
   }
   parent_ = UniqueFd();

@@ -1,8 +1,8 @@
-// The daemon's process: fork to the background, log from there, and end in time.
+// The daemon's process: it forks to the background, logs from there, and ends in time.
 //
-// Thread safety: construct and destroy Daemon in a single-threaded process, since it forks. log()
-// may be called from any thread after ready() or ready_as_child(). capture_stderr redirects the
-// whole process.
+// Thread safety: Daemon must be constructed and destroyed in a single-threaded process, because it
+// forks. log() may be called from any thread after ready() or ready_as_child(). capture_stderr()
+// redirects the whole process.
 #pragma once
 
 #include "core/base/posix.h"
@@ -15,26 +15,27 @@
 
 namespace stfs {
 
-// The command that the user typed forks at once. The child does the work and keeps the terminal
-// until it is ready. The parent waits: it exits with 0 when the child is ready, or with the child's
-// exit status when it ends before that. When the parent is killed first, the child gets SIGTERM.
+// The command that the user has started forks at once. The child does the work and keeps the
+// terminal until it is ready. The parent waits: it exits with 0 when the child is ready, or with
+// the child's exit status if the child ends before that. If the parent is killed first, the child
+// gets SIGTERM.
 class Daemon {
  public:
-  // Forks and returns in the child only; with `foreground` it does not fork. Throws Error
+  // Forks, and returns only in the child. With `foreground` it does not fork. Throws Error
   // kMountFailed.
   explicit Daemon(bool foreground);
 
-  // Ends the parent, and leaves its session, terminal and directory. If the parent is dead, sends
-  // SIGTERM to this process: a command that was killed leaves no mount behind.
+  // Makes the parent exit with 0, and leaves its session, terminal and directory. If the parent is
+  // dead, sends SIGTERM to this process, because a command that was killed must leave no mount.
   void ready();
   bool is_ready() const { return is_ready_; }
 
-  // For a forked child of this process: leaves session, terminal and directory, and does not tell
+  // For a forked child of this process: leaves session, terminal and directory, without notifying
   // the parent.
   void ready_as_child();
 
-  // Logs a line, without "\n", for the administrator: to syslog after ready() or ready_as_child(),
-  // to standard error before and in the foreground.
+  // Logs a line, without "\n", for the administrator: to standard error in the foreground and
+  // before ready() or ready_as_child(), and to syslog afterwards.
   void log(const std::string& line) const;
 
  private:
@@ -46,7 +47,8 @@ class Daemon {
   UniqueFd parent_;  // the pipe on which the parent waits
 };
 
-// Sends a state to the service manager (sd_notify(3)), if NOTIFY_SOCKET names one.
+// Sends a state such as "READY=1" to the service manager (sd_notify(3)), if NOTIFY_SOCKET names
+// one.
 void notify_service_manager(const char* state);
 
 // How long an ending process may wait for a source that does not answer.
@@ -55,11 +57,12 @@ constexpr std::chrono::seconds kTimeToEnd{10};
 // The pause before calling poll(2) again after an error.
 constexpr std::chrono::milliseconds kPollAgain{100};
 
-// Ends this process after `time` by alarm(2), even while its threads hang: with status 0 and a line
-// on standard error. Unblocks SIGALRM on the calling thread: a program inherits blocked signals.
+// Makes alarm(2) end this process after `time`, even if its threads hang, with status 0 and a line
+// on standard error. Unblocks SIGALRM on the calling thread, because a process inherits blocked
+// signals.
 void end_within(std::chrono::seconds time);
 
-// Runs `action` and returns what it writes to standard error.
+// Runs `action` and returns the text that it writes to standard error.
 std::string capture_stderr(const std::function<void()>& action);
 
 }  // namespace stfs

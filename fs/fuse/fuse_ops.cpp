@@ -25,8 +25,9 @@ namespace {
 // Timeouts of the kernel's caches. The tree never changes, so names, attributes and absent names
 // stay valid.
 constexpr double kForever = std::numeric_limits<double>::max();
-// Looked-up names stay valid too. They expire so that the kernel looks up names in use again: the
-// least recently looked up are dropped first (looked_up.h).
+// Looked-up names stay valid as well. Their entries expire all the same, so that the kernel repeats
+// the lookup of names that are in use, and drops first the names that were not looked up for the
+// longest time (looked_up.h).
 constexpr double kLookedUp = 60;  // seconds
 constexpr blksize_t kBlockSize = 4096;
 
@@ -84,20 +85,22 @@ void init(void* userdata, fuse_conn_info* connection) {
   want(FUSE_CAP_READDIRPLUS);
   want(FUSE_CAP_READDIRPLUS_AUTO);
 #ifdef FUSE_CAP_DIRECT_IO_ALLOW_MMAP
-  want(FUSE_CAP_DIRECT_IO_ALLOW_MMAP);  // shared mappings with cache=direct too
+  want(FUSE_CAP_DIRECT_IO_ALLOW_MMAP);  // allow shared mappings even with cache=direct
 #endif
   context.opendir_needed =
       context.has_private_listings || (connection->capable & FUSE_CAP_NO_OPENDIR_SUPPORT) == 0;
-  // Replies come from memory and requests are small: splice(2) costs more than it saves. Size and
-  // times of a file never change, so the kernel need not check them to keep its pages.
+  // splice(2) would cost more than it saves, because replies come from memory and requests are
+  // small. The kernel need not check size and times of a file in order to keep its pages, because
+  // they never change.
   connection->want &= ~static_cast<unsigned>(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE |
                                              FUSE_CAP_SPLICE_MOVE | FUSE_CAP_AUTO_INVAL_DATA);
-  // The most readahead requests under way. With the default of 12 one slow source holds up the
-  // reads of all others.
+  // The maximum number of readahead requests in flight. With the default of 12, one slow source
+  // delays the reads of all others.
   connection->max_background = 1024;
   connection->congestion_threshold = 768;
   if (context.max_read != 0) connection->max_read = context.max_read;
-  // The kernel takes the smaller of this and the readahead of the mount's device: keep the latter.
+  // The kernel uses the smaller one of this value and the readahead of the mount's device. Do not
+  // limit the latter.
   connection->max_readahead = std::numeric_limits<unsigned>::max();
   context.max_write = connection->max_write;
 }
@@ -107,7 +110,7 @@ void lookup(fuse_req_t request, fuse_ino_t parent, const char* name) {
     FileSystem& fs = filesystem(request);
     Attributes attributes{};
     const int error = fs.lookup(parent, name, attributes);
-    fuse_entry_param entry{};  // inode 0: the kernel remembers that there is no such name
+    fuse_entry_param entry{};  // inode 0: the kernel remembers that the name does not exist
     entry.entry_timeout = kForever;
     if (error == 0) entry = to_entry(attributes);
     if (error == 0 && fs.is_looked_up(attributes.inode)) entry.entry_timeout = kLookedUp;
@@ -157,7 +160,7 @@ void open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* file) {
     const bool reads_around = (file->flags & O_DIRECT) != 0;
     file->direct_io = is_computed || (context(request).direct && !reads_around) ? 1 : 0;
     file->keep_cache = 1;
-    // The kernel did not receive the answer, so it will not send RELEASE.
+    // If this fails, the kernel did not receive the answer, so it will not send RELEASE.
     if (fuse_reply_open(request, file) != 0) filesystem(request).release(inode, file->fh);
   });
 }
@@ -169,16 +172,17 @@ void release(fuse_req_t request, fuse_ino_t inode, fuse_file_info* file) {
   });
 }
 
-// FUSE_INTERRUPT: an interrupted reader ends only after the answer, so cancel its request.
+// Handles FUSE_INTERRUPT. An interrupted reader ends only after the answer, so cancel its request.
 void interrupted(fuse_req_t request, void* ticket) {
   filesystem(request).cancel(reinterpret_cast<std::uintptr_t>(ticket));
 }
 
 enum class ReaderState { kThere, kKilled, kGone };
 
-// What /proc tells of the thread that reads: it is killed if SIGKILL is pending, as the kernel
-// makes every signal that kills its process. Where nothing can be said of it, it is there: the
-// kernel gives 0 for a thread of another pid namespace (a container), and /proc may be hidden.
+// Returns the state of the thread that reads, according to /proc. The thread is being killed if
+// SIGKILL is pending; the kernel turns every signal that kills its process into SIGKILL. If nothing
+// is known, the thread counts as present: the kernel passes 0 for a thread of another pid namespace
+// (a container), and /proc may be hidden.
 ReaderState state_of(pid_t thread) {
   if (thread == 0) return ReaderState::kThere;
   std::array<char, 32> path{};
@@ -201,12 +205,13 @@ ReaderState state_of(pid_t thread) {
   return ReaderState::kThere;
 }
 
-// Whether a reply that is computed is still waited for. A reader that catches a signal (a timer, a
-// profiler) waits for it as for a disk: a reply that is given up begins anew at its next try. The
-// kernel sends no interrupt for what it reads ahead, nor for O_DIRECT. A thread whose read bypasses
-// the cache may end before the reply only if the read is asynchronous (io_submit, io_uring): then
-// others wait for it. Where a mount was handed over to another pid namespace, the numbers of its
-// threads mean nothing here: one that was never there (`was_there` is false) has not ended.
+// Returns true if a reader still waits for a reply that is being computed. A reader that catches a
+// signal (a timer, a profiler) is still waiting, as it would for a disk; if its reply were given
+// up, its next try would start from the beginning. The kernel sends no interrupt for readahead, nor
+// for O_DIRECT. A read that bypasses the cache can outlive its thread only if it is asynchronous
+// (io_submit, io_uring); other threads then wait for it. If the mount was handed over to another
+// pid namespace, thread ids have no meaning here, so a thread that was never present (`was_there`
+// is false) does not count as ended.
 bool is_wanted(fuse_req_t request, bool is_cached, bool& was_there) {
   if (context(request).is_unmounted) return false;
   const ReaderState state = state_of(fuse_req_ctx(request)->pid);
@@ -222,8 +227,8 @@ void reply_read(fuse_req_t request, int error, std::span<const iovec> pieces) {
     fuse_reply_err(request, error);
     return;
   }
-  // The kernel copies from the mapping. If the source is truncated now, writev(2) fails with EFAULT
-  // and the reader gets EIO.
+  // The kernel copies from the mapping. If the source is truncated now, writev(2) fails with
+  // EFAULT, and the reader gets EIO.
   if (pieces.empty()) {
     fuse_reply_buf(request, nullptr, 0);
   } else if (pieces.size() == 1) {
@@ -250,7 +255,7 @@ void read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset,
 }
 
 void opendir(fuse_req_t request, fuse_ino_t, fuse_file_info* directory) {
-  // After ENOSYS the kernel sends no opendir any more, and caches listings.
+  // After ENOSYS the kernel sends no more opendir requests, and caches listings.
   if (!context(request).opendir_needed) {
     fuse_reply_err(request, ENOSYS);
     return;
@@ -260,7 +265,8 @@ void opendir(fuse_req_t request, fuse_ino_t, fuse_file_info* directory) {
   fuse_reply_open(request, directory);
 }
 
-// Replies with at most `size` bytes of entries; `add` writes one and returns the bytes it needs.
+// Replies with at most `size` bytes of entries. `add` writes an entry and returns the bytes it
+// needs.
 template <class Add>
 void list(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, const Add& add) {
   guarded(request, [&] {
@@ -314,7 +320,7 @@ void statfs(fuse_req_t request, fuse_ino_t) {
   });
 }
 
-// As getxattr(2): size 0 asks for the length; ERANGE if the buffer is too small.
+// Replies like getxattr(2): size 0 asks for the length; ERANGE if the buffer is too small.
 void reply_xattr(fuse_req_t request, const std::string& value, std::size_t size) {
   if (size == 0) {
     fuse_reply_xattr(request, value.size());
@@ -347,8 +353,8 @@ void listxattr(fuse_req_t request, fuse_ino_t inode, std::size_t size) {
   });
 }
 
-// Answers all operations that change the file system. The kernel itself refuses them on a read-only
-// mount; they arrive here after root has remounted it read-write.
+// Answers all operations that change the file system. On a read-only mount the kernel refuses them
+// itself; they arrive here after root has remounted it read-write.
 template <class... Arguments>
 void refuse(fuse_req_t request, Arguments...) {
   fuse_reply_err(request, EROFS);

@@ -21,13 +21,13 @@
 namespace stfs {
 namespace {
 
-// The child's message: kDone and the text; or kFailed, the code, the length of the place, the
-// place and the message.
+// The child's message: kDone and the text; or kFailed, the code, the length of the place, the place
+// and the message.
 constexpr char kDone = 'd';
 constexpr char kFailed = 'f';
 
 void send(int socket, std::string_view text) {
-  // The parent may have been killed.
+  // Ignore a failure: the parent may have been killed.
   static_cast<void>(write_exact(socket, std::as_bytes(std::span(text))));
 }
 

@@ -26,7 +26,7 @@
 namespace stfs {
 namespace {
 
-// Escapes a value for libfuse's option list: puts a backslash before commas and backslashes.
+// Escapes a value for libfuse's option list: commas and backslashes get a backslash before them.
 std::string escape_option(std::string_view value) {
   std::string out;
   for (const char c : value) {
@@ -36,10 +36,10 @@ std::string escape_option(std::string_view value) {
   return out;
 }
 
-// Appends to a message of libfuse or fusermount3(1) what to do next.
+// Appends what to do to a message of libfuse or fusermount3(1).
 std::string with_advice(const std::string& message) {
   struct Advice {
-    std::string_view part;  // of a message
+    std::string_view part;  // a part of the message
     std::string_view text;
   };
   constexpr std::array kAdvice = {
@@ -65,9 +65,11 @@ std::string with_advice(const std::string& message) {
   return message;
 }
 
-// read(2) of what poll(2) has seen: -EINTR if it is gone. The descriptor itself must wait: its
-// flags are those of the other server's, too. Other threads block SIGALRM. A read that waits at all
-// is too late, and takes the next request from the other server: it waits for a millisecond.
+// Reads a request that poll(2) has reported. Returns the number of bytes, or -EINTR if another
+// server has taken the request. O_NONBLOCK cannot be used, because the other server shares the
+// descriptor's flags. Instead, SIGALRM interrupts a read(2) that has waited for a millisecond. A
+// read that has to wait must not continue, because it would take the next request from the other
+// server. All other threads block SIGALRM.
 ssize_t read_at_once(int device, std::span<std::byte> buffer) {
   struct sigaction action {};
   action.sa_handler = [](int) {};  // without SA_RESTART
@@ -78,7 +80,7 @@ ssize_t read_at_once(int device, std::span<std::byte> buffer) {
   sigaddset(&alarm, SIGALRM);
   sigset_t mask;
   ::pthread_sigmask(SIG_UNBLOCK, &alarm, &mask);
-  const itimerval soon_and_again{{0, 1000}, {0, 1000}};  // the first one may come before read(2)
+  const itimerval soon_and_again{{0, 1000}, {0, 1000}};  // the first one may arrive before read(2)
   ::setitimer(ITIMER_REAL, &soon_and_again, nullptr);
   const ssize_t n = ::read(device, buffer.data(), buffer.size());
   const int error = errno;
@@ -89,13 +91,15 @@ ssize_t read_at_once(int device, std::span<std::byte> buffer) {
   return n < 0 ? -error : n;
 }
 
-// Returns a request to the server that serves: the kernel sends it again, or its reader gets EIO.
+// Returns a request to the server of the mount: the kernel sends the request again or, if it
+// cannot, the reader gets EIO.
 void give_back(int device, const fuse_in_header& request) {
   if (resend_unanswered(device)) return;
   const bool wants_answer = request.opcode != FUSE_FORGET && request.opcode != FUSE_BATCH_FORGET &&
                             request.opcode != FUSE_INTERRUPT;
   const fuse_out_header failure{sizeof failure, -EIO, request.unique};
-  if (wants_answer && ::write(device, &failure, sizeof failure) < 0) return;  // the reader has gone
+  // write(2) fails if the reader has ended, which does not matter.
+  if (wants_answer && ::write(device, &failure, sizeof failure) < 0) return;
 }
 
 }  // namespace
@@ -159,8 +163,9 @@ Mount::Mount(const Options& options, FuseContext& context)
 
 Mount::~Mount() {
   detach();
-  // detach() has unmounted; fuse_session_unmount frees libfuse's memory. Swallow its warning. While
-  // connected, it also unmounts by path: skip it if another mount may be at the path.
+  // detach() has unmounted. fuse_session_unmount() frees libfuse's memory; discard its warning.
+  // While the connection exists, it also unmounts by path, so do not call it if another mount may
+  // be there.
   try {
     if (is_disconnected() || !mounted_at(mountpoint_)) {
       capture_stderr([this] { fuse_session_unmount(session_); });
@@ -175,22 +180,22 @@ void Mount::detach() const noexcept {
   if (is_handed_over_) return;
   try {
     const auto mount = mounted_at(mountpoint_);
-    // Check the connection last: while it lasts, no other mount has this device number.
+    // Check the connection last, because while it exists no other mount has this device number.
     const bool is_ours = mount && mount->device == device_ && !is_disconnected();
     if (is_ours) unmount(mountpoint_, true);
   } catch (const std::exception&) {
-    // Not permitted any more: the mount stays, and is dead after this process ends.
+    // No longer permitted. The mount remains, and is dead after this process has ended.
   }
 }
 
-// Whether the kernel has ended the connection: the mount is unmounted or aborted.
+// Returns true if the kernel has ended the connection: the mount was unmounted or aborted.
 bool Mount::is_disconnected() const {
   pollfd device{fuse_session_fd(session_), 0, 0};
   return ::poll(&device, 1, 0) > 0;  // POLLERR
 }
 
 void Mount::await_handshake() const {
-  // The kernel sends it once: to the first server that reads after mount(2).
+  // The kernel sends the handshake only once, to the first server that reads after mount(2).
   constexpr int kPatience = 10'000;  // milliseconds
   pollfd device{fuse_session_fd(session_), POLLIN, 0};
   int ready = 0;
@@ -210,8 +215,9 @@ void Mount::read_handshake() {
   const int device = fuse_session_fd(session_);
   const ssize_t n =
       is_handed_over_ ? read_at_once(device, handshake_) : read_request(device, handshake_);
-  // EINTR: another server took it after poll(2). EINVAL: after the handshake the kernel wants
-  // larger buffers, and keeps the request for its server.
+  // EINTR: another server has taken the request after poll(2). EINVAL: the handshake was done
+  // before, because the kernel now requires larger buffers; the request stays queued for its
+  // server.
   bool is_too_late = is_handed_over_ && (n == -EINTR || n == -EINVAL);
   if (fuse_in_header header{}; is_handed_over_ && n >= static_cast<ssize_t>(sizeof header)) {
     std::memcpy(&header, handshake_.data(), sizeof header);

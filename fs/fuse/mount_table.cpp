@@ -33,7 +33,7 @@ constexpr std::string_view kType = "fuse.stfs";
   throw Error(ErrorCode::kMountFailed, path, rule);
 }
 
-// mountinfo writes space, tab, line end and backslash as a backslash and three octal digits.
+// mountinfo writes a space, tab, newline or backslash as a backslash and three octal digits.
 std::string unescape(std::string_view text) {
   std::string out;
   const auto digit = [&](std::size_t i) { return text[i] >= '0' && text[i] <= '7'; };
@@ -49,7 +49,7 @@ std::string unescape(std::string_view text) {
   return out;
 }
 
-// Runs fusermount3 and returns its exit status; appends its standard error to `message`.
+// Runs fusermount3 and returns its exit status. Appends its standard error to `message`.
 int run_fusermount(const std::string& path, bool lazy, std::string& message) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) fail(path, "pipe: " + errno_text(errno));
@@ -105,7 +105,7 @@ std::string resolve_mountpoint(const std::string& path, const std::string& advic
   };
   if (const auto whole = resolve(path)) return whole.get();
   const int error = errno;
-  // realpath(3) fails on a dead mount; resolve the directory above it.
+  // realpath(3) fails on a dead mount. Resolve its parent directory instead.
   std::string trimmed = path;
   while (trimmed.size() > 1 && trimmed.back() == '/') trimmed.pop_back();
   const std::size_t slash = trimmed.rfind('/');
@@ -131,7 +131,7 @@ void check_nothing_mounted(const std::string& path) {
   if (const auto mount = mounted_at(path)) {
     // A systemd automount unit mounts over its own autofs.
     if (mount->type == kType) {
-      struct statfs status {};  // what the kernel does not answer in place of the server
+      struct statfs status {};  // the kernel cannot answer statfs(2) without the server
       if (::statfs(path.c_str(), &status) != 0 && errno == ENOTCONN) {
         fail(path,
              "a dead mount: its server has ended; \"stfs -u " + printable(path) + "\" clears it");
@@ -172,18 +172,18 @@ void check_descriptor(int descriptor, const std::string& place) {
   }
   const int flags = ::fcntl(descriptor, F_GETFL);
   if ((flags & O_ACCMODE) != O_RDWR) fail(place, "not open for reading and writing");
-  // Without requests, a read(2) that does not wait would return at once, again and again.
+  // Without requests, a read(2) with O_NONBLOCK would return at once, again and again.
   if ((flags & O_NONBLOCK) != 0) ::fcntl(descriptor, F_SETFL, flags & ~O_NONBLOCK);
   ::fcntl(descriptor, F_SETFD, FD_CLOEXEC);
 }
 
 UniqueFd lock_mountpoint(const std::string& path) {
-  if (mounted_at(path)) {  // an autofs: open(2) would wait for the mount that we make
+  if (mounted_at(path)) {  // an autofs: open(2) would wait for the mount that we are about to make
     check_nothing_mounted(path);
     return {};
   }
   UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  // Without permission to open the directory there is no lock; the check below remains.
+  // If the directory cannot be opened, there is no lock; the check below remains.
   if (directory && ::flock(directory.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     fail(path, "busy: another process is mounting there: wait for it, or choose another directory");
   }
@@ -195,7 +195,7 @@ void raise_readahead(const std::string& device) {
   const std::string path = "/sys/class/bdi/" + device + "/read_ahead_kb";
   unsigned now = 0;
   if (!(std::ifstream(path) >> now) || now >= kReadaheadKib) return;
-  std::ofstream(path) << kReadaheadKib;  // fails for users other than root: ignored
+  std::ofstream(path) << kReadaheadKib;  // fails for users other than root, which is ignored
 }
 
 void unmount(const std::string& path, bool lazy) {

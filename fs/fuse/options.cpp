@@ -33,7 +33,7 @@ unsigned parse_number(std::string_view text, int base, unsigned least, unsigned 
   return value;
 }
 
-// Finds an entry by name in the database of users or groups (getpwnam_r(3), getgrnam_r(3)).
+// Finds a user or group by name (getpwnam_r(3), getgrnam_r(3)). The entry points into `buffer`.
 template <class Entry, class Find>
 std::optional<Entry> find_entry(Find find, const std::string& name, std::vector<char>& buffer) {
   constexpr std::size_t kMost = std::size_t{1} << 24;  // a group has many members
@@ -48,9 +48,9 @@ std::optional<Entry> find_entry(Find find, const std::string& name, std::vector<
   return found != nullptr ? std::optional(entry) : std::nullopt;
 }
 
-// `what` is "user" or "group".
+// Parses the number of a user or group. `what` is "user" or "group".
 unsigned parse_id(const std::string& text, const std::string& what) {
-  constexpr unsigned kMost = std::numeric_limits<unsigned>::max() - 1;  // -1 means none
+  constexpr unsigned kMost = std::numeric_limits<unsigned>::max() - 1;  // -1 means no id
   if (text.empty()) refuse("the name or the number of a " + what + " is expected");
   if (text.find_first_not_of("-0123456789") != std::string::npos) {
     refuse("no such " + what + ": a name that this system knows, or a number, is expected");
@@ -71,7 +71,7 @@ gid_t parse_group(const std::string& text) {
 
 Options& of(void* arguments) { return *static_cast<Options*>(arguments); }
 
-// The mount options (-o). A row without a setter documents an option that libfuse gets or that is
+// The mount options (-o). A row without a setter documents an option that is passed to libfuse or
 // ignored.
 constexpr std::array kOwnMountOptions = {
     OptionRow{
@@ -193,8 +193,8 @@ constexpr std::array kMountOptions =
                   layer_rows<layers_of>("", true)),
            source_rows<&Options::remote>("", "", true));
 
-// Options of mount(8) and fstab(5) without effect: the mount is always read-only, nosuid and nodev,
-// and the rest is for programs that read fstab.
+// Returns true for options of mount(8) and fstab(5) that have no effect: the mount is always
+// read-only, nosuid and nodev, and the others are for programs that read fstab.
 bool is_ignored(std::string_view key) {
   constexpr std::array kIgnored{"ro",          "rw",
                                 "suid",        "nosuid",
@@ -217,8 +217,8 @@ bool is_ignored(std::string_view key) {
   return std::ranges::any_of(kIgnored, is_key) || key.starts_with("x-") || key.starts_with("X-");
 }
 
-// Options that are a mount's, and that a server which is handed the mount cannot set. `ro` is not
-// among them: every server refuses writes.
+// Returns true for options of the mount itself, which a server cannot set if the mount is handed
+// over to it. `ro` is not one of them, because every server refuses writes.
 bool is_of_the_mount(std::string_view key) {
   constexpr std::array kOfTheMount{"fsname", "subtype", "max_read", "default_permissions",
                                    "nosuid", "suid",    "nodev",    "dev"};
@@ -226,8 +226,8 @@ bool is_of_the_mount(std::string_view key) {
                              [&](std::string_view name) { return same_option(name, key); });
 }
 
-// An option that libfuse 3 takes from the list of -o (fuse_session_new(3)), for itself, for
-// fusermount3(1) or for mount(2). libfuse refuses the others. An older libfuse knows fewer of them.
+// An option that libfuse 3 accepts after -o (fuse_session_new(3)), for itself, for fusermount3(1)
+// or for mount(2). libfuse refuses all others, and older versions know fewer.
 struct FuseOption {
   std::string_view key;
   std::string_view argument = {};  // as in OptionRow
@@ -257,7 +257,7 @@ constexpr std::array kFuseOptions = {
     FuseOption{"io_uring_q_depth", "N", Value::kNumber},
 };
 
-// The rule for an option that nothing takes.
+// Returns the rule for an option that neither stfs nor libfuse knows.
 std::string unknown_option(std::string_view key) {
   std::vector<std::string_view> known;
   for (const OptionRow& row : kMountOptions) {
@@ -377,7 +377,7 @@ constexpr CommandRow kCommand = {
   throw Error(ErrorCode::kUsage, "", rule + " (try stfs --help)");
 }
 
-// The N of "/dev/fd/N".
+// Returns the N of "/dev/fd/N", or nullopt for any other mountpoint.
 std::optional<int> descriptor_of(const std::string& mountpoint) {
   constexpr std::string_view kPrefix = "/dev/fd/";
   if (!mountpoint.starts_with(kPrefix)) return std::nullopt;

@@ -22,7 +22,8 @@ struct Options {
   Command command = Command::kMount;
   std::vector<std::string> sources;
   std::string mountpoint;
-  // The N of a mountpoint /dev/fd/N: a descriptor of /dev/fuse that another process mounted.
+  // The N of a mountpoint /dev/fd/N: a descriptor of /dev/fuse for a mount that another process
+  // made.
   std::optional<int> descriptor;
   bool foreground = false;
   bool lazy = false;  // with kUnmount
@@ -31,24 +32,27 @@ struct Options {
   bool direct = false;
   bool supervise = false;
   ControlDirectory control = ControlDirectory::kHidden;
-  unsigned threads = 0;   // 0: chosen by the number of processors
+  unsigned threads = 0;   // 0: the default (64)
   unsigned max_read = 0;  // bytes; 0: libfuse's default
   std::optional<uid_t> uid;
   std::optional<gid_t> gid;
   mode_t umask = 0;
-  std::string fsname;  // empty: the first source
+  std::string fsname;  // "": the first source
   SourceOptions remote;
-  bool prefetch = false;                   // all bytes of remote sources
+  bool prefetch = false;                   // fetch all bytes of remote sources
   std::vector<std::string> mount_options;  // for libfuse and the kernel, "key" or "key=value"
-  std::string of_the_mount;  // the first option given that only the process that mounts can set
+  // The first given option that only the process that mounts can set; "" if none was given.
+  std::string of_the_mount;
 
-  // Whether other users may read the mount. Of a mount that was handed over this is not known.
+  // Returns true if other users may read the mount. Also true if the mount was handed over, because
+  // it is then unknown.
   bool may_let_others_in() const;
 };
 
+// Returns the table of options, for the parser, --help and the man page.
 const CommandRow& mount_command();
 
-// Throws Error kUsage.
+// Parses the command line. Throws Error kUsage.
 Options parse_options(int argc, const char* const* argv);
 
 }  // namespace stfs

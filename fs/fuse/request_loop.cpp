@@ -15,7 +15,8 @@
 namespace stfs {
 namespace {
 
-// FORGETs come in crowds, need no answer and take no time: start no thread for them.
+// Returns true for FORGET requests. They arrive in large numbers, need no answer and take no time,
+// so no thread is started for them.
 bool is_forget(std::span<const std::byte> request) {
   fuse_in_header header{};
   std::memcpy(&header, request.data(), std::min(request.size(), sizeof header));
@@ -26,8 +27,9 @@ bool is_forget(std::span<const std::byte> request) {
 
 ssize_t read_request(int device, std::span<std::byte> buffer) {
   while (true) {
-    // Pre-fault the buffer: SIGKILL during a page fault in the kernel's copy gives the reader EIO
-    // instead of a resend. A page is enough: requests that want an answer are a name or two long.
+    // Pre-fault the buffer, because SIGKILL during a page fault in the kernel's copy gives the
+    // reader EIO instead of a resend. One page is enough: a request that wants an answer contains
+    // one or two names.
     constexpr std::size_t kLongest = 4096;
     volatile std::byte* const bytes = buffer.data();
     bytes[0] = std::byte{0};
@@ -60,12 +62,12 @@ RequestLoop::RequestLoop(int device, const Limits& limits, Answer answer)
 RequestLoop::~RequestLoop() {
   std::unique_lock lock(mutex_);
   stopping_ = true;
-  // pthread_cancel ends a read(2) under way or about to begin; a signal misses the latter.
+  // pthread_cancel() ends a read(2) that runs or is about to begin; a signal would miss the latter.
   for (const Thread& thread : threads_) ::pthread_cancel(thread.handle);
   all_ended_.wait(lock, [this] { return threads_.empty(); });
 }
 
-// Call with the lock.
+// The caller holds mutex_.
 void RequestLoop::start_one() {
   threads_.push_front({std::unique_ptr<std::byte[]>(new std::byte[limits_.request]), {}});
   ++waiting_;
@@ -87,7 +89,7 @@ void RequestLoop::start_another() {
   try {
     start_one();
   } catch (const std::exception&) {
-    // Too many threads, or out of memory: the next request waits for this one's answer.
+    // Too many threads, or no memory: the next request waits until this one is answered.
   }
 }
 
@@ -109,8 +111,8 @@ void RequestLoop::serve(std::list<Thread>::iterator self) {
     const ssize_t n = read_request(device_, buffer);
     ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, nullptr);
     if (n < 0) {
-      // Both are the end of the mount. The kernel gives ECONNABORTED where that comes while read(2)
-      // takes a request.
+      // Both mean the end of the mount. The kernel returns ECONNABORTED if the mount ends while
+      // read(2) is receiving a request.
       if (n != -ENODEV && n != -ECONNABORTED) error_ = static_cast<int>(-n);
       ::eventfd_write(ended_.get(), 1);
       return;
@@ -123,7 +125,7 @@ void RequestLoop::serve(std::list<Thread>::iterator self) {
   }
 }
 
-// If more threads wait than `idle`, uncounts this one and returns true.
+// If more than limits_.idle threads wait, stops counting this thread and returns true.
 bool RequestLoop::may_leave() {
   unsigned waiting = waiting_;
   do {

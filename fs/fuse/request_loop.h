@@ -1,11 +1,13 @@
-// The threads that serve a mount: each reads a request from /dev/fuse, answers it, and reads the
-// next. The loop starts and ends threads with the number of requests under way, within limits.
+// The threads that serve a mount. Each thread reads a request from /dev/fuse, answers it, and reads
+// the next. The loop starts and ends threads according to the number of requests in flight, within
+// limits.
 //
-// libfuse's own loop (fuse_session_loop_mt) allocates a thread's memory after starting it, and ends
-// the mount if that fails. Here the memory comes first, and if a thread cannot be started, the
-// others go on.
+// libfuse's own loop (fuse_session_loop_mt) allocates a thread's memory after starting the thread,
+// and ends the mount if that fails. Here the memory is allocated first, and if a thread cannot be
+// started, the other threads continue.
 //
-// Thread safety: one thread constructs and destroys it; ended() and error() are safe on any.
+// Thread safety: one thread constructs and destroys it; ended() and error() may be called from any
+// thread.
 #pragma once
 
 #include "core/base/posix.h"
@@ -28,29 +30,28 @@ namespace stfs {
 // -ECONNABORTED after an unmount. A cancellation point (pthreads(7)), so not noexcept.
 ssize_t read_request(int device, std::span<std::byte> buffer);
 
-// Asks the kernel to send again what was read and not answered (FUSE_NOTIFY_RESEND). False before
-// Linux 6.9, and after an unmount.
+// Asks the kernel to resend the requests that were read and not answered (FUSE_NOTIFY_RESEND).
+// Returns false before Linux 6.9, and after an unmount.
 bool resend_unanswered(int device);
 
 class RequestLoop {
  public:
   struct Limits {
-    std::size_t request;  // bytes of the longest request
-    unsigned idle;        // the most threads that wait for a request; at least 1
-    unsigned threads;     // the most threads; at least 1
+    std::size_t request;  // maximum bytes of a request
+    unsigned idle;        // maximum number of threads that wait for a request; at least 1
+    unsigned threads;     // maximum number of threads; at least 1
   };
-  // Called by many threads at a time. Must not throw.
+  // Answers one request. Called by several threads at the same time. Must not throw.
   using Answer = std::function<void(std::span<std::byte> request)>;
 
-  // Starts serving with one thread. Throws Error kMountFailed or std::bad_alloc if it cannot.
+  // Starts serving with one thread. Throws Error kMountFailed or std::bad_alloc if that fails.
   RequestLoop(int device, const Limits& limits, Answer answer);
   RequestLoop(const RequestLoop&) = delete;
   RequestLoop& operator=(const RequestLoop&) = delete;
-  // Waits until the requests under way are answered.
-  ~RequestLoop();
+  ~RequestLoop();  // waits until the requests in flight are answered
 
-  // An eventfd(2), readable when the loop can serve no more: after an unmount, or after read(2)
-  // failed with error().
+  // An eventfd(2) that becomes readable when the loop can serve no more: after an unmount, or after
+  // read(2) has failed with error().
   int ended() const { return ended_.get(); }
   int error() const { return error_; }  // an errno, or 0
 
@@ -70,9 +71,9 @@ class RequestLoop {
   const Answer answer_;
   const UniqueFd ended_;  // eventfd(2)
   std::atomic<int> error_ = 0;
-  std::atomic<unsigned> waiting_ = 0;  // threads without a request
+  std::atomic<unsigned> waiting_ = 0;  // number of threads without a request
 
-  std::mutex mutex_;  // for the members below
+  std::mutex mutex_;  // guards the members below
   bool stopping_ = false;
   std::list<Thread> threads_;
   std::condition_variable all_ended_;  // threads_ is empty

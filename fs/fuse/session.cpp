@@ -24,22 +24,22 @@
 namespace stfs {
 namespace {
 
-// Enough threads to keep the processors busy. RequestLoop starts more while these wait for a slow
-// source.
+// Returns the number of threads that keeps the processors busy. RequestLoop starts more threads
+// while these wait for a slow source.
 unsigned busy_threads() { return std::clamp(std::thread::hardware_concurrency(), 4U, 16U); }
 
-// Version 7.40 of the FUSE protocol (Linux 6.9), named as in <linux/fuse.h> there.
+// Version 7.40 of the FUSE protocol (Linux 6.9), with the names of <linux/fuse.h>.
 constexpr std::uint64_t kHasResend = 1ULL << 39;      // FUSE_HAS_RESEND
 constexpr std::uint64_t kWasSentBefore = 1ULL << 63;  // FUSE_UNIQUE_RESEND
 
-// Writes a supervised worker's reply to /dev/fuse. Pre-fault its pages: SIGKILL during a page fault
-// in the kernel's copy gives the reader EIO instead of a resend.
+// Writes a supervised worker's reply to /dev/fuse. Pre-faults its pages, because SIGKILL during a
+// page fault in the kernel's copy gives the reader EIO instead of a resend.
 ssize_t write_reply(int fd, iovec* pieces, int count, void*) {
   static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   for (const iovec& piece : std::span(pieces, static_cast<std::size_t>(count))) {
     auto* const bytes = static_cast<std::byte*>(piece.iov_base);
     const std::size_t into_page = reinterpret_cast<std::uintptr_t>(bytes) % page;
-    // Ignore failures (a truncated source): writev fails as well.
+    // Ignore failures (a truncated source), because writev(2) then fails as well.
     ::madvise(bytes - into_page, into_page + piece.iov_len, MADV_POPULATE_READ);
   }
   return ::writev(fd, pieces, count);
@@ -57,7 +57,7 @@ bool can_resend(const Mount& mount) {
 }
 
 void Session::answer_handshake() {
-  // The kernel takes the first worker's answer and ignores the others.
+  // The kernel uses the first worker's answer and ignores those of later workers.
   std::vector<std::byte> request(mount_.handshake().begin(), mount_.handshake().end());
   const std::string said = capture_stderr([&] { process(request); });
   const bool is_agreed = context_.max_write != 0 && fuse_session_exited(session_) == 0;
@@ -67,7 +67,7 @@ void Session::answer_handshake() {
 }
 
 std::size_t Session::longest_request() const {
-  // A WRITE: its data, and a page for its headers, as libfuse counts.
+  // The longest request is a WRITE: its data, and a page for its headers, as libfuse computes it.
   constexpr std::size_t kHeaders = 4096;
   return kHeaders + context_.max_write;
 }
@@ -86,8 +86,9 @@ void Session::process(std::span<std::byte> request) {
   if (interrupts) ++late_interrupts_;
 }
 
-// libfuse keeps an INTERRUPT that comes after the answer to its request. Each later request of
-// another kind frees one; the end of the session frees none.
+// libfuse stores an INTERRUPT that arrives after the answer to its request. Each later request of
+// another kind frees one of them, but the end of the session does not free the rest. Therefore
+// sends as many FORGET requests of no effect to libfuse.
 void Session::drop_late_interrupts() {
   struct {
     fuse_in_header header;
@@ -107,7 +108,7 @@ void Session::take_over(bool refuse) {
   if (const int error = fuse_session_custom_io(session_, &io, fuse_session_fd(session_))) {
     throw_errno(ErrorCode::kMountFailed, mount_.mountpoint(), "supervise", -error);
   }
-  if (!resend_unanswered(fuse_session_fd(session_))) return;  // unmounted
+  if (!resend_unanswered(fuse_session_fd(session_))) return;  // the mount was unmounted
   if (refuse) refuse_what_was_sent_before();
 }
 
@@ -115,7 +116,8 @@ void Session::refuse_what_was_sent_before() {
   const int device = fuse_session_fd(session_);
   pollfd readable{device, POLLIN, 0};
   std::vector<std::byte> buffer(longest_request());
-  // The kernel sends these before all new requests. FORGETs and INTERRUPTs may come between.
+  // The kernel sends these requests before all new ones. FORGETs and INTERRUPTs may come in
+  // between.
   bool is_new = false;
   while (!is_new && ::poll(&readable, 1, 0) > 0) {
     const ssize_t n = read_request(device, buffer);
@@ -124,7 +126,7 @@ void Session::refuse_what_was_sent_before() {
     std::memcpy(&header, buffer.data(), sizeof header);
     if ((header.unique & kWasSentBefore) != 0 && header.opcode != FUSE_INTERRUPT) {
       const fuse_out_header refusal{sizeof refusal, -EIO, header.unique};
-      if (::write(device, &refusal, sizeof refusal) < 0) continue;  // the reader has gone
+      if (::write(device, &refusal, sizeof refusal) < 0) continue;  // the reader has ended
     } else {
       process(std::span(buffer).first(static_cast<std::size_t>(n)));
       is_new = header.opcode != FUSE_INTERRUPT && header.opcode != FUSE_FORGET &&
@@ -147,7 +149,7 @@ void Session::run(unsigned threads, const Events& events, const Hooks& hooks) {
         process(request);
       });
   {
-    const struct CountDown {  // if `serving` throws too: ~RequestLoop waits for the threads
+    const struct CountDown {  // even if `serving` throws: ~RequestLoop waits
       ~CountDown() { latch.count_down(); }
       std::latch& latch;
     } count_down{hook_done};
@@ -157,7 +159,7 @@ void Session::run(unsigned threads, const Events& events, const Hooks& hooks) {
       {events.signals, POLLIN, 0}, {loop.ended(), POLLIN, 0}, {events.lifeline, 0, 0}};
   while (polled[0].revents == 0 && polled[1].revents == 0) {
     if (::poll(polled, 3, -1) < 0) {  // `polled` is unchanged
-      // EINVAL while RLIMIT_NOFILE is below three, for example. Keep serving and try again.
+      // For example EINVAL while RLIMIT_NOFILE is less than three. Keep serving and try again.
       if (errno != EINTR) std::this_thread::sleep_for(kPollAgain);
       continue;
     }

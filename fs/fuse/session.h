@@ -1,7 +1,8 @@
-// Serves a mount: answers the kernel's handshake, then requests until the end. libfuse is used
-// here, in mount.h (the mount) and in fuse_ops.h (the replies) only. A session never unmounts.
+// Serves a mount: answers the kernel's handshake, then requests until the end. Requests and replies
+// pass through libfuse only here, in mount.h (the mount) and in fuse_ops.h (the replies). A session
+// never unmounts.
 //
-// Thread safety: none; call all members on the thread that constructed it.
+// Thread safety: none; all members must be called on the thread that constructed it.
 #pragma once
 
 #include "fs/fuse/mount.h"
@@ -23,27 +24,27 @@ class Session {
   Session& operator=(const Session&) = delete;
   ~Session() = default;
 
-  // Answers FUSE_INIT, the kernel's handshake. Each supervised worker does, to set up its libfuse
-  // session. Throws Error kMountFailed.
+  // Answers FUSE_INIT, the kernel's handshake. Each supervised worker calls it to set up its
+  // libfuse session. Throws Error kMountFailed.
   void answer_handshake();
   // Asks the kernel to resend the requests that the previous worker left unanswered
-  // (FUSE_NOTIFY_RESEND). With `refuse` answers them with EIO. Throws Error kMountFailed.
+  // (FUSE_NOTIFY_RESEND). With `refuse` it answers them with EIO. Throws Error kMountFailed.
   void take_over(bool refuse);
 
   struct Events {
     int signals;   // a signalfd(2) of the signals that end the process
-    int lifeline;  // poll(2) gives POLLERR after the supervisor's death; -1 without supervisor
+    int lifeline;  // poll(2) returns POLLERR after the supervisor's death; -1 without a supervisor
   };
   struct Hooks {
-    // The first thread has started. No request is answered before this returns.
+    // Called when the first thread has started. No request is answered before this returns.
     std::function<void()> serving;
-    std::function<void()> orphaned;  // the supervisor has died
-    // Serving ends: 0 after a signal or an unmount, else the errno of read(2) from /dev/fuse. The
-    // requests under way are still answered.
+    std::function<void()> orphaned;  // called when the supervisor has died
+    // Called when serving ends: with 0 after a signal or an unmount, otherwise with the errno of
+    // read(2) from /dev/fuse. The requests in flight are still answered.
     std::function<void(int error)> ending;
   };
-  // Answers requests, at most `threads` at a time, until a signal, an unmount or an error. Then the
-  // process must end within kTimeToEnd. Throws Error kMountFailed.
+  // Answers requests, at most `threads` at a time, until a signal, an unmount or an error. After
+  // that the process must end within kTimeToEnd. Throws Error kMountFailed.
   void run(unsigned threads, const Events& events, const Hooks& hooks);
 
  private:
@@ -55,10 +56,10 @@ class Session {
   const Mount& mount_;
   fuse_session* const session_;
   FuseContext& context_;
-  std::atomic<std::uint64_t> late_interrupts_ = 0;  // libfuse keeps at most so many
+  std::atomic<std::uint64_t> late_interrupts_ = 0;  // at most this many are stored in libfuse
 };
 
-// Whether the kernel can resend unanswered requests to another worker (Linux 6.9).
+// Returns true if the kernel can resend unanswered requests to another worker (Linux 6.9).
 bool can_resend(const Mount& mount);
 
 }  // namespace stfs

@@ -23,7 +23,7 @@ constexpr char kEnding = 'e';
 
 bool tell(const UniqueFd& pipe, char state) { return ::write(pipe.get(), &state, 1) == 1; }
 
-// How a process ended: "was killed by signal 9 (Killed)".
+// Returns how a process ended, such as "was killed by signal 9 (Killed)".
 std::string end_of(int status) {
   if (WIFEXITED(status)) return "ended with status " + std::to_string(WEXITSTATUS(status));
   const int signal = WTERMSIG(status);
@@ -56,7 +56,7 @@ int Supervisor::run(const Work& work) {
     if (worker > 0) {
       const int status = wait_for(worker, pipe);
       if (is_ending_ || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) return 0;
-      if (!has_served_ && WIFEXITED(status)) return WEXITSTATUS(status);  // the worker logged why
+      if (!has_served_ && WIFEXITED(status)) return WEXITSTATUS(status);  // it logged why
       death += end_of(status);
     } else {
       death += "could not be started (" + errno_text(-worker) + ")";
@@ -90,15 +90,15 @@ pid_t Supervisor::start(const Work& work, UniqueFd& pipe) const {
   return pid;
 }
 
-// Waits until the worker ends and returns its wait status. Kills an ending worker after kTimeToEnd
-// and does not wait for it: it may hang in a disk's driver.
+// Waits until the worker ends, and returns its wait status. Kills an ending worker after kTimeToEnd
+// without waiting for its death, because it may hang in a disk's driver.
 int Supervisor::wait_for(pid_t worker, const UniqueFd& pipe) {
   pollfd events[] = {{pipe.get(), POLLIN, 0}, {signals_, POLLIN, 0}};
   while (true) {
     const auto patience = std::chrono::milliseconds(kTimeToEnd).count();
     const int n = ::poll(events, 2, is_ending_ ? static_cast<int>(patience) : -1);
     if (n < 0) {
-      // EINVAL while RLIMIT_NOFILE is below two, for example. Keep the mount and try again.
+      // For example EINVAL while RLIMIT_NOFILE is less than two. Keep the mount and try again.
       if (errno != EINTR) std::this_thread::sleep_for(kPollAgain);
       continue;
     }
@@ -129,7 +129,7 @@ int Supervisor::wait_for(pid_t worker, const UniqueFd& pipe) {
   return status;
 }
 
-// Returns true if a signal comes within `time`.
+// Returns true if a signal arrives within `time`.
 bool Supervisor::sleep_until_signal(std::chrono::milliseconds time) const {
   pollfd signal{signals_, POLLIN, 0};
   int n = 0;

@@ -1,7 +1,7 @@
 // -o supervise: the supervisor, and the worker that it forks to serve the mount. The supervisor
 // holds the mount, the loaded checkpoint and the ledger, and sleeps until the worker ends. If the
-// worker dies, it forks another. A fork has all of these in its memory, so no worker opens, parses
-// or negotiates anything again.
+// worker dies, the supervisor forks another one. A fork has all of these in its memory, so no
+// worker opens, parses or negotiates anything again.
 //
 // The states of a worker:
 //
@@ -24,13 +24,14 @@
 //   dead       the worker crashed, was killed or failed; or fork(2) failed. It died young if it
 //              lived less than kEnoughTime and answered fewer than kEnoughAnswers requests
 //   replaced   the supervisor has logged the death. It waits for pause_after(the number of workers
-//              that died young in a row); a signal meanwhile makes run() return 0. If the last
-//              kDistrust workers died young, the next one answers the resent requests with EIO
+//              that died young in a row); a signal during the pause makes run() return 0. If the
+//              last kDistrust workers died young, the next one answers the resent requests with EIO
 //
-// If a worker dies before any has served, it is not replaced: run() ends as that worker did. If the
-// supervisor dies, the worker goes on serving, and unmounts when it ends.
+// If a worker dies before any worker has served, it is not replaced: run() ends with its exit
+// status or an Error. If the supervisor dies, the worker continues to serve, and unmounts when it
+// ends.
 //
-// Thread safety: none. The supervisor has a single thread, because it forks.
+// Thread safety: none. The supervisor has only one thread, because it forks.
 #pragma once
 
 #include "core/base/posix.h"
@@ -46,23 +47,25 @@
 namespace stfs {
 
 // A worker's end of the pipe to its supervisor. Only the worker holds the writing end and only the
-// supervisor the reading end, so each death closes one end and the other process sees it.
+// supervisor the reading end, so if either process dies, the other one sees that the pipe is
+// closed.
 //
-// Thread safety: all members, once constructed. Lives in the worker until it exits.
+// Thread safety: once constructed, all members may be called from any thread. It lives in the
+// worker until the worker exits.
 class Worker {
  public:
-  // Tells the supervisor that this worker serves. If the supervisor of a first worker has died,
-  // sends SIGTERM to this process: the command has failed and must leave no mount.
+  // Reports to the supervisor that this worker serves. If the supervisor of the first worker has
+  // died, sends SIGTERM to this process, because the command has failed and must leave no mount.
   void serving();
-  // Tells the supervisor that this worker ends; it then detaches the mount.
+  // Reports to the supervisor that this worker ends; the supervisor then detaches the mount.
   void ending();
 
-  // poll(2) gives POLLERR for this descriptor after the supervisor's death.
+  // poll(2) returns POLLERR for this descriptor after the supervisor's death.
   int lifeline() const { return pipe_.get(); }
-  // Whether the supervisor has died.
+  // Returns true if the supervisor has died.
   bool is_orphan() const;
-  // Whether to refuse the resent requests: the last workers died so young that one of these is the
-  // likely cause.
+  // Returns true if the worker should refuse the resent requests: the last workers have died so
+  // young that one of these requests is the likely cause.
   bool distrusts_requests() const { return distrusts_requests_; }
 
  private:
@@ -78,24 +81,26 @@ class Worker {
 class Supervisor {
  public:
   struct Hooks {
-    std::function<void()> ready;                       // the first worker serves
+    std::function<void()> ready;                       // called when the first worker serves
     std::function<void()> ending;                      // detaches the mount; may be called twice
-    std::function<void(const std::string& line)> log;  // for the administrator
+    std::function<void(const std::string& line)> log;  // logs a line for the administrator
   };
-  // Runs in the worker and returns its exit status. The worker ends by _exit(2), so that it neither
-  // destroys nor flushes the supervisor's objects. Must not throw.
+  // Runs in the worker and returns its exit status. The worker then ends by _exit(2), so that it
+  // neither destroys nor flushes the supervisor's objects. Must not throw.
   using Work = std::function<int(Worker& worker)>;
 
   // `signals` is a signalfd(2) of the signals that end the process. It and the ledger must outlive
   // this.
   Supervisor(int signals, const Ledger& ledger, Hooks hooks);
 
-  // Forks a worker, and another whenever one dies. Returns the exit status: 0 after a worker ended
-  // (see above) or a signal; or that of the first worker, if it exits before it serves. Throws
-  // Error kMountFailed if the first worker cannot be forked or is killed before it serves.
+  // Forks a worker, and another one whenever a worker dies. Returns the exit status: 0 after a
+  // worker has ended (see above) or after a signal, or the status of the first worker if it exits
+  // before it serves. Throws Error kMountFailed if the first worker cannot be forked or is killed
+  // before it serves.
   int run(const Work& work);
 
-  // The pause after `failures` workers in a row died young: 100 ms for each, at most a second.
+  // Returns the pause after `failures` consecutive workers died young: 100 ms per worker, at most
+  // one second.
   static std::chrono::milliseconds pause_after(unsigned failures);
 
  private:
@@ -112,9 +117,9 @@ class Supervisor {
   int signals_;
   const Ledger& ledger_;
   Hooks hooks_;
-  bool has_served_ = false;  // any worker so far
+  bool has_served_ = false;  // any worker has served so far
   bool is_ending_ = false;
-  unsigned failures_ = 0;  // workers in a row that died young
+  unsigned failures_ = 0;  // number of consecutive workers that died young
 };
 
 }  // namespace stfs

@@ -20,7 +20,8 @@ bool Gathering::step() {
   const WhileWanted while_wanted([this] { return waiting_->is_waiting(ticket_); });
   std::vector<Extent> missing;
   try {
-    Reply reply;  // gone before want(): a source may be ready at once, and a recipe has one turn
+    // Must end before want(): a source may be ready at once, and a recipe has one turn.
+    Reply reply;
     bool is_done = false;
     const int error = look(reply, missing, is_done);
     if (error != 0 || is_done) {
@@ -72,7 +73,7 @@ bool Gathering::want(const std::vector<Extent>& missing) {
       --left_;
     }
   }
-  return --left_ == 0;  // all were ready at once
+  return --left_ == 0;  // all ranges were ready at once
 }
 
 void Gathering::arrived(int error) {

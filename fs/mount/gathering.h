@@ -1,28 +1,30 @@
-// A read of which some bytes are not here: fetches them, and answers through a ticket of Waiting.
-// It holds no thread while it waits.
+// A read of bytes that are not all available locally: fetches the missing ones, and answers through
+// a ticket of Waiting. It occupies no thread while it waits.
 //
-// The bytes of a reply may lie far apart (a column of a large matrix), and a source may keep only
-// few. So a reply is gathered in steps: each wants at most kMostMissing bytes of blocks, and copies
-// what came into a buffer of the reply. When one step is enough, which is so for whole tensors, the
-// reply is read as any other is, from the mapping where that is possible.
+// The bytes of a reply may be far apart (a column of a large matrix), and a source may keep only
+// few bytes. So a reply is gathered in steps: each step wants blocks with at most kMostMissing
+// bytes, and copies the bytes that have arrived into the reply's buffer. If one step is enough, as
+// for whole tensors, the reply is read like any other, from the mapping if possible.
 //
-//   look ──something is missing──► wanting ──the last range has come──► look
+//   look ──something is missing──► wanting ──the last range arrived──► look
 //    │ │ nothing is missing            │ a range cannot be fetched
 //    │ └─► copied ──bytes are left──► look
 //    │        └──all there──► answered with 0
 //    └─► an errno ──► answered with it
 //
 //   transition         made by
-//   look, copied       the thread that makes the step: the read's, or the source's that was ready
-//                      last. Steps follow each other, and are never made by two threads at once
-//   wanting            the same; no range is wanted once the ticket is cancelled
-//   answered           Waiting::arrive(), or cancel() and stop() at any time: then with EINTR, and
-//                      what comes later finds nobody
+//   look, copied       the thread that makes the step: first the thread of the read, later the
+//                      thread of the source that was ready last. Steps follow each other, and two
+//                      threads never make steps at the same time
+//   wanting            the same thread; no range is wanted once the ticket is cancelled
+//   answered           Waiting::arrive(). Or, at any time, cancel() and stop(), which answer with
+//                      EINTR; ranges that arrive later are then ignored
 //
-// Steps (core/recipe/arrival.h) says what a step wants, also where bytes went away again.
+// Steps (core/recipe/arrival.h) decides what a step wants, even if bytes were evicted before they
+// were copied.
 //
 // Thread safety: go_on() may be called by any thread, once for each step. Lifetime: shared with the
-// callbacks of sources, which may come after the FileSystem ended.
+// callbacks of sources, which may be called after the FileSystem has ended.
 #pragma once
 
 #include "core/recipe/arrival.h"
@@ -40,7 +42,8 @@ namespace stfs {
 
 class Gathering : public std::enable_shared_from_this<Gathering> {
  public:
-  // Fills a recipe, which is empty: 0 or an errno. Called in steps of Waiting::go_on() only.
+  // Fills a recipe, which is empty. Returns 0 or an errno. Called only in steps of
+  // Waiting::go_on().
   using Find = std::function<int(Recipe& recipe)>;
 
   Gathering(std::shared_ptr<Waiting> waiting, Waiting::Ticket ticket, Find find,
@@ -50,23 +53,26 @@ class Gathering : public std::enable_shared_from_this<Gathering> {
         find_(std::move(find)),
         steps_(offset, length) {}
 
-  // Makes steps until bytes must come or the ticket is answered. Throws nothing. Call it once, when
-  // the ticket waits; later steps are made by the sources.
+  // Makes steps until bytes have to arrive, or the ticket is answered. Call it once, when the
+  // ticket waits; the sources make later steps.
   void go_on() noexcept;
 
  private:
-  bool step();  // whether another one can be made at once
+  bool step();  // returns true if another step can be made at once
+  // Fills `reply` as far as the bytes are available, and `missing` with the ranges to fetch. Sets
+  // `is_done` if the reply is complete. Returns 0 or an errno.
   int look(Reply& reply, std::vector<Extent>& missing, bool& is_done);
-  bool want(const std::vector<Extent>& missing);  // likewise
+  // Returns true if another step can be made at once.
+  bool want(const std::vector<Extent>& missing);
   void arrived(int error);
 
   const std::shared_ptr<Waiting> waiting_;
   const Waiting::Ticket ticket_;
   const Find find_;
   Steps steps_;
-  std::unique_ptr<std::byte[]> buffer_;  // of the whole reply; null until there is a second step
+  std::unique_ptr<std::byte[]> buffer_;  // for the whole reply; null until there is a second step
 
-  std::atomic<std::size_t> left_ = 0;  // ranges that have not come; one more while they are wanted
+  std::atomic<std::size_t> left_ = 0;  // number of ranges still to arrive; 1 more while want() runs
   std::atomic<int> error_ = 0;
 };
 

@@ -90,7 +90,7 @@ void Ledger::count(std::uint32_t slot, std::uint64_t lookups) {
     free(slot);
     return;
   }
-  // No name is live: give the memory back.
+  // No name is live. Return the memory to the system.
   const std::uint64_t used = head_->units.exchange(0);
   free_ = {};
   ::madvise(units_, round_up(used * kUnit, kPage), MADV_REMOVE);

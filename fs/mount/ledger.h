@@ -1,16 +1,17 @@
-// The state that one worker hands to the next (supervisor.h): the names that the kernel holds, the
-// sources that have changed or failed, the ctimes and leases of local files, and the number of
-// answers. The supervisor maps this memory before it forks, and all workers share it. A worker can
-// be killed between any two instructions, so each record becomes valid by one store.
+// The state that one worker leaves to the next (supervisor.h): the names that the kernel remembers,
+// the sources that have changed or failed, the ctimes and leases of local files, and the number of
+// answered requests. The supervisor maps this memory before it forks, and all workers share it. A
+// worker can be killed between any two instructions, so each record becomes valid by a single
+// store.
 //
-// A name takes one or more units of 64 bytes. Its record is live while its count of lookups is not
-// 0; a freed record is reused for a name of as many units.
+// A name occupies one or more units of 64 bytes. Its record is live while its count of lookups is
+// not 0. A freed record is reused for a name that needs the same number of units.
 //
 //   [ Head | a SourceRecord for each source | unit | unit | ... ]
 //
-// Thread safety: one worker at a time. In it, one thread at a time calls add(), count() and
-// restore(), one calls keep_failures(), and any thread calls the others.
-// Lifetime: made before the first fork; outlives all workers.
+// Thread safety: one worker uses the ledger at a time. In the worker, one thread at a time calls
+// add(), count() and restore(), one at a time calls keep_failures(), and any thread calls the
+// others. Lifetime: created before the first fork; must outlive all workers.
 #pragma once
 
 #include "core/source/local_file.h"
@@ -28,45 +29,46 @@ namespace stfs {
 
 class Ledger {
  public:
-  // Bytes of the longest name that can be looked up (NAME_MAX).
+  // The maximum length of a looked-up name, in bytes (NAME_MAX).
   static constexpr std::size_t kLongestName = 255;
 
   struct Name {
     std::uint8_t view;
     std::uint32_t tensor;
-    std::string_view expression;  // of at most kLongestName bytes
-    std::uint64_t size;           // of the file, in bytes
-    std::uint64_t number;         // of the node
+    std::string_view expression;  // at most kLongestName bytes
+    std::uint64_t size;           // size of the file in bytes
+    std::uint64_t number;         // number of the node
     std::uint64_t lookups;
   };
 
   // Reserves address space for `bytes` bytes of names; the kernel allocates pages on first use.
-  // Throws Error kMountFailed.
+  // Throws Error kMountFailed if that fails.
   explicit Ledger(std::size_t sources, std::size_t bytes = std::size_t{1} << 30);
   Ledger(const Ledger&) = delete;
   Ledger& operator=(const Ledger&) = delete;
   ~Ledger();
 
-  // Adds a name and returns its slot. Throws std::bad_alloc if no unit is free.
+  // Adds a name and returns its slot. Throws std::bad_alloc if the ledger is full.
   std::uint32_t add(const Name& name);
-  // Sets a name's count of lookups; 0 frees its slot.
+  // Sets the count of lookups of the name in a slot; 0 frees the slot.
   void count(std::uint32_t slot, std::uint64_t lookups);
 
-  // Calls `take` for each live name and rebuilds the list of free slots. A new worker calls it
+  // Calls `take` for each live name, and rebuilds the list of free slots. A new worker calls it
   // first.
   void restore(const std::function<void(const Name& name, std::uint32_t slot)>& take);
-  // Greater than the number of every name ever added.
+  // Returns a number that is greater than the number of every name ever added.
   std::uint64_t next_number() const { return head_->next_number; }
 
-  // Whether a source has changed, which the source writes here (Source::keep_change_in), and
-  // whether that was logged.
+  // Whether a source has changed, and whether that was logged. The source itself writes change()
+  // (Source::keep_change_in()).
   std::atomic<bool>& change(std::size_t source) { return sources_[source].has_changed; }
   void mark_reported(std::size_t source) { sources_[source].is_reported = true; }
   bool is_reported(std::size_t source) const { return sources_[source].is_reported; }
-  // The standing of a local file, which writes it here (LocalFile::keep_in).
+  // The accepted version of a local file and the state of its lease. The file itself writes them
+  // (LocalFile::keep_in()).
   LocalFile::Standing& standing(std::size_t source) { return sources_[source].standing; }
-  // Sets the failures of a source that are logged or about to be. Pass all of them: later calls add
-  // failures or widen ranges.
+  // Sets the failures of a source that are logged or about to be logged. Pass all of them: later
+  // calls may only add failures or widen ranges.
   void keep_failures(std::size_t source, std::span<const Source::Failure> failures);
   std::span<const Source::Failure> failures(std::size_t source) const;
 
@@ -76,7 +78,7 @@ class Ledger {
  private:
   struct Head {
     std::atomic<std::uint64_t> next_number;
-    std::atomic<std::uint64_t> units;  // in use or freed
+    std::atomic<std::uint64_t> units;  // number of units that are in use or freed
     alignas(64) std::atomic<std::uint64_t> answers;
   };
   struct Record {
@@ -85,12 +87,12 @@ class Ledger {
     std::uint64_t size;
     std::uint32_t tensor;
     std::uint8_t view;
-    std::uint8_t length;  // of the expression, which follows
+    std::uint8_t length;  // length of the expression, which follows
   };
   struct SourceRecord {
     std::atomic<bool> has_changed, is_reported;
     LocalFile::Standing standing;
-    std::atomic<std::size_t> failed;  // how many failures are valid; written last
+    std::atomic<std::size_t> failed;  // number of valid failures; written last
     std::array<Source::Failure, Source::kMaxFailures> failures;
   };
   static constexpr std::size_t kUnit = 64;
@@ -108,8 +110,8 @@ class Ledger {
   std::span<SourceRecord> sources_;
   std::byte* units_ = nullptr;
   std::uint64_t most_units_ = 0;
-  std::uint64_t live_ = 0;  // names
-  // For each size in units: 1 + the slot freed last, or 0.
+  std::uint64_t live_ = 0;  // number of live names
+  // For each size in units: 1 + the slot that was freed last, or 0.
   std::array<std::uint64_t, kMostUnits + 1> free_{};
 };
 

@@ -18,7 +18,7 @@ bool LookedUpNames::Equal::operator()(const Record* a, const Record* b) const {
   return std::tie(a->view, a->tensor, a->expression) == std::tie(b->view, b->tensor, b->expression);
 }
 
-// Shrinks a table that is less than a quarter full.
+// Shrinks a hash table that is less than a quarter full.
 template <class Table>
 void LookedUpNames::shrink(Table& table) {
   if (table.bucket_count() / 4 <= table.size()) return;
@@ -29,7 +29,7 @@ void LookedUpNames::shrink(Table& table) {
   }
 }
 
-// Call it with the lock. Throws std::bad_alloc without a change.
+// The caller holds mutex_. Throws std::bad_alloc without a change.
 void LookedUpNames::insert(Record fresh) {
   const std::uint64_t number = fresh.number;
   const auto added = by_number_.emplace(number, std::move(fresh)).first;
@@ -55,8 +55,8 @@ void LookedUpNames::restore() {
 std::optional<std::uint64_t> LookedUpNames::look_up(std::uint8_t view, std::uint32_t tensor,
                                                     std::string_view expression, const Size& size) {
   Record added{{view, tensor, std::string(expression), 0, 0, 1}};
-  // Write the ledger before the answer to the kernel. If the worker dies between, the count is too
-  // high and the name is kept until unmount; a count that is too low would lose the file.
+  // Write the ledger before the kernel gets its answer. If the worker dies in between, the count is
+  // too high, and the name is kept until unmount; a count that is too low would lose the file.
   const auto known = [&]() -> std::optional<std::uint64_t> {
     const auto found = by_name_.find(&added);
     if (found == by_name_.end()) return std::nullopt;
@@ -106,8 +106,8 @@ void LookedUpNames::forget(std::uint64_t number, std::uint64_t lookups) {
     if (record.lookups != 0) return;
     by_name_.erase(&record);
     by_number_.erase(found);
-    // Neither malloc nor a hash table gives memory back by itself. Trim rarely: the kernel forgets
-    // many names at a time.
+    // Neither malloc nor a hash table returns memory by itself. Trim rarely, because the kernel
+    // forgets many names at a time.
     constexpr std::uint64_t kMany = 16384;
     const std::uint64_t enough = by_number_.empty() ? kMany / 16 : kMany;
     give_back = ++freed_ >= enough;

@@ -5,7 +5,7 @@
 namespace stfs {
 namespace {
 
-// How far requests of a reader in sequence may be out of order, in requests.
+// How far the requests of a sequential reader may be out of order, in requests.
 constexpr std::uint64_t kEarly = 8;
 constexpr std::uint64_t kLate = 16;
 
@@ -27,7 +27,7 @@ ReadAhead::Stream* ReadAhead::stream_of(std::uint64_t file, std::uint64_t offset
   return nearest;
 }
 
-// The stream that has read the previous file to its end.
+// Returns the stream that has read the previous file to its end, or nullptr.
 ReadAhead::Stream* ReadAhead::stream_before(std::uint64_t file, std::uint64_t offset,
                                             std::uint64_t length) {
   if (offset / length >= kEarly) return nullptr;
@@ -52,7 +52,7 @@ void ReadAhead::begin(std::uint64_t file, std::uint64_t offset, std::uint64_t le
 void ReadAhead::advance(Stream& stream, std::uint64_t offset, std::uint64_t length) {
   const std::uint64_t end =
       offset >= stream.size ? stream.size : offset + std::min(length, stream.size - offset);
-  if (end <= stream.position) return;  // late
+  if (end <= stream.position) return;  // the request is late
   const std::uint64_t progress = end - stream.position;
   stream.in_sequence =
       std::min(kTrusted, stream.in_sequence + (offset == stream.position ? kTrusted : 1));

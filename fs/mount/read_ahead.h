@@ -1,15 +1,15 @@
-// Finds the readers that read files in sequence, and says what they will read next.
+// Detects readers that read files in sequence, and predicts what they will read next.
 //
-// Each read of a file belongs to a stream: the read before it ended near the place where it begins.
-// Near, since the kernel's readahead sends requests in parallel, and they come slightly out of
-// order. A stream that went on in sequence asks for a window ahead of the reader, which doubles
-// from kFirstWindow to kLargestWindow, and asks again when the reader has used half of it. The
-// window ends with the file. A reader that came from the previous tensor will probably go on to the
-// next one, so its window goes on there.
+// Each read of a file belongs to a stream if it begins near the end of the stream's previous read.
+// It need not begin exactly there, because the kernel's readahead sends requests in parallel, and
+// they arrive slightly out of order. A stream that has read in sequence prefetches a window ahead
+// of the reader. The window doubles from kFirstWindow to kLargestWindow, and is extended when the
+// reader has used half of it. It normally ends at the end of the file. If a reader has just read
+// the previous tensor, it will probably read the next tensor too, so its window continues there.
 //
-// Random readers make streams of one read each, which ask for nothing.
+// Random readers create streams of one read each, which prefetch nothing.
 //
-// Thread safety: all members.
+// Thread safety: all members may be called from any thread.
 #pragma once
 
 #include <array>
@@ -26,16 +26,20 @@ class ReadAhead {
  public:
   static constexpr std::uint64_t kFirstWindow = 1 << 20;     // bytes
   static constexpr std::uint64_t kLargestWindow = 64 << 20;  // bytes
-  static constexpr std::size_t kStreams = 64;                // the least recently used goes first
+  // The maximum number of streams. A new stream replaces the least recently used one.
+  static constexpr std::size_t kStreams = 64;
 
   struct Piece {
     std::uint64_t file, offset, length;
   };
-  // Called on any thread. A file is any number.
+  // The functions are called on any thread. A file is identified by any number.
   struct Files {
+    // Returns the size of a file in bytes.
     std::function<std::uint64_t(std::uint64_t file)> size;
-    // The file that a reader of all files takes next; a greater number.
+    // Returns the file that a reader of all files reads next, or nullopt. Its number must be
+    // greater.
     std::function<std::optional<std::uint64_t>(std::uint64_t file)> next;
+    // Fetches a piece; called without a lock.
     std::function<void(const Piece& piece)> prefetch;
   };
 
@@ -43,25 +47,25 @@ class ReadAhead {
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
-  // A read of [offset, offset + length), which may go over the end of the file. Calls
-  // Files::prefetch() without a lock. A read that asks for nothing allocates nothing.
+  // Records a read of [offset, offset + length), which may extend past the end of the file. Calls
+  // Files::prefetch() without a lock. Allocates nothing if nothing is to be prefetched.
   void see(std::uint64_t file, std::uint64_t offset, std::uint64_t length);
 
  private:
   struct Stream {
     std::uint64_t file = 0;
-    std::uint64_t size = 0;        // of the file
-    std::uint64_t position = 0;    // the end of what was read
-    std::uint64_t used = 0;        // the clock at its last read; 0: none
-    unsigned in_sequence = 0;      // reads that went on, at most kTrusted
-    bool follows = false;          // it came from the previous file
-    std::uint64_t window = 0;      // 0: nothing was asked for
-    std::uint64_t asked_file = 0;  // where the next window begins
+    std::uint64_t size = 0;        // bytes of the file
+    std::uint64_t position = 0;    // the end of the part that was read
+    std::uint64_t used = 0;        // clock_ at its last read; 0: the stream is unused
+    unsigned in_sequence = 0;      // reads in sequence, at most kTrusted
+    bool follows = false;          // the reader has read the previous file before
+    std::uint64_t window = 0;      // bytes; 0: nothing was prefetched
+    std::uint64_t asked_file = 0;  // the file in which the next window begins
     std::uint64_t asked_offset = 0;
-    std::uint64_t ahead = 0;  // bytes asked for that the reader has not reached
+    std::uint64_t ahead = 0;  // bytes that were prefetched and that the reader has not reached
   };
   static constexpr unsigned kTrusted = 2;
-  static constexpr std::size_t kPieces = 16;  // of one window: files that it goes over
+  static constexpr std::size_t kPieces = 16;  // maximum number of files in one window
   struct Pieces {
     std::array<Piece, kPieces> all;
     std::size_t count = 0;

@@ -22,7 +22,7 @@ Recipes::Shared Recipes::get(std::uint64_t number, const std::function<New()>& m
   if (!fresh.content) return nullptr;
   Shared recipe = std::make_shared<const Content>(std::move(*fresh.content));
 
-  std::list<Entry> evicted;  // destroyed without the lock
+  std::list<Entry> evicted;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   entries_.push_front({number, fresh.tensors, recipe});
   tensors_ += fresh.tensors;
@@ -34,7 +34,7 @@ Recipes::Shared Recipes::get(std::uint64_t number, const std::function<New()>& m
 }
 
 void Recipes::drop(std::uint64_t number) {
-  std::list<Entry> dropped;  // destroyed without the lock
+  std::list<Entry> dropped;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   const auto found = std::ranges::find(entries_, number, &Entry::number);
   if (found == entries_.end()) return;

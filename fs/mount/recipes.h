@@ -18,16 +18,16 @@
 namespace stfs {
 
 // The right to make a recipe that holds a long text. One thread at a time has it; any thread may
-// give it back.
+// release it.
 struct GiveTurnBack {
   void operator()(Turns* turn) const { turn->release(); }
 };
 using Turn = std::unique_ptr<Turns, GiveTurnBack>;
 
-// The recipe of a file while it is read: `permanent`, `cached` or `own`, the first that is set. It
-// may be moved, and destroyed by any thread.
+// The recipe of a file while it is read: `permanent`, `cached` or `own`, the first of them that is
+// set. It may be moved, and destroyed by any thread.
 struct Recipe {
-  Turn turn;                              // declared first, so given back last
+  Turn turn;                              // declared first, so that it is released last
   Content own;                            // made for this read
   std::shared_ptr<const Content> cached;  // from Recipes
   const Content* permanent = nullptr;     // kept as long as the mount
@@ -38,7 +38,7 @@ struct Recipe {
   }
 };
 
-// The answer to a read. Owns what its pieces point to: the recipe, the pins, the buffers.
+// The reply to a read. Owns the memory that its pieces point to: the recipe, the pins, the buffers.
 struct Reply {
   Recipe recipe;
   Reading reading;
@@ -46,13 +46,13 @@ struct Reply {
   std::span<const iovec> pieces() const { return reading.pieces; }
 };
 
-// The recipes of the most recently read subsets. A recipe has some bytes for each tensor and takes
-// long to make, and each READ of the file needs it.
+// The recipes of the most recently read subsets. A recipe needs some bytes per tensor and takes
+// long to make, and each READ request of the file needs it.
 //
-// Thread safety: all members.
+// Thread safety: all members may be called from any thread.
 class Recipes {
  public:
-  // Shared with the reads under way: an evicted recipe lives until they end.
+  // Shared with the reads in flight: an evicted recipe lives until they end.
   using Shared = std::shared_ptr<const Content>;
 
   struct New {
@@ -60,15 +60,16 @@ class Recipes {
     std::size_t tensors;
   };
 
-  // The recipe of the subset with this number; calls `make` if it is not cached. Calls `make` for
-  // one subset at a time; cached recipes do not wait for it. Null if `make` returns no content.
+  // Returns the recipe of the subset with this number; calls `make` if the recipe is not cached.
+  // `make` runs for one subset at a time; cached recipes do not wait for it. Returns null if `make`
+  // returns no content.
   Shared get(std::uint64_t number, const std::function<New()>& make);
 
   void drop(std::uint64_t number);  // does nothing if it is not cached
 
   // Limits of the cache; it always keeps the newest recipe.
   static constexpr std::size_t kMaxRecipes = 16;
-  static constexpr std::size_t kMaxTensors = std::size_t{1} << 20;  // some 60 MB at most
+  static constexpr std::size_t kMaxTensors = std::size_t{1} << 20;  // about 60 MB at most
 
  private:
   struct Entry {
@@ -81,7 +82,7 @@ class Recipes {
 
   std::mutex making_;  // locked before mutex_
   std::mutex mutex_;
-  std::list<Entry> entries_;  // most recently used first
+  std::list<Entry> entries_;  // the most recently used first
   std::size_t tensors_ = 0;
 };
 

@@ -12,7 +12,7 @@ namespace stfs {
 
 Texts::Texts(unsigned threads, Work work, MayWait may_wait)
     : work_(std::move(work)), may_wait_(std::move(may_wait)) {
-  // push_back must not throw and destroy a running thread.
+  // A push_back() that throws would destroy a running thread.
   threads_.reserve(threads + kMostWaiting);
   try {
     for (unsigned i = 0; i < threads; ++i) {
@@ -63,8 +63,8 @@ void Texts::request(Asker asker, Key key, Ready ready) {
   }
   const auto job = std::make_shared<Job>();
   job->askers.emplace(asker, std::move(ready));
-  // Queue it first: if emplace throws, compute() drops the result of the queued job. A job in
-  // jobs_ alone would never answer those who asked.
+  // Queue the job first: if emplace() throws, compute() drops the result of the queued job. If the
+  // job were only in jobs_, its askers would never be called back.
   std::deque<Queued>& queue = may_wait && has_waiting_thread() ? waiting_queue_ : queue_;
   queue.emplace_back(key, job);
   jobs_.emplace(key, job);
@@ -140,7 +140,7 @@ void Texts::compute(std::deque<Queued>& queue) {
     queue.pop_front();
     if (job->stop) continue;
     lock.unlock();
-    std::shared_ptr<const std::string> text;  // one copy: it may have 100 MB
+    std::shared_ptr<const std::string> text;  // only one copy, because a text may have 100 MB
     int error = 0;
     try {
       std::string computed;
@@ -153,12 +153,12 @@ void Texts::compute(std::deque<Queued>& queue) {
     }
     lock.lock();
     const auto current = jobs_.find(key);
-    if (current == jobs_.end() || current->second != job) continue;  // all have left
+    if (current == jobs_.end() || current->second != job) continue;  // all askers have left
     jobs_.erase(current);
     try {
       if (error == 0) keep(key, text);
     } catch (const std::bad_alloc&) {
-      // Not kept: the next request computes it again.
+      // The text is not kept, so the next request computes it again.
     }
     lock.unlock();
     const std::string none;

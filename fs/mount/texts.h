@@ -1,5 +1,6 @@
-// A pool of texts that take long to compute (statistics, a digest): threads compute them, and the
-// newest are kept. When all who asked for a text have left, its computation stops.
+// A pool of texts that take long to compute, such as statistics and digests. Threads compute the
+// texts, and the most recent ones are kept. If all askers of a text have left, its computation
+// stops.
 //
 // The states of a text:
 //
@@ -8,12 +9,11 @@
 //      └───────────────────┴────────────────────────────┘
 //
 //   transition   made by
-//   request      who needs the text; of a kept one it is answered at once
-//   leave        the last who asked for it; a running computation is told to stop
-//   running      a thread of the pool, which answers all who asked when the text or an errno is
-//   there
+//   request      a reader that needs the text; if the text is kept, the reader gets it at once
+//   leave        the last asker; a running computation is asked to stop
+//   running      a thread of the pool, which calls back all askers when it has the text or an errno
 //
-// Thread safety: all members except the destructor.
+// Thread safety: all members except the destructor may be called from any thread.
 #pragma once
 
 #include <atomic>
@@ -34,48 +34,51 @@ namespace stfs {
 
 class Texts {
  public:
-  // The pool keeps at most so many texts and bytes: beyond them the least recently used text that
-  // nobody holds is dropped. The newest stays.
+  // The limits for kept texts, in number and in bytes. Beyond them the least recently used text
+  // that no reader holds is dropped. The newest text always stays.
   static constexpr std::size_t kMaxTexts = 16'384;
   static constexpr std::size_t kMaxBytes = std::size_t{64} << 20;
 
   using Key = std::uint64_t;    // the inode number of the text's file
   using Asker = std::uint64_t;  // a ticket (waiting.h)
 
-  // Fills the text and returns 0, or returns an errno; EINTR soon after `stop` is set. Runs on a
+  // Fills `text` and returns 0, or returns an errno; EINTR soon after `stop` is set. Runs on a
   // thread of the pool.
   using Work = std::function<int(Key key, const std::atomic<bool>& stop, std::string& text)>;
 
-  // Gets 0 and the text, or an errno. Must not throw.
+  // Receives 0 and the text, or an errno. Must not throw.
   using Ready = std::function<void(int error, const std::string& text)>;
 
-  // Whether the work for a key may have to wait for a network. Called by request().
+  // Returns true if computing the text of a key may have to wait for the network. Called by
+  // request().
   using MayWait = std::function<bool(Key key)>;
 
-  // Starts `threads` threads, in which all signals are blocked. Work that may wait gets threads of
-  // its own, at most kMostWaiting, started when they are needed: it never holds up the work that
-  // does not wait.
+  // Starts `threads` threads, in which all signals are blocked. Work that may wait gets separate
+  // threads, at most kMostWaiting, which are started when they are needed, so that it never delays
+  // the other work.
   Texts(unsigned threads, Work work, MayWait may_wait = nullptr);
   static constexpr std::size_t kMostWaiting = 32;
   Texts(const Texts&) = delete;
   Texts& operator=(const Texts&) = delete;
   ~Texts() { stop(); }
 
-  // Ends the threads. What is not computed then never is, and nobody is answered any more.
+  // Ends the threads. Texts that are not complete are not computed any more, and no asker is called
+  // back any more.
   void stop();
 
-  // Has `ready` called once, unless the asker leaves or stop() comes first: on this thread if the
-  // text is kept, else on one of the pool. Throws std::bad_alloc without having called it.
+  // Calls `ready` once, unless the asker leaves or stop() is called first: on this thread if the
+  // text is kept, otherwise on a thread of the pool. Throws std::bad_alloc without having called
+  // it.
   void request(Asker asker, Key key, Ready ready);
-  // Does nothing if the asker has its answer.
+  // The asker no longer needs its text. Does nothing if it has been called back.
   void leave(Asker asker);
 
-  // Bytes of the text of a key; 0 while it is not kept.
+  // Returns the size in bytes of the text of a key, or 0 if the text is not kept.
   std::size_t size(Key key) const;
 
-  // Keeps the text of a key, once it is there, until let_go() was called as often: a reader that
-  // has begun sees one text to its end, however many others are computed. let_go() of a key that is
-  // not held does nothing.
+  // Keeps the text of a key, once it is computed, until let_go() was called as often as hold(). A
+  // reader that has begun thus reads one text to its end, even if many others are computed in
+  // between. let_go() of a key that is not held does nothing.
   void hold(Key key);
   void let_go(Key key);
 
@@ -91,24 +94,26 @@ class Texts {
   using Queued = std::pair<Key, std::shared_ptr<Job>>;
 
   void compute(std::deque<Queued>& queue);
-  bool has_waiting_thread();                                           // starts one if none is idle
-  void keep(Key key, const std::shared_ptr<const std::string>& text);  // of a key without a text
-  void drop_surplus();  // texts over the bounds that nobody holds
+  bool has_waiting_thread();  // returns true if there is one; starts one if none is idle
+  // The key must not have a text.
+  void keep(Key key, const std::shared_ptr<const std::string>& text);
+  void drop_surplus();  // drops the texts over the limits that no reader holds
 
   Work work_;
   MayWait may_wait_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   bool stopping_ = false;
-  // Queued or running. Shared with the thread that runs it: a job that all left is in no map.
+  // Jobs that are queued or running. Shared with the thread that runs the job. A job that all
+  // askers have left is not in the map.
   std::map<Key, std::shared_ptr<Job>> jobs_;
   std::deque<Queued> queue_;
-  std::deque<Queued> waiting_queue_;  // of work that may wait
-  std::size_t waiting_threads_ = 0;   // for waiting_queue_
-  std::size_t idle_waiting_ = 0;      // of them
+  std::deque<Queued> waiting_queue_;  // for work that may wait
+  std::size_t waiting_threads_ = 0;   // number of threads for waiting_queue_
+  std::size_t idle_waiting_ = 0;      // number of idle ones among them
   std::map<Key, Text> texts_;
   std::list<Key> by_age_;  // the keys of texts_, the least recently used first
-  std::size_t bytes_ = 0;  // of texts_
+  std::size_t bytes_ = 0;  // bytes of texts_
   std::map<Key, std::size_t> held_;
   std::vector<std::thread> threads_;
 };

@@ -82,8 +82,8 @@ void Waiting::arrive(Ticket ticket, int error, const Reply& reply) {
 void Waiting::cancel(Ticket ticket) {
   const std::lock_guard lock(mutex_);
   const auto found = waiters_.find(ticket);
-  if (found == waiters_.end()) return;  // answered
-  if (!found->second.done) {            // wait() answers
+  if (found == waiters_.end()) return;  // it was answered
+  if (!found->second.done) {            // wait() will answer
     found->second.is_cancelled = true;
     return;
   }

@@ -7,7 +7,7 @@
 namespace stfs {
 namespace {
 
-// Whether a file says that it is one of several parts.
+// Returns true if the file's metadata says that it is one of several parts.
 bool is_one_of_several(const Header& header) {
   const auto at = header.metadata.find(kSplitCount);
   const std::string_view count = at ? header.metadata[*at].second : "1";
@@ -25,7 +25,7 @@ bool is_gguf_alone(const Checkpoint& checkpoint) {
   if (!checkpoint.list().is_layered()) return std::ranges::all_of(checkpoint.parts(), is_gguf_part);
   const GgufFiles files(checkpoint);
   for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) {
-    if (!files.can_hold(i)) return false;  // of another format, or dequantised
+    if (!files.can_hold(i)) return false;  // another format, or dequantised
   }
   return true;
 }
@@ -38,8 +38,8 @@ int make_gguf(const ViewFile& file, Content& content) {
   return file.gguf_files.make(file.tensors, content);
 }
 
-// A single file is its own merged file. But a part of a split file, mounted
-// without the others, would ask a reader for them.
+// A single file is its own merged file. The exception is one part of a split file that is mounted
+// without the others, because its metadata would make a reader look for them.
 std::optional<Extent> merged_gguf_extent(const ViewFile& file) {
   const Source* const source = file.checkpoint.single_file(kGgufName);
   if (source == nullptr || is_one_of_several(file.checkpoint.parts().front().header)) {

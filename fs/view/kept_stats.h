@@ -1,7 +1,7 @@
-// The statistics of tensors that were computed once, for the views that need them: those of the
-// newest tensors.
+// The statistics of the tensors that were computed most recently. Several views need them, but each
+// tensor is computed only once.
 //
-// Thread safety: all members.
+// Thread safety: all members may be called from any thread.
 #pragma once
 
 #include "core/values/stats.h"
@@ -17,7 +17,7 @@ namespace stfs {
 
 class KeptStats {
  public:
-  static constexpr std::size_t kMost = 16'384;  // tensors; the oldest is dropped
+  static constexpr std::size_t kMost = 16'384;  // maximum number of tensors; the oldest is dropped
 
   std::optional<ValueStats> find(std::uint32_t tensor) const {
     const std::lock_guard lock(mutex_);

@@ -3,13 +3,14 @@
 namespace stfs {
 namespace {
 
-// The suffix as a directory's name shows it.
+// Returns the suffix in the form in which a directory's name shows it.
 std::string escaped(std::string_view suffix) { return "%2E" + std::string(suffix.substr(1)); }
 
-// The name in the tree of a directory with this mirrored name; nullopt if there can be none.
+// Returns the name in the tree of a directory with this mirrored name, or nullopt if no directory
+// can have it.
 std::optional<std::string> unescape_suffix(std::string_view name, std::string_view suffix) {
   if (suffix.empty()) return std::string(name);
-  if (name.ends_with(suffix)) return std::nullopt;  // a directory shows the suffix escaped
+  if (name.ends_with(suffix)) return std::nullopt;  // a directory's name shows the suffix escaped
   const auto before = without_suffix(name, escaped(suffix));
   return before ? std::string(*before) + std::string(suffix) : std::string(name);
 }

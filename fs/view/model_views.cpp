@@ -15,7 +15,7 @@ const ModelFile& file_of(const ViewFile& file) {
   return file.checkpoint.model_files()[file.number];
 }
 
-// A text that stands for a source: the read fails once the source is another version.
+// An edited text in place of a source. Reading it fails once the source has changed.
 class EditedFile : public Producer {
  public:
   explicit EditedFile(const ModelFile& file) : file_(file) {}
@@ -36,7 +36,7 @@ class EditedFile : public Producer {
 
 bool has_model(const Checkpoint& checkpoint) { return !checkpoint.model_files().empty(); }
 
-// The files of the checkpoint, and behind them the merged file.
+// Returns the names of the checkpoint's files, followed by the merged file.
 NameList model_names(const Checkpoint& checkpoint) {
   NameList names;
   for (const ModelFile& file : checkpoint.model_files()) names.add(file.name);

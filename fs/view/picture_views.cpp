@@ -15,26 +15,28 @@
 namespace stfs {
 namespace {
 
-// Several files are computed at a time, and each thread of one may need megabytes.
+// Use few threads, because several files are computed at the same time, and each thread may need
+// megabytes.
 PassOptions options_for(const std::atomic<bool>& stop) {
   return {.stop = stop, .threads = std::clamp(std::thread::hardware_concurrency(), 1U, 4U)};
 }
 
-// A file's expression, parsed for its tensor.
+// The expression of a file, parsed for the file's tensor.
 struct PartShown {
   std::vector<Range> ranges;
   Slice elements;
 };
 
-// Returns 0, EINVAL, ERANGE, or ENOENT for a part without elements.
+// Returns 0, EINVAL, ERANGE, or ENOENT if the part has no elements.
 int parse(const ViewFile& file, const Tensor& tensor, PartShown& part) {
   if (const int error = parse_ranges(file.expression, tensor.shape, part.ranges)) return error;
   part.elements = elements_of(part.ranges, tensor.shape);
   return part.elements.size() == 0 ? ENOENT : 0;
 }
 
-// Sets `stats` of the whole tensor and shows its values to the sinks, in one pass; without sinks in
-// none if the statistics are known.
+// Sets `stats` to the statistics of the whole tensor, and passes its values to the sinks, in a
+// single pass. Reads nothing if the statistics are known and `sinks` is empty. Returns 0 or an
+// errno.
 int stats_of(const ViewFile& file, const std::atomic<bool>& stop, ValueStats& stats,
              const std::vector<ValueSink*>& sinks = {}) {
   const Tensor tensor = file.tensor().valued();

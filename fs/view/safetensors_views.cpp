@@ -28,7 +28,7 @@ std::vector<std::uint32_t> matching_tensors(const ViewFile& file) {
 
 std::vector<std::uint32_t> all_tensors(const ViewFile& file) { return file.checkpoint.match({}); }
 
-// Needs no recipe: the file of a single tensor has a single source.
+// Needs no recipe, because the file of a single tensor has a single source.
 int verify_safetensors(const ViewFile& file) {
   if (!file.files.size({file.number})) return EFBIG;
   return file.tensor().verify();
@@ -49,7 +49,7 @@ int make_safetensors(const ViewFile& file, Content& content) {
   return 0;
 }
 
-// A single file is its own merged file, so that its published digest holds.
+// A single file is its own merged file, so that its published digest is valid for the merged file.
 std::optional<Extent> merged_extent(const ViewFile& file) {
   const Source* const source = file.checkpoint.single_file();
   return source != nullptr ? std::optional(Extent{source, 0, source->size()}) : std::nullopt;

@@ -1,9 +1,11 @@
 """readme_test.py BUILD SOURCE: pastes the examples of README.md and docs/EXAMPLES.md into a shell, word for word.
 
-Only the places are others: /mnt, the home directory, and https://host. The Hub and S3 are servers on loopback
-that the environment names. Each line of a block is one command, run by
-bash in a directory with the checkpoints that README speaks of. The lines under "Install" are run by
-scripts/package --test, in clean chroots, and scripts/quickstart.
+Only places are replaced: /mnt, the home directory, and https://host. The Hub and S3 are servers on loopback that the
+environment names. Each line of a block is one command, which bash runs in a directory with the checkpoints that README
+names. In a listing (```console) each line after "$ " is a command, which must print the tensors in the first column.
+
+The lines under "Install" are run by scripts/package --test, in clean chroots. Continuous integration runs
+./scripts/quickstart and ./scripts/test.
 """
 
 import json
@@ -21,7 +23,7 @@ import object_server
 
 SKIPPED = 77  # CTest's SKIP_RETURN_CODE
 
-# The exit status of a command that tells of a difference or of a NaN.
+# The exit status of a command that finds a difference or a NaN.
 STATUS = [
     (r"stfs-info stats --nonfinite", 1),
     (r"stfs-info diff ", 1),
@@ -35,13 +37,13 @@ ANY_SOURCE = 'stfs.open("model.safetensors", dequantize="bf16")["lm_head.weight"
 
 # What each block must print: it shows that the command did its work.
 EXPECTED = {
-    "Five lines": [],
-    "Change": ["xor"],
-    "Check": ["ok", "lm_head.weight: OK"],
+    "stfs": ["lm_head.weight", "0000000", "[["],
+    "Inspect": ["ok", "lm_head.weight: OK"],
     "Slice": [],
-    "Elsewhere": ["hf://org/model@", "s3://bucket/model", "/models/model"],
-    "Quantised": [],
-    "Device": [],
+    "Remote checkpoints": ["hf://org/model@", "s3://bucket/model", "/models/model"],
+    "Quantised checkpoints": [],
+    "Edit": ["xor"],
+    "Load into device memory": [],
     "In one line": ["model.norm.weight"],
     "Sources": ["lm_head.weight", "BF16", "8196"],
     "Values": ['user.stfs.dtype="BF16"', '"nan"', "model.norm.weight"],
@@ -88,7 +90,7 @@ def make_checkpoints(work, source):
     bad["model.norm.weight"] = ("BF16", [64], b"\xc0\x7f" + bf16(63, 4))  # begins with a NaN
     write_safetensors(work / "model.safetensors", bad)
     write_safetensors(work / "old.safetensors", good)
-    write_safetensors(work / "new.safetensors", bad)
+    write_safetensors(work / "new.safetensors", {**bad, "model.extra": ("F32", [1], b"abcd")})
     write_safetensors(work / "base.safetensors", good)
     write_safetensors(work / "adapter.safetensors", {"lora.a": ("F32", [4], struct.pack("<4f", 1, 2, 3, 4))})
     write_safetensors(work / "vlm.safetensors", {**good, "vision_tower.w": ("F32", [1], b"abcd")})
@@ -261,10 +263,25 @@ class Readme:
             self.unmount("w")
         return output
 
+    def run_listing(self, lines):
+        """Runs the commands of a listing, and looks in their output for the tensors that it shows."""
+        output = ""
+        for line in lines:
+            if line.startswith("$ ./scripts/"):
+                return  # see above
+            if line.startswith("$ "):
+                output = self.paste(line[2:])
+            elif line and "." in line.split()[0] and line.split()[0] not in output.split():
+                self.failures += 1
+                print(f"FAILED: {line.split()[0]!r} is not printed:\n{output[-3000:]}")
+
     def walk(self, readme):
         seen = set()
         for heading, language, lines in blocks_of(readme):
-            if heading == "Install" or language in ("", "console"):
+            if heading == "Install" or language == "":
+                continue
+            if language == "console":
+                self.run_listing(lines)
                 continue
             if heading == "Mount":
                 for line in lines:
@@ -274,12 +291,12 @@ class Readme:
                     self.call(["sh", "-c", f"test -e {self.mnt}/w/lm_head.weight"])
                     self.unmount("w")
                 continue
-            if heading == "Elsewhere":
+            if heading == "Remote checkpoints":
                 output = "".join(self.paste_elsewhere(line) for line in lines)
                 seen.add(heading)
                 self.expect(heading, output)
                 continue
-            if heading != "Quantised":
+            if heading not in ("stfs", "Quantised checkpoints"):  # they mount w themselves
                 self.mount(MOUNTED.get(heading, "model.safetensors"), "w")
             self.mount("old.safetensors", "a")
             self.mount("new.safetensors", "b")

@@ -17,7 +17,7 @@ void Changes::add(std::uint64_t at, std::span<const std::byte> difference,
     const auto in_block = static_cast<std::size_t>((at + i) % kBlock);
     if (in_block == 0) first_.push_back(at_.size());
     const std::size_t end = std::min(difference.size(), i + (kBlock - in_block));
-    // Nearly all bytes are 0: some words are looked at together.
+    // Nearly all bytes are 0, so four words are tested at once.
     std::array<std::uint64_t, 4> words{};
     for (; end - i >= sizeof words; i += sizeof words) {
       std::memcpy(words.data(), &difference[i], sizeof words);

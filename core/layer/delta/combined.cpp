@@ -13,7 +13,8 @@ CombinedXor::CombinedXor(std::span<const std::unique_ptr<Frame>> frames, std::ui
                          std::size_t most)
     : frames_(frames), most_(most), left_(length) {
   if (length <= most) return;
-  for (Slot& slot : slots_) slot.bytes.reserve(most);  // here: the other thread would begin a heap
+  // Reserve here, because otherwise the new thread would create a malloc arena of its own.
+  for (Slot& slot : slots_) slot.bytes.reserve(most);
   try {
     thread_ = start_thread([this] { run(); });
   } catch (const Error&) {  // next() decodes

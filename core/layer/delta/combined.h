@@ -1,7 +1,7 @@
-// The xor of the frames of a chain, decoded by a thread of its own, some pieces ahead of who takes
-// them.
+// The xor of the frames of a chain. A thread of its own decodes it, a few pieces ahead of the
+// thread that takes them.
 //
-// Thread safety: one thread takes the pieces. Lifetime: the frames outlive it.
+// Thread safety: one thread takes the pieces. Lifetime: the frames must outlive it.
 #pragma once
 
 #include "core/layer/delta/frame.h"
@@ -20,17 +20,17 @@ namespace stfs {
 
 class CombinedXor {
  public:
-  // `frames` are of the encoding xor, stand at the beginning, and have `length` bytes each; a piece
-  // has `most` bytes, and the last one what is left. Where the system refuses a thread, or one
-  // piece is all, next() decodes.
+  // `frames` have the encoding xor, are at their beginning, and decode to `length` bytes each. Each
+  // piece has `most` bytes, except the last one, which may be shorter. If one piece is enough, or
+  // if the system refuses a thread, next() decodes.
   CombinedXor(std::span<const std::unique_ptr<Frame>> frames, std::uint64_t length,
               std::size_t most);
   CombinedXor(const CombinedXor&) = delete;
   CombinedXor& operator=(const CombinedXor&) = delete;
   ~CombinedXor();
 
-  // Sets `piece` to the next one, which is valid until the next call. Returns 0, ENOMEM, or what
-  // Frame::apply() does. Not to be called after an error.
+  // Sets `piece` to the next piece, which is valid until the next call. Returns 0, ENOMEM, or an
+  // error of Frame::apply(). Do not call it after an error.
   int next(std::span<const std::byte>& piece);
 
  private:
@@ -45,11 +45,11 @@ class CombinedXor {
 
   const std::span<const std::unique_ptr<Frame>> frames_;
   const std::size_t most_;
-  std::uint64_t left_;  // bytes that are not decoded
-  std::mutex mutex_;    // of is_full and is_ending_
+  std::uint64_t left_;  // bytes that are not decoded yet
+  std::mutex mutex_;    // guards is_full and is_ending_
   std::condition_variable changed_;
   std::array<Slot, 4> slots_;
-  std::size_t taken_ = 0;  // pieces
+  std::size_t taken_ = 0;  // the number of pieces that were taken
   bool is_ending_ = false;
   std::thread thread_;
 };

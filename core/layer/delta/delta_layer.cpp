@@ -84,7 +84,7 @@ class Patcher {
     for (std::uint32_t i = 0; i < delta.size(); ++i) add(version, delta, i);
   }
 
-  // `list` is that of the constructor. Call it once.
+  // Turns `list`, the list that was given to the constructor, into the result. Call it once.
   void finish(TensorList& list, const DeltaChain& chain, std::string text) {
     std::vector<const Source*> all;
     for (const Part& part : list.parts()) all.push_back(part.source.get());
@@ -111,7 +111,7 @@ class Patcher {
     std::vector<std::vector<std::string>> hidden_keys;
     for (const Part& part : list.parts()) hidden_keys.push_back(part.hidden_keys);
     for (TensorList& delta : deltas_) {
-      // Checksums are not the checkpoint's metadata.
+      // Hide the checksums, because they are not metadata of the checkpoint.
       for (const Part& part : delta.parts()) hidden_keys.push_back(part.header.metadata.keys());
       list.append_inputs(std::move(delta));
     }
@@ -156,7 +156,8 @@ class Patcher {
     }
   }
 
-  // All that the check of a tensor reads stays here until it has been read.
+  // Refuses a tensor if checking it needs more bytes of a source than the source keeps, because all
+  // bytes that the check reads must be kept until it has read them.
   static void refuse_without_room(const PatchedTensor& tensor) {
     const Content content = tensor.content();
     std::map<const Source*, std::vector<Extent>> missing;
@@ -173,12 +174,13 @@ class Patcher {
     }
   }
 
-  // Reads what the check of a tensor needs, so that a process that must not ask a server has it.
+  // Checks a tensor. Fetches the bytes that the check reads first, so that a process that must not
+  // use the network has them.
   void check(const DeltaVersion& link, const PatchedTensor& tensor) {
     std::vector<Extent> needed;
     const Content content = tensor.content();
     for (const Extent& extent : content.missing(0, content.size())) needed.push_back(extent);
-    constexpr std::uint64_t kSome = 1 << 20;  // bytes with a deadline of their own
+    constexpr std::uint64_t kSome = 1 << 20;  // bytes per fetch, each with its own deadline
     for (const Extent& extent : needed) {
       for (std::uint64_t done = 0; done < extent.length; done += kSome) {
         const Extent part = extent.part(done, kSome);
@@ -205,11 +207,12 @@ class Patcher {
   const TensorList& list_;
   Sources& sources_;
   std::deque<TensorList> deltas_;
-  std::map<std::uint32_t, Found> found_;                // by number of the list below
-  std::vector<std::optional<std::uint32_t>> smallest_;  // of each link
+  std::map<std::uint32_t, Found> found_;  // by tensor number in the list below
+  // One per link: the number of its smallest tensor.
+  std::vector<std::optional<std::uint32_t>> smallest_;
 };
 
-// The directory of a shard of a delta; nullopt for any other name.
+// Returns the directory of a shard of a delta, or nullopt if the name is not the name of a shard.
 std::optional<std::string> directory_of_shard(const std::string& source) {
   if (!is_shard_name(last_component(public_name(source)))) return std::nullopt;
   return parent_name(source);
@@ -295,7 +298,7 @@ std::optional<DeltaChain> chain_at(const std::string& source, Sources& sources) 
   }
   const std::string name = last_component(public_name(source));
   if (is_source_name(name) && !name.ends_with(kIndexSuffix)) return std::nullopt;
-  // A server is asked only about a directory that may be one version of many.
+  // Ask a server only about a directory that may be one version of many: its name ends in a digit.
   const std::string directory = name.ends_with(kIndexSuffix) ? parent_name(source) : source;
   const std::string last = last_component(public_name(directory));
   if (is_url(source) && (last.empty() || last.back() < '0' || last.back() > '9')) {

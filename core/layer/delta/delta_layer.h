@@ -1,4 +1,4 @@
-// The layer `delta`: a checkpoint after the updates of a chain of deltas.
+// The layer `delta`: shows a checkpoint after the updates of a chain of deltas.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -16,33 +16,35 @@ namespace stfs {
 
 inline constexpr std::string_view kDeltaOption = "delta";
 
-// `below` is the checkpoint that the chain of `version` stands on, and has sort_names(). Checks the
-// smallest patched tensor of each link. Throws Error kDelta: a chain that is none, tensors that the
-// base lacks, another base.
+// Applies the chain that ends in `version` to `below`, which must be the checkpoint that the chain
+// is based on and have sorted names (TensorList::sort_names()). For each link, checks the smallest
+// tensor that it patches. Throws Error kDelta if `version` is not a delta, if the base lacks a
+// tensor that the chain changes, or if `below` is another checkpoint than the base.
 TensorList apply_delta(TensorList below, const std::string& version, Sources& sources);
 
-// A SOURCE that is a delta means the full checkpoint that its chain reaches, with the layer: sets
-// `source` to that checkpoint, and returns the layer's argument. nullopt: the source is none.
-// Throws Error kDelta for a chain that reaches none, and for one shard of a delta.
+// If the SOURCE is a delta, sets `source` to the full checkpoint at the beginning of its chain, and
+// returns the argument of the layer that shows the delta. Returns nullopt for any other source.
+// Throws Error kDelta for a chain without a full checkpoint, and for a single shard of a delta.
 std::optional<std::string> delta_as_source(std::string& source, Sources& sources);
 
-// The chain of a SOURCE that is a delta; nullopt: it is none. Throws Error kDelta for one shard of
-// a delta, and as delta_chain() does.
+// Returns the chain of a SOURCE that is a delta, or nullopt for any other source. Throws Error
+// kDelta for a single shard of a delta, and the errors of delta_chain().
 std::optional<DeltaChain> chain_at(const std::string& source, Sources& sources);
 
-// Nothing of a delta is shown as tensors. Throws Error kDelta for a list with a file of frames,
-// which have checksums under their own names.
+// Throws Error kDelta if the list contains a file of frames, because the frames of a delta must not
+// be shown as tensors. Such a file is recognised by the checksums that it has under the names of
+// its tensors.
 void refuse_frames(const TensorList& list);
 
-// What a link of a chain holds.
+// The extent of a link's changes.
 struct DeltaFacts {
-  std::uint64_t tensors = 0;  // that it changes
-  std::uint64_t bytes = 0;    // of its frames
+  std::uint64_t tensors = 0;  // the number of tensors that it changes
+  std::uint64_t bytes = 0;    // the size of its frames
 };
-// Reads the headers. Throws Error.
+// Reads the headers of a link's files. Throws Error.
 DeltaFacts facts_of(const DeltaVersion& link, Sources& sources);
 
-// The argument with an absolute path, or a pinned URL.
+// Returns the argument with an absolute path, or with a pinned URL.
 std::string resolved_delta(const std::string& argument, Sources& sources);
 
 }  // namespace stfs

@@ -13,8 +13,8 @@
 namespace stfs {
 namespace {
 
-constexpr int kLevel =
-    1;  // as trainers have it: a higher one takes longer than sending what it saves
+// The level that trainers use. A higher level takes longer than sending the bytes that it saves.
+constexpr int kLevel = 1;
 
 }  // namespace
 
@@ -40,7 +40,7 @@ void FrameEncoder::compress(std::span<const std::byte> bytes, bool is_last) {
     const std::size_t left = ZSTD_compressStream2(static_cast<ZSTD_CCtx*>(context_), &out, &in,
                                                   is_last ? ZSTD_e_end : ZSTD_e_continue);
     frame_.resize(before + out.pos);
-    if (ZSTD_isError(left) != 0U) throw std::bad_alloc();  // the only way it can fail here
+    if (ZSTD_isError(left) != 0U) throw std::bad_alloc();  // it cannot fail otherwise here
     if (is_last ? left == 0 : in.pos == in.size) return;
   }
 }

@@ -14,16 +14,16 @@
 namespace stfs {
 namespace {
 
-constexpr std::size_t kRead = 128 << 10;  // bytes of a frame that are read at a time
+constexpr std::size_t kRead = 128 << 10;  // the bytes of a frame that are read at once
 
-// The content of a frame of zstd, in order.
+// Decodes the content of a zstd frame, in order.
 class Stream {
  public:
   Stream(const Extent& frame, std::uint64_t window) : frame_(frame), context_(ZSTD_createDCtx()) {
     if (context_ == nullptr) throw std::bad_alloc();
     const ZSTD_bounds logs = ZSTD_dParam_getBounds(ZSTD_d_windowLogMax);
     const int log = static_cast<int>(std::bit_width(window)) - 1;
-    constexpr int kUsual = 27;  // of ZSTD_d_windowLogMax
+    constexpr int kUsual = 27;  // the default of ZSTD_d_windowLogMax
     ZSTD_DCtx_setParameter(context_, ZSTD_d_windowLogMax, std::clamp(log, logs.lowerBound, kUsual));
     ZSTD_outBuffer nothing{nullptr, 0, 0};
     begun_ = step(nothing);
@@ -32,7 +32,8 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  // Fills `out`: 0, an errno of reading, EBADMSG when the frame ends first or is none.
+  // Fills `out`. Returns 0, the errno of a failed read, EFBIG if the window is too large, or
+  // EBADMSG if the frame is damaged or ends before `out` is full.
   int read(std::span<std::byte> out) {
     if (begun_ != 0) return begun_;
     ZSTD_outBuffer to{out.data(), out.size(), 0};
@@ -55,7 +56,8 @@ class Stream {
 
   std::size_t memory() const { return ZSTD_sizeof_DCtx(context_) + kRead; }
 
-  // Whether nothing follows, neither content nor bytes behind the frame.
+  // Returns 0 if the frame ends here: neither content nor further bytes follow. Else returns
+  // EBADMSG or an error of reading.
   int end() {
     if (begun_ != 0) return begun_;
     std::byte none{};
@@ -64,7 +66,7 @@ class Stream {
       const std::size_t before = input_.pos;
       const std::uint64_t read_before = read_;
       if (const int error = step(to)) return error;
-      // Content that does not fit into no room is left.
+      // Content that does not fit into an empty buffer remains.
       if (!has_ended_ && input_.pos == before && read_ == read_before) return EBADMSG;
     }
     return input_.pos == input_.size && read_ == frame_.length ? 0 : EBADMSG;
@@ -96,9 +98,9 @@ class Stream {
   ZSTD_DCtx* context_;
   std::vector<std::byte> bytes_;
   ZSTD_inBuffer input_{nullptr, 0, 0};
-  std::uint64_t read_ = 0;  // bytes of the frame
+  std::uint64_t read_ = 0;  // bytes of the frame that were read
   bool has_ended_ = false;
-  int begun_ = 0;  // an errno of reading the frame's header, or EBADMSG
+  int begun_ = 0;  // the errno of reading the frame's header, or EBADMSG or EFBIG
 };
 
 class XorFrame : public Frame {
@@ -154,7 +156,7 @@ class OverwriteFrame : public Frame {
     return advance();
   }
 
-  // Takes the next position and its byte.
+  // Takes the next position and its byte. Checks that positions ascend within the tensor.
   int advance() {
     has_next_ = false;
     if (left_ == 0) return 0;
@@ -188,11 +190,11 @@ class OverwriteFrame : public Frame {
   Stream positions_, values_;
   std::uint64_t length_;
   bool has_begun_ = false;
-  std::uint64_t left_ = 0;  // positions that were not taken
+  std::uint64_t left_ = 0;  // positions that were not taken yet
   std::vector<std::uint32_t> some_;
   std::vector<std::byte> bytes_;
   std::size_t taken_ = 0;
-  std::uint64_t at_ = 0;  // of the tensor
+  std::uint64_t at_ = 0;  // bytes of the tensor that were passed
   bool has_next_ = false, has_last_ = false;
   std::uint64_t next_ = 0, last_ = 0;
   std::byte value_{};

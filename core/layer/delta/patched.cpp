@@ -18,10 +18,10 @@
 namespace stfs {
 namespace {
 
-// Bytes that are decoded at a time: both versions of them stay in a core's cache.
+// Bytes that are decoded at a time. The old and the new bytes together fit into a core's cache.
 constexpr std::size_t kDecodedAtOnce = 64 << 10;
 
-// What a frame may always look back, bytes: zstd's levels up to 3 look back no farther.
+// The window that a frame may always use, in bytes. Levels up to 3 of zstd do not use a larger one.
 constexpr std::uint64_t kUsualWindow = 2 << 20;
 
 }  // namespace
@@ -54,7 +54,7 @@ void Patches::break_all(const Tensor& tensor, int error) const {
   for (const Source* const source : sources_) source->mark_changed(why);
 }
 
-// The bytes of a patched tensor.
+// Computes the bytes of a patched tensor.
 class PatchedBytes : public Producer {
  public:
   explicit PatchedBytes(const Patches::Tensor& tensor)
@@ -67,7 +67,7 @@ class PatchedBytes : public Producer {
     return tensor_.fill(base_, offset, out);
   }
 
-  // Until the tensor is checked, all of it.
+  // Until the tensor is checked, the whole tensor is needed.
   void missing(std::uint64_t offset, std::uint64_t length,
                std::vector<Extent>& missing) const override {
     const bool is_checked = tensor_.is_checked();
@@ -118,7 +118,7 @@ std::uint64_t Patches::Tensor::window() const {
   return std::bit_floor(std::max(kUsualWindow, all_.room_.most() / streams()));
 }
 
-// One reader checks; the others wait for it.
+// One reader checks; other readers wait for its result.
 int Patches::Tensor::check() const {
   if (is_checked()) return 0;
   std::unique_lock lock(mutex_);
@@ -135,15 +135,16 @@ int Patches::Tensor::check() const {
   }
   if (error == 0) all_.is_checked_[number_] = true;
   const bool is_broken = error == EBADMSG || error == EFBIG;
-  if (is_broken) all_.break_all(*this, error);  // before any other reader gets ESTALE: it asks why
+  // Mark the sources before another reader gets ESTALE, because that reader asks for the reason.
+  if (is_broken) all_.break_all(*this, error);
   lock.lock();
-  // After another errno the next reader tries again.
+  // After any other errno, the next reader tries again.
   state_ = error == 0 ? State::kChecked : is_broken ? State::kBroken : State::kUnchecked;
   checked_.notify_all();
   return is_broken ? ESTALE : error;
 }
 
-// The changes of a tensor while they are collected, within the room of all.
+// The changes of a tensor while they are collected. Drops them if the room does not suffice.
 class Patches::Collected {
  public:
   explicit Collected(const Patches& all) : all_(all) {}
@@ -175,8 +176,8 @@ class Patches::Collected {
   std::shared_ptr<Changes> changes_ = std::make_shared<Changes>();
 };
 
-// A tensor from its beginning, a piece at a time. Where all links are xor, their frames are decoded
-// ahead.
+// Decodes a tensor from its beginning, one piece at a time. If all links are xor, a thread decodes
+// their frames ahead.
 class Patches::Tensor::Pieces {
  public:
   Pieces(const Tensor& tensor, const Frames& frames) : frames_(frames) {
@@ -188,8 +189,8 @@ class Patches::Tensor::Pieces {
     }
   }
 
-  // Changes the next bytes, which are the base's, and sets `difference` to the xor of both, which
-  // is valid until the next call.
+  // Changes the next bytes, which must be the base's, and sets `difference` to the xor of the old
+  // and the new bytes. It is valid until the next call.
   int apply(std::span<std::byte> bytes, std::span<const std::byte>& difference) {
     if (ahead_) {
       if (const int error = ahead_->next(difference)) return error;
@@ -211,7 +212,7 @@ class Patches::Tensor::Pieces {
   std::vector<std::byte> before_;
 };
 
-// 0, an errno, or EBADMSG when the bytes are not those that the newest delta promises.
+// Returns 0, an errno, or EBADMSG if the result does not have the checksum of the newest delta.
 int Patches::Tensor::check_now() const {
   const Content base = base_.content();
   Room::Turn turn(all_.room_, [this] { return open_frames(); });
@@ -235,7 +236,7 @@ int Patches::Tensor::check_now() const {
   for (const auto& frame : frames) {
     if (const int error = frame->end()) return error;
   }
-  // Bytes of another version prove nothing.
+  // Bytes of another version would prove nothing.
   for (const Patch::Link& link : patch_.links) {
     if (const int error = link.frame.source->verify()) return error;
   }
@@ -253,7 +254,7 @@ int Patches::Tensor::fill(const Content& base, std::uint64_t offset,
     return 0;
   }
   const int error = decode(base, offset, out);
-  return error == EBADMSG ? ESTALE : error;  // it held when it was checked
+  return error == EBADMSG ? ESTALE : error;  // the frames were valid when the tensor was checked
 }
 
 int Patches::Tensor::decode(const Content& base, std::uint64_t offset,
@@ -277,7 +278,8 @@ int Patches::Tensor::decode(const Content& base, std::uint64_t offset,
   return error;
 }
 
-// Moves the decoders on to `offset`. A short way's bytes are kept: another request may want them.
+// Moves the decoders forward to `offset`. If the distance is short, keeps the bytes on the way,
+// because another request may need them.
 int Patches::Tensor::reach(const Content& base, Cursor& cursor, std::uint64_t offset) const {
   std::vector<std::byte> between;
   while (cursor.at < offset && offset - cursor.at <= Cursor::kWindow) {
@@ -295,7 +297,7 @@ int Patches::Tensor::reach(const Content& base, Cursor& cursor, std::uint64_t of
   return 0;
 }
 
-// The next bytes.
+// Decodes the next bytes.
 int Patches::Tensor::advance(const Content& base, Cursor& cursor, std::span<std::byte> out) const {
   if (const int error = base.copy_unverified(cursor.at, out)) return error;
   for (const auto& frame : cursor.frames) {

@@ -1,19 +1,19 @@
 // A tensor with the changes of deltas, computed when it is read.
 //
-//   unchecked ──read──> checking ──checksum holds──> checked, with its changes or without
-//                          └──────mismatch──────────> broken: all of the checkpoint is ESTALE
+//   unchecked ──read──> checking ──checksum matches──> checked, with kept changes or without
+//                          └──────mismatch───────────> broken: the whole checkpoint is ESTALE
 //
-// The first read of a tensor goes through all of it once: it applies the frames to the base's
-// bytes, takes the checksum, and keeps what differs from the base (Changes) where there is room
-// (room.h). Later reads, in any order, apply kept changes alone. A read of a tensor without kept
-// changes decodes from the beginning of the frames, and a reader in sequence goes on where it
-// stands.
+// The first read of a tensor processes all of it once: it applies the frames to the bytes of the
+// base, computes the checksum, and keeps the differences from the base (Changes) if there is room
+// for them (room.h). Later reads, in any order, only apply the kept changes. A read of a tensor
+// without kept changes decodes the frames from their beginning. A reader in sequence continues with
+// its decoders where its last read ended.
 //
-// That a tensor is checked stands in memory that processes share which are forked later: a worker
-// that takes over checks nothing again.
+// Which tensors are checked is stored in memory that later forked processes share, so that a worker
+// that takes over checks no tensor again.
 //
-// Thread safety: const members may be called from any thread. Lifetime: Patches outlives its
-// tensors' producers; sources outlive both.
+// Thread safety: const members may be called from any thread. Lifetime: Patches must outlive the
+// producers of its tensors, and the sources must outlive both.
 #pragma once
 
 #include "core/layer/delta/frame.h"
@@ -35,7 +35,7 @@
 
 namespace stfs {
 
-// The links that name a tensor, and what its bytes must be.
+// The links that change a tensor, and the checksum of the result.
 struct Patch {
   struct Link {
     DeltaEncoding encoding;
@@ -43,15 +43,17 @@ struct Patch {
   };
   std::vector<Link> links;  // from the oldest to the newest
   DeltaChecksum checksum;
-  std::string digest;  // of the new bytes
+  std::string digest;  // the checksum of the new bytes, in lower-case hexadecimal digits
 };
 
-// The patched tensors of a checkpoint share this: room, outcomes, and the end of the version.
+// The state that the patched tensors of a checkpoint share: their memory, the results of their
+// checks, and whether the version is broken.
 class Patches {
  public:
-  // `most` bytes of changes and decoders are kept, of `count` tensors. `sources` are those of the
-  // checkpoint: once a checksum does not hold, each has changed, so that nothing of the version is
-  // shown. Throws Error kUnreadable without memory to share.
+  // At most `most` bytes of changes and decoders are kept, for `count` tensors. `sources` are all
+  // sources of the checkpoint. If a checksum does not match, all of them are marked as changed, so
+  // that nothing of the version is shown any more. Throws Error kUnreadable if the system has no
+  // memory to share.
   Patches(std::uint64_t most, std::size_t count, std::vector<const Source*> sources);
   Patches(const Patches&) = delete;
   Patches& operator=(const Patches&) = delete;
@@ -59,7 +61,8 @@ class Patches {
 
   class Tensor;
 
-  // Bytes of tensors that decoders went through, and the most memory in use, so far.
+  // The bytes of tensors that were decoded so far, and the maximum memory that was in use so far,
+  // in bytes.
   std::uint64_t decoded() const { return decoded_; }
   std::uint64_t most_used() const { return room_.most_used(); }
 
@@ -70,14 +73,14 @@ class Patches {
 
   mutable Room room_;
   std::vector<const Source*> sources_;
-  std::span<std::atomic<bool>> is_checked_;  // of each tensor; shared
+  std::span<std::atomic<bool>> is_checked_;  // one per tensor; shared with forked processes
   mutable std::atomic<std::uint64_t> decoded_ = 0;
 };
 
-// One tensor of them.
+// One of the patched tensors.
 class Patches::Tensor {
  public:
-  // `number` is less than the count of `all`, and no other tensor's.
+  // `number` is less than the `count` of `all`, and no other tensor has it.
   Tensor(const Patches& all, std::size_t number, const stfs::Tensor& base, Patch patch)
       : all_(all), number_(number), base_(base), patch_(std::move(patch)) {}
 
@@ -85,15 +88,16 @@ class Patches::Tensor {
   const Patch& patch() const { return patch_; }
   std::unique_ptr<const Producer> producer() const;
   bool is_checked() const { return all_.is_checked_[number_]; }
-  bool has_changes() const;       // kept in memory
-  std::uint64_t streams() const;  // that are decoded at a time
-  std::uint64_t window() const;   // that each of them may have, bytes
+  bool has_changes() const;       // returns whether its changes are kept in memory
+  std::uint64_t streams() const;  // the number of streams that are decoded at the same time
+  std::uint64_t window() const;   // the maximum window of each stream, in bytes
 
  private:
   friend class PatchedBytes;
   enum class State : std::uint8_t { kUnchecked, kChecking, kChecked, kBroken };
 
-  int check() const;  // 0 or an errno, once it is checked
+  // Checks the tensor if it is not checked yet. Returns 0 if it is checked, else an errno.
+  int check() const;
   int check_now() const;
   class Pieces;
   int fill(const Content& base, std::uint64_t offset, std::span<std::byte> out) const;
@@ -106,9 +110,10 @@ class Patches::Tensor {
   std::size_t number_;
   stfs::Tensor base_;
   Patch patch_;
-  mutable std::mutex mutex_;  // of state_
+  mutable std::mutex mutex_;  // guards state_
   mutable std::condition_variable checked_;
-  mutable State state_ = State::kUnchecked;  // in this process
+  // In this process; other processes see only is_checked_.
+  mutable State state_ = State::kUnchecked;
 };
 
 }  // namespace stfs

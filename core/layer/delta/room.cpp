@@ -22,7 +22,7 @@ std::shared_ptr<const Changes> Room::changes(std::size_t tensor) {
   return found->second->changes;
 }
 
-// The caller frees the entries that go, after it has given back the lock.
+// The caller frees the entries in `gone` after it has released the lock.
 void Room::make_room(std::uint64_t bytes, std::vector<Kept>& gone) {
   while (memory_ + bytes > most_ && !kept_.empty()) {
     Kept& last = kept_.back();
@@ -90,7 +90,7 @@ Room::Turn::~Turn() {
       room_.idle_ += memory_;
     }
   } catch (const std::bad_alloc&) {
-    is_dropped_ = true;  // the next reader begins anew
+    is_dropped_ = true;  // the next reader starts again
   }
   if (cursor_ != nullptr) {
     cursor_.reset();
@@ -99,8 +99,8 @@ Room::Turn::~Turn() {
   room_.changed_.notify_all();
 }
 
-// One thread at a time opens decoders, and waits: so no more than those of one chain are in memory
-// that is not counted.
+// Only one thread at a time opens decoders and waits for room. So the memory that is not counted
+// yet is at most the memory of one chain's decoders.
 void Room::Turn::start(const Open& open, std::uint64_t more) {
   const std::lock_guard opening(room_.opening_);
   cursor_->frames = open();
@@ -119,7 +119,8 @@ void Room::Turn::start(const Open& open, std::uint64_t more) {
   ++room_.running_;
 }
 
-// Takes the cursor that is nearest to the offset, of those that need not begin anew.
+// Takes the idle cursor of the tensor that is nearest to the offset and does not have to start
+// again.
 bool Room::Turn::take_idle(std::uint64_t offset) {
   auto best = room_.kept_.end();
   for (auto kept = room_.kept_.begin(); kept != room_.kept_.end(); ++kept) {
@@ -137,7 +138,8 @@ bool Room::Turn::take_idle(std::uint64_t offset) {
   return true;
 }
 
-// Waits while another reader of the tensor is before this one, or has a cursor that may help.
+// Waits while another reader of the tensor has a smaller offset, or while a running cursor may
+// help.
 bool Room::Turn::take(std::uint64_t offset) {
   std::unique_lock lock(room_.mutex_);
   const auto here = room_.waiting_.emplace(tensor_, offset);

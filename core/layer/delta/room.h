@@ -1,14 +1,15 @@
-// The memory that the patched tensors of a checkpoint take: changes that are kept, and decoders,
-// which run or wait for their reader. What was used least recently gives way to what is needed.
+// The memory that the patched tensors of a checkpoint use: kept changes, and decoders that run or
+// wait for their reader. If memory is needed, the entry that was used least recently is freed.
 //
-// The bound holds for any number of readers and tensors, but for the decoders of one chain: these
-// run even where there is no room for them, while no others do.
+// The limit holds for any number of readers and tensors, with one exception: the decoders of one
+// chain run even if they need more than the limit, but only while no other decoders run.
 //
-// A cursor is decoders that stand somewhere in a tensor, and the last bytes before them. A reader
-// in sequence finds there what it reads next. The requests of such a reader come a little out of
-// order, from several threads: they take turns by their offsets.
+// A cursor is a set of decoders at some position in a tensor, together with the last bytes before
+// that position. A reader in sequence finds its next bytes there. The requests of such a reader
+// arrive slightly out of order, from several threads, so they take turns in the order of their
+// offsets.
 //
-// Thread safety: all members may be called from any thread. Lifetime: outlives its turns.
+// Thread safety: all members may be called from any thread. Lifetime: must outlive its turns.
 #pragma once
 
 #include "core/layer/delta/changes.h"
@@ -32,75 +33,87 @@ namespace stfs {
 using Frames = std::vector<std::unique_ptr<Frame>>;
 
 struct Cursor {
-  // Bytes before the decoders that are kept: more than the kernel reads ahead.
+  // The minimum number of bytes before the decoders that are kept. It is more than the kernel reads
+  // ahead.
   static constexpr std::size_t kWindow = 4 << 20;
 
-  std::uint64_t at = 0;           // in the tensor
+  std::uint64_t at = 0;           // the position of the decoders in the tensor
   std::vector<std::byte> window;  // the bytes before `at`
   Frames frames;
 
-  std::uint64_t begin() const { return at - window.size(); }  // of what it can give
-  void add(std::span<const std::byte> bytes);  // to the window, which may drop others
+  std::uint64_t begin() const { return at - window.size(); }  // the first byte that it can return
+  // Appends bytes to the window. Drops the oldest bytes if the window would exceed 2 * kWindow.
+  void add(std::span<const std::byte> bytes);
 };
 
 class Room {
  public:
+  // At most `most` bytes are used.
   explicit Room(std::uint64_t most) : most_(most) {}
   Room(const Room&) = delete;
   Room& operator=(const Room&) = delete;
 
-  // --- changes. `tensor` is a number of the caller's.
+  // --- Changes. `tensor` is a number that the caller has chosen.
 
+  // Returns the kept changes of a tensor, or nullptr if none are kept.
   std::shared_ptr<const Changes> changes(std::size_t tensor);
-  // Takes room for changes that are collected; false: there is none. Give it to keep() or
-  // release().
+  // Reserves memory for changes that are being collected. Returns false if the limit does not allow
+  // it. Pass the reserved bytes to keep() or release() later.
   bool reserve(std::uint64_t bytes);
+  // Gives reserved memory back.
   void release(std::uint64_t bytes);
+  // Keeps the changes of a tensor in the memory that was reserved for them.
   void keep(std::size_t tensor, std::shared_ptr<const Changes> changes, std::uint64_t reserved);
 
-  // --- decoders
+  // --- Decoders
 
   using Open = std::function<Frames()>;
   class Turn;
 
   std::uint64_t most() const { return most_; }
-  std::uint64_t most_used() const;  // bytes, so far
+  // Returns the maximum memory that was in use so far, in bytes.
+  std::uint64_t most_used() const;
 
  private:
   friend class Turn;
   struct Kept {
     std::size_t tensor;
-    std::shared_ptr<const Changes> changes;  // or
-    std::unique_ptr<Cursor> cursor;
-    std::uint64_t memory;
+    std::shared_ptr<const Changes> changes;  // either changes
+    std::unique_ptr<Cursor> cursor;          // or a cursor is set
+    std::uint64_t memory;                    // bytes
   };
 
   using Busy = std::list<std::pair<std::size_t, std::uint64_t>>;
 
+  // Removes kept entries, the least recently used first, until `bytes` more bytes fit, or until no
+  // entries are left. Appends the removed entries to `gone`.
   void make_room(std::uint64_t bytes, std::vector<Kept>& gone);
   void add(std::uint64_t bytes);
 
   const std::uint64_t most_;
-  std::mutex opening_;        // held while decoders are opened, until there is room for them
-  mutable std::mutex mutex_;  // of the rest
+  // Held from the opening of decoders until there is room for them.
+  std::mutex opening_;
+  mutable std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
-  std::list<Kept> kept_;                                                // used last, first
-  std::unordered_map<std::size_t, std::list<Kept>::iterator> changes_;  // in kept_, by tensor
-  Busy busy_;  // tensors and begin() of their cursors
-  std::multiset<std::pair<std::size_t, std::uint64_t>> waiting_;  // tensors and offsets
-  std::uint64_t memory_ = 0;                                      // of all
-  std::uint64_t idle_ = 0;                                        // of kept_
+  std::list<Kept> kept_;  // the most recently used first
+  // Positions in kept_, by tensor.
+  std::unordered_map<std::size_t, std::list<Kept>::iterator> changes_;
+  Busy busy_;  // the tensors of running cursors, with their begin()
+  // The tensors and offsets of waiting readers.
+  std::multiset<std::pair<std::size_t, std::uint64_t>> waiting_;
+  std::uint64_t memory_ = 0;  // bytes in use
+  std::uint64_t idle_ = 0;    // bytes held by kept_
   std::uint64_t most_used_ = 0;
-  std::size_t running_ = 0;  // turns
+  std::size_t running_ = 0;  // the number of turns with running decoders
 };
 
-// Decoders that run while it lives. The constructors wait for room, and throw std::bad_alloc.
+// Runs decoders while it exists. The constructors wait for room. They throw std::bad_alloc.
 class Room::Turn {
  public:
-  // New ones, at the beginning of a tensor, which go afterwards.
+  // Opens new decoders at the beginning of a tensor. They are freed afterwards.
   Turn(Room& room, const Open& open);
-  // Those that can give the bytes from `offset` on without beginning anew, or else new ones. They
-  // wait for the next reader afterwards, unless they are told to go.
+  // Takes decoders of `tensor` that can return the bytes from `offset` without starting again, or
+  // else opens new ones. Afterwards they wait for the next reader, unless drop() was called.
   Turn(Room& room, std::size_t tensor, std::uint64_t offset, const Open& open);
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;

@@ -25,7 +25,7 @@ namespace {
 
 using IndexJson = nlohmann::json;
 
-constexpr std::uint64_t kMostIndex = 100'000'000;  // bytes, as of any index
+constexpr std::uint64_t kMostIndex = 100'000'000;  // the limit for every index, in bytes
 constexpr std::size_t kMostLinks = 256;
 
 constexpr std::array<std::pair<std::string_view, DeltaEncoding>, 2> kEncodings{
@@ -43,7 +43,7 @@ auto value_of(const Rows& rows, std::string_view word) {
   throw Error(ErrorCode::kDelta, public_name(index), rule);
 }
 
-// "000012", "v12" or 12.
+// Parses "000012", "v12" or 12.
 std::optional<std::uint64_t> number_in_json(const IndexJson& json) {
   if (json.is_number_unsigned()) return json.get<std::uint64_t>();
   if (!json.is_string()) return std::nullopt;
@@ -55,7 +55,7 @@ std::optional<std::uint64_t> number_in_json(const IndexJson& json) {
   return number;
 }
 
-// The text of the index; nullopt: there is none.
+// Returns the text of the index, or nullopt if the index does not exist.
 std::optional<std::string> text_of_index(const std::string& index, Sources& sources) {
   std::error_code error;
   if (!is_url(index) && !std::filesystem::exists(index, error) && !error) return std::nullopt;
@@ -69,7 +69,8 @@ std::optional<std::string> text_of_index(const std::string& index, Sources& sour
   }
 }
 
-// The directory itself where the name leads elsewhere, as "latest" and "." do.
+// Returns the directory, with symbolic links resolved if its name does not end in a digit, because
+// "latest" and "." may refer to a numbered directory.
 std::string resolved_directory(const std::string& directory) {
   std::string trimmed = directory;
   while (trimmed.size() > 1 && trimmed.ends_with('/')) trimmed.pop_back();
@@ -82,8 +83,8 @@ std::string resolved_directory(const std::string& directory) {
   return error ? trimmed : whole.string();
 }
 
-// The directories that the version with this number may have, beside another: with as many digits,
-// as in weight_v000009, and without leading zeros, as in step_9.
+// Returns the directories beside `directory` that the version with this number may have. The number
+// is padded to the same width, as in weight_v000009, or has no leading zeros, as in step_9.
 std::vector<std::string> siblings(const std::string& directory, std::uint64_t number) {
   const std::string place = resolved_directory(directory);
   const std::string name = last_component(place);
@@ -109,7 +110,8 @@ bool is_there(const std::string& file, Sources& sources) {
   }
 }
 
-// The checkpoint in a directory, as a SOURCE: a web server has no directories. nullopt: none.
+// Returns the checkpoint in a directory as a SOURCE, or nullopt if the directory contains none. On
+// a web server, which has no directories, the SOURCE is a file.
 std::optional<std::string> full_checkpoint_in(const std::string& directory, Sources& sources) {
   const std::string_view scheme = scheme_of(directory);
   for (const char* const name : {kIndexName, "model.safetensors"}) {
@@ -121,10 +123,10 @@ std::optional<std::string> full_checkpoint_in(const std::string& directory, Sour
   return std::nullopt;
 }
 
-// An index without the entries of its map, which may be hundreds of thousands.
+// Parses an index without the entries of its map, because there may be hundreds of thousands.
 IndexJson parsed_index(const std::string& text, const std::string& place, bool& has_entries) {
   constexpr int kDeepest = 64;
-  constexpr std::size_t kMostValues = 10'000;  // of the metadata
+  constexpr std::size_t kMostValues = 10'000;  // in the metadata
   std::string key;
   std::size_t values = 0;
   const auto keep = [&](int depth, IndexJson::parse_event_t event, IndexJson& value) {
@@ -171,7 +173,7 @@ void DeltaDigest::add(std::span<const std::byte> bytes) {
     XXH3_128bits_update(static_cast<XXH3_state_t*>(xxh3_), bytes.data(), bytes.size());
     return;
   }
-  if (bytes.empty()) return;  // for null, zlib returns the first value
+  if (bytes.empty()) return;  // because zlib returns the initial value for a null pointer
   const auto* const data = reinterpret_cast<const Bytef*>(bytes.data());
   adler32_ = static_cast<std::uint32_t>(::adler32_z(adler32_, data, bytes.size()));
 }
@@ -193,7 +195,7 @@ std::optional<DeltaVersion> read_delta(const std::string& place, Sources& source
   DeltaVersion out;
   out.index = place.ends_with(kIndexSuffix) ? place : child_name(place, kIndexName);
   const std::optional<std::string> text = text_of_index(out.index, sources);
-  // The index of a full checkpoint may be long: it is not parsed here.
+  // Do not parse the index of a full checkpoint, which may be long.
   if (!text || text->find("\"delta_encoding\"") == std::string::npos) return std::nullopt;
   bool has_entries = false;
   const IndexJson json = parsed_index(*text, out.index, has_entries);
@@ -256,7 +258,8 @@ DeltaChain delta_chain(DeltaVersion newest, Sources& sources) {
     std::optional<DeltaVersion> below;
     std::optional<std::string> full;
     const std::vector<std::string> directories = siblings(oldest.directory, oldest.base);
-    // No checksum guards the tensors that only the versions between have changed.
+    // The base must be found, because no checksum covers tensors that only versions in between
+    // changed.
     if (directories.empty() && oldest.base != 0) {
       refuse(oldest.index, "stands on version " + std::to_string(oldest.base) +
                                ", which cannot be found: the name of its directory does not end in "

@@ -1,6 +1,6 @@
-// The elements of a tensor in another floating type, rounded once from the stored value to nearest,
-// ties to even. A value that is too large becomes what ml_dtypes makes of it: infinity, or NaN
-// in the types of 8 bits without an infinity.
+// Casts the elements of a tensor to another floating type. Each stored value is rounded once, to
+// the nearest value, ties to even. A value that is too large becomes the same value as in
+// ml_dtypes: infinity, or NaN in the 8-bit types without an infinity.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -13,8 +13,8 @@
 
 namespace stfs {
 
-// `raw` is a tensor of `elements` elements of `from`, which has a to_f32; `to` is another type,
-// with a from_f32.
+// Returns a producer of the elements as type `to`. `raw` holds the bytes of `elements` elements of
+// type `from`. `from` must have a to_f32, and `to` a from_f32; the types must differ.
 std::unique_ptr<const Producer> cast(Content raw, DType from, DType to, std::uint64_t elements);
 
 }  // namespace stfs

@@ -1,4 +1,4 @@
-// The commands of edits: a row each.
+// The commands of edits: each has a function and a row in kCommands.
 #include "core/base/error.h"
 #include "core/base/pattern.h"
 #include "core/base/text.h"
@@ -31,7 +31,7 @@ using Item = Edited::Item;
 
 struct Command {
   std::string_view word, arguments;
-  std::size_t least, most;  // arguments
+  std::size_t least, most;  // the minimum and maximum number of arguments
   void (*apply)(const EditLine& line, Edited& edited);
 };
 
@@ -53,7 +53,7 @@ std::string_view new_name(const EditLine& line, Edited& edited, std::string name
   return edited.keep(std::move(name));
 }
 
-// The name of a tensor after a substitution; nullopt when nothing matches.
+// Returns the name of a tensor after a substitution, or nullopt if the expression does not match.
 std::optional<std::string> substituted(const EditLine& line, const Substitution& substitution,
                                        std::string_view name) {
   try {
@@ -94,7 +94,7 @@ void copy(const EditLine& line, Edited& edited) {
   edited.refuse_same_names(line);
 }
 
-// The items that match the globs; refuses a glob that matches none.
+// Returns for each item whether it matches a glob. Refuses a glob that matches no item.
 std::vector<bool> matching(const EditLine& line, Edited& edited,
                            std::span<const std::string> globs) {
   std::vector<bool> matches(edited.items.size());
@@ -134,7 +134,7 @@ Item& named(const EditLine& line, Edited& edited, const std::string& name) {
   return *item;
 }
 
-// The tensors of another source that FROM names.
+// The tensors that a FROM argument names: a list and the numbers of tensors in it.
 struct From {
   Edited::Other other;
   std::vector<std::uint32_t> numbers;
@@ -143,7 +143,7 @@ struct From {
 From from(const EditLine& line, Edited& edited, const std::string& text) {
   const std::size_t at = text.rfind("::");
   const bool is_npy = at == std::string::npos && public_name(text).ends_with(".npy");
-  if (!is_npy && (at == std::string::npos || at == 0)) {  // the name may be empty
+  if (!is_npy && (at == std::string::npos || at == 0)) {  // the tensor's name may be empty
     line.refuse(in_quotes(public_name(text)) + ": SOURCE::NAME or a .npy file is expected");
   }
   std::string path = text.substr(0, at);
@@ -176,7 +176,8 @@ Item item_of(const From& from, std::uint32_t number) {
           list.row(number).record, std::nullopt};
 }
 
-// Refuses a shape whose rows are no whole blocks, which a type of GGUF's cannot have.
+// Refuses a shape if its rows are not whole blocks of `dtype`, because a block type of GGUF cannot
+// have such a shape.
 void require_whole_blocks(const EditLine& line, DType dtype, std::span<const std::uint64_t> shape) {
   const TypeInfo& type = type_info(dtype);
   const std::uint64_t row = shape.empty() ? 1 : shape.back();
@@ -243,7 +244,8 @@ void cast_some(const EditLine& line, Edited& edited) {
   const std::vector<bool> matches = matching(line, edited, std::span(line.words).subspan(1, 1));
   bool touches = false;
   std::size_t others = 0, codes = 0;
-  std::string first, first_codes, scheme;  // of what may not be cast; of codes
+  // The first matching tensor that cannot be cast; the first one that holds codes, and its scheme.
+  std::string first, first_codes, scheme;
   for (std::size_t i = 0; i < matches.size(); ++i) {
     Item& item = edited.items[i];
     const Tensor& tensor = item.tensor;
@@ -346,7 +348,7 @@ void slice(const EditLine& line, Edited& edited) {
              line.words[2]));
 }
 
-// Whether a text is a value of a type, as GGUF's metadata have it: of texts, numbers and booleans.
+// Returns true if `text` is a valid value of a GGUF metadata type: a string, a number or a boolean.
 bool is_text_of(ValueType type, std::string_view text) {
   const char* const end = text.data() + text.size();
   const auto is_number = [&](auto number) {
@@ -371,7 +373,7 @@ bool is_text_of(ValueType type, std::string_view text) {
   return false;
 }
 
-// Keys of GGUF that say how the file is laid out.
+// Refuses GGUF keys that describe the layout of the file.
 void refuse_key_of_layout(const EditLine& line) {
   const std::string& key = line.words[1];
   if (key == "general.alignment" || key.starts_with("split.")) {
@@ -382,7 +384,7 @@ void refuse_key_of_layout(const EditLine& line) {
 void set_key(const EditLine& line, Edited& edited) {
   if (!is_utf8(line.words[1]) || !is_utf8(line.words[2])) line.refuse("UTF-8 is expected");
   refuse_key_of_layout(line);
-  constexpr std::size_t kMostKey = 65535;  // of GGUF
+  constexpr std::size_t kMostKey = 65535;  // the length limit of GGUF, in bytes
   if (edited.is_gguf() && (line.words[1].empty() || line.words[1].size() > kMostKey)) {
     line.refuse("a key of GGUF has 1 to " + std::to_string(kMostKey) + " bytes");
   }

@@ -19,7 +19,7 @@ bool name_url_in_edits(const std::string& argument) {
   try {
     return read_file(argument, kMostJson).find("://") != std::string::npos;
   } catch (const Error&) {
-    return false;  // loading says why
+    return false;  // loading the file reports the error
   }
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
 
-// The words of a line; nullopt for a quote that is not closed.
+// Splits a line into words. Returns nullopt if a quote is not closed.
 std::optional<std::vector<std::string>> words_of(std::string_view line) {
   std::vector<std::string> words;
   bool is_in_word = false;
@@ -57,7 +57,7 @@ std::string edit_place(std::string_view argument) {
 
 std::string public_edits(std::string_view argument) {
   constexpr std::string_view kMark = "://";
-  constexpr std::string_view kAround = " \t\r\n'\"";  // of a word, and of the quotes in it
+  constexpr std::string_view kAround = " \t\r\n'\"";  // the ends of a word or of a quoted part
   std::string out;
   for (;;) {
     const std::size_t mark = argument.find(kMark);
@@ -65,7 +65,8 @@ std::string public_edits(std::string_view argument) {
     const std::size_t begin = argument.find_last_of(kAround, mark) + 1;  // npos + 1 is 0
     const std::size_t end = std::min(argument.find_first_of(kAround, mark), argument.size());
     const std::string_view word = argument.substr(begin, end - begin);
-    // SOURCE::NAME: the address of a host may have "::" before its path.
+    // The word may be SOURCE::NAME. The search for "::" starts at the URL's path, because an IPv6
+    // address may contain "::" too.
     const std::size_t path = std::min(word.find('/', mark - begin + kMark.size()), word.size());
     const std::size_t name = std::min(word.find("::", path), word.size());
     out.append(argument.substr(0, begin)).append(public_name(word.substr(0, name)));

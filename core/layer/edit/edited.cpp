@@ -19,7 +19,7 @@ constexpr std::size_t kMostTexts = 1 << 30;  // bytes
 
 }  // namespace
 
-// A tensor whose bytes an edit computes of those of another.
+// A tensor with bytes that an edit computes from the bytes of another tensor.
 class DerivedTensor : public ComputedTensor {
  public:
   using Make = Content (*)(const Tensor& in, const Tensor& out, const std::string& argument);
@@ -47,7 +47,8 @@ class DerivedTensor : public ComputedTensor {
   std::string argument_;
 };
 
-// Shows a tensor under another name or shape, or one of another source: as a row has it.
+// Shows a tensor under another name or shape, or a tensor of another source. Its item has the new
+// name and shape.
 class ShownTensor : public ComputedTensor {
  public:
   explicit ShownTensor(const Tensor& tensor) : tensor_(tensor) {}
@@ -94,7 +95,7 @@ Edited::Item* Edited::find(std::string_view name) {
     return is_there && items[at->second].tensor.name == name ? &items[at->second] : nullptr;
   };
   if (Item* const found = look()) return found;
-  places_.clear();  // lines may have changed names since
+  places_.clear();  // because lines may have changed names since the last search
   for (std::size_t i = 0; i < items.size(); ++i) places_.emplace(items[i].tensor.name, i);
   return look();
 }
@@ -174,9 +175,9 @@ Tensor Edited::computed(const Item& item, DType dtype, std::span<const std::uint
              .locator = std::nullopt};
   const Content content = make(of, out, argument);
   out.length = content.size();
-  // A part of a stored tensor is one, too.
+  // A contiguous part of a stored tensor is a stored tensor too.
   if (const std::optional<Extent> extent = content.extent()) out.locator = *extent;
-  // As an input it has the name that it is stored under.
+  // As an input, a stored tensor has the name that it is stored under.
   const Header& header = part(item.part).header;
   if (of.computed == nullptr) of.name = header.name(header.tensors[item.record]);
   if (!out.locator)
@@ -201,7 +202,7 @@ Edited::Other Edited::other(const std::string& path) {
   return {&others_[at->second], first_parts_[at->second]};
 }
 
-// The metadata after the edits. The first part gets the keys that are set.
+// Returns the metadata of a part after the edits. Keys that were set go into the first part.
 Metadata Edited::metadata_of(const Part& part, bool is_first) const {
   Metadata result;
   const Metadata& before = part.header.metadata;

@@ -18,7 +18,7 @@
 namespace stfs {
 namespace {
 
-// A part alone has it; nothing recognises a file by it.
+// The format of such a part. It is not in the table of formats, so no file is recognised as NumPy.
 constexpr Format kNpyFormat{.name = "npy",
                             .recognises = nullptr,
                             .read = nullptr,

@@ -1,4 +1,4 @@
-// A NumPy file as a source of one tensor (numpy/lib/format.py): its header, read and checked.
+// Reads a NumPy file (numpy/lib/format.py) as a source of one tensor.
 //
 // Thread safety: the function may be called from any thread.
 #pragma once
@@ -11,9 +11,9 @@ namespace stfs {
 
 class Sources;
 
-// The array in the file as a part with one tensor whose name is that of the file
-// without ".npy". Throws Error: kUnreadable, or kEdit for a file that is none and for a type that
-// safetensors lacks.
+// Returns the array in the file as a part with one tensor. The tensor's name is the file's name
+// without ".npy". Checks the header and the file's size. Throws Error kUnreadable if the file
+// cannot be read, and Error kEdit if it is not a NumPy file or if safetensors lacks its type.
 Part read_npy(const std::string& path, Sources& sources);
 
 }  // namespace stfs

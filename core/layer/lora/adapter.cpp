@@ -17,14 +17,15 @@
 namespace stfs {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;  // the first pattern that matches counts
+// Keeps the order of keys, because the first matching pattern counts.
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view kDefault = "default";  // the name that PEFT gives an adapter
 constexpr std::uint64_t kMostRank = 1 << 20;
-constexpr std::ptrdiff_t kMostKeys =
-    20'000;  // an object in the order of the file is searched from its beginning
+// An ordered_json object is searched from its beginning, so this limits the time.
+constexpr std::ptrdiff_t kMostKeys = 20'000;
 
-// Keys whose values change what an adapter means, and that are not built.
+// Keys that change the meaning of an adapter and are not supported.
 constexpr std::array<std::string_view, 12> kRefused{"alora_invocation_tokens",
                                                     "arrow_config",
                                                     "kasa_config",
@@ -37,7 +38,7 @@ constexpr std::array<std::string_view, 12> kRefused{"alora_invocation_tokens",
                                                     "use_dora",
                                                     "use_qalora",
                                                     "velora_config"};
-// Keys that say nothing about the values.
+// Supported keys, and keys that do not affect the values.
 constexpr std::array<std::string_view, 31> kKnown{"alpha_pattern",
                                                   "auto_mapping",
                                                   "base_model_name_or_path",
@@ -69,7 +70,7 @@ constexpr std::array<std::string_view, 31> kKnown{"alpha_pattern",
                                                   "target_parameters",
                                                   "task_type",
                                                   "use_rslora"};
-// Values of init_lora_weights, by their beginnings, that change the base's weights.
+// Values of init_lora_weights, by their beginnings, with which PEFT changes the base's weights.
 constexpr std::array<std::string_view, 5> kChangeBase{"pissa", "corda", "olora", "loftq",
                                                       "lora_ga"};
 constexpr std::array<std::string_view, 6> kKeepBase{"true", "false",      "gaussian",
@@ -84,7 +85,7 @@ bool has_word(const Words& words, std::string_view word) {
   return std::ranges::find(words, word) != words.end();
 }
 
-// A text, or a boolean as text; "" for another type.
+// Returns a string, or a boolean as text; "" for other types.
 std::string word_of(const OrderedJson& value) {
   if (value.is_boolean()) return value.get<bool>() ? "true" : "false";
   return value.is_string() ? value.get<std::string>() : "";
@@ -97,8 +98,8 @@ bool replaces(std::string& text, std::string_view part, std::string_view by) {
   return true;
 }
 
-// "X.lora_A.weight", "X.lora_A.default.weight", "X.lora_embedding_A", "X.lora_embedding_A.default":
-// the module X, if `word` stands in the name, and the adapter.
+// The module X and the adapter's name, from a name that contains `word`: "X.lora_A.weight",
+// "X.lora_A.default.weight", "X.lora_embedding_A" or "X.lora_embedding_A.default".
 struct ModuleOf {
   std::string module, adapter;
 };
@@ -117,13 +118,14 @@ std::optional<ModuleOf> module_before(std::string_view name, std::string_view wo
                   std::string(is_plain ? kDefault : rest.substr(1))};
 }
 
-// A character that an expression has for itself, or a dot.
+// Returns true for a character that an expression matches literally, and for a dot.
 bool is_literal(char c) {
   return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_' ||
          c == '.';
 }
 
-// Whether (.*\.)?(KEY)$ matches a name in ASCII, for a key of such characters: a dot is any one.
+// Returns true if (.*\.)?(KEY)$ matches an ASCII name. `key` contains only characters of
+// is_literal(); a dot matches any character.
 bool ends_in_key(std::string_view module, std::string_view key) {
   if (module.size() < key.size()) return false;
   const std::size_t begin = module.size() - key.size();
@@ -298,10 +300,10 @@ AdapterConfig::Scaling AdapterConfig::scaling_of(std::string_view module,
 
 AdapterTensor adapter_tensor(std::string_view name) {
   using Kind = AdapterTensor::Kind;
-  std::string unwrapped(name);  // torch.compile() puts its own before any module
+  std::string unwrapped(name);  // torch.compile() inserts this before any module
   while (replaces(unwrapped, "_orig_mod.", "")) {
   }
-  replaces(unwrapped, ".base_model.model.", ".");  // a part of a model is adapted
+  replaces(unwrapped, ".base_model.model.", ".");  // only a part of the model is adapted
   name = unwrapped;
   for (const std::string_view wrapper : {"module.", "base_model.model."}) {
     if (name.starts_with(wrapper)) name.remove_prefix(wrapper.size());
@@ -318,7 +320,7 @@ AdapterTensor adapter_tensor(std::string_view name) {
     auto found = module_before(name, row.word, row.ending);
     if (!found) continue;
     auto& [module, adapter] = *found;
-    // A module in a module that is adapted itself: nn.MultiheadAttention.
+    // A module inside a module that is adapted as well: nn.MultiheadAttention.
     const bool is_inner = module.ends_with(".base_layer.out_proj");
     while (replaces(module, ".base_layer.", ".")) {
     }
@@ -337,7 +339,7 @@ AdapterTensor adapter_tensor(std::string_view name) {
 
 std::string foreign_adapter(std::string_view name) {
   struct Row {
-    std::string_view begin, part, end;  // of the name
+    std::string_view begin, part, end;  // what the name begins with, contains and ends with
     std::string_view what;
   };
   constexpr std::string_view kKohya =

@@ -1,8 +1,9 @@
-// A LoRA adapter as PEFT writes it: what adapter_config.json says, and what the names of its
-// tensors mean.
+// A LoRA adapter as PEFT writes it: the content of its adapter_config.json, and the meaning of its
+// tensors' names.
 //
-// Rules: PEFT, tuners/lora/config.py, model.py and layer.py, and utils/save_and_load.py. An adapter
-// that is not W + s·B·A is refused by name: its weights would be other ones.
+// The rules are from PEFT: tuners/lora/config.py, model.py and layer.py, and
+// utils/save_and_load.py. If the result of an adapter is not W + s·B·A, the adapter is refused with
+// the name of its kind, because stfs would compute other weights than PEFT.
 //
 // Thread safety: values and pure functions; const members may be called from any thread.
 #pragma once
@@ -19,35 +20,41 @@ namespace stfs {
 
 class AdapterConfig {
  public:
-  // Reads the text of an adapter_config.json; `file` is its name for messages. Throws Error
-  // kAdapter for a text that breaks the format, and for a kind of adapter that is refused.
+  // Parses the text of an adapter_config.json; `file` is its name for messages. Throws Error
+  // kAdapter if the text breaks the format, or if this kind of adapter is not supported.
   AdapterConfig(std::string file, std::string_view text);
 
-  // The rank of a module's update, and its s = alpha / divisor.
+  // The scaling of a module's update: s = alpha / divisor. The divisor is the rank, or its square
+  // root with use_rslora.
   struct Scaling {
     std::uint64_t rank;
     double alpha, divisor;
   };
-  // Throws Error kAdapter if the name cannot be matched with a pattern of the file, and if matching
-  // takes too long.
+  // Returns the scaling of a module. Adds the work of matching to `work`. Throws Error kAdapter if
+  // the module's name cannot be matched with a pattern of the file, or if matching takes too long.
   Scaling scaling_of(std::string_view module, MatchingWork& work) const;
 
-  // Whether some module is stored as [in, out]. PEFT writes what holds for the last one alone.
+  // Returns true if some module is stored as [in, out]. PEFT writes the value of the last module,
+  // so it may be false for an adapter that has other modules stored as [in, out].
   bool fan_in_fan_out() const { return fan_in_fan_out_; }
-  // Whether `modules_to_save`, or the task, names a module that a tensor belongs to: PEFT then
-  // keeps a copy of the base's module, or the module is new.
+  // Returns true if the tensor belongs to a module that `modules_to_save` names, or that the task
+  // implies. PEFT saves such a module as a whole: it is a trained copy of the base's module, or a
+  // new module.
   bool saves_module_of(std::string_view tensor) const;
-  bool is_of_language_model() const;                   // by the task
+  bool is_of_language_model() const;                   // according to the task
   bool ties_weights() const { return ties_weights_; }  // ensure_weight_tying
-  // The parameters of a module that `target_parameters` names, with the module's name before them.
+  // Returns the full names of a module's parameters that `target_parameters` names.
   std::vector<std::string> parameters_of(std::string_view module) const;
   const std::vector<std::string>& warnings() const { return warnings_; }
+  // Throws Error kAdapter with the name of the file.
   [[noreturn]] void refuse(const std::string& rule) const;
 
  private:
   struct Pattern {
     std::string key;
-    std::optional<NamePattern> expression;  // (.*\.)?(KEY)$; none for a key of letters and dots
+    // Matches (.*\.)?(KEY)$. nullopt for a key that contains only letters, digits, underscores and
+    // dots, which is compared without an expression.
+    std::optional<NamePattern> expression;
     double value;
   };
   const Pattern* first_match(const std::vector<Pattern>& patterns, std::string_view module,
@@ -61,34 +68,37 @@ class AdapterConfig {
   bool ties_weights_ = false;
   std::string task_;
   std::vector<std::string> saved_modules_, parameters_;
-  std::vector<Pattern> ranks_, alphas_;  // in the order of the file
+  std::vector<Pattern> ranks_, alphas_;  // in the order of the file, because the first match counts
   std::vector<std::string> warnings_;
 };
 
-// What a tensor of an adapter is.
+// The meaning of a tensor of an adapter.
 struct AdapterTensor {
   enum class Kind : std::uint8_t {
     kA,            // lora_A.weight: [rank, in]
     kB,            // lora_B.weight: [out, rank]
     kEmbeddingA,   // lora_embedding_A: [rank, vocabulary]
     kEmbeddingB,   // lora_embedding_B: [size, rank]
-    kReplacement,  // takes the place of a tensor of the base
-    kRefused,
+    kReplacement,  // replaces a tensor of the base
+    kRefused,      // belongs to a kind of adapter that is not supported
   };
   Kind kind;
-  // Of a factor the module, of a replacement the tensor; of what is refused the word for it.
+  // The name of the module for a factor, and of the tensor for a replacement. For kRefused, the
+  // part of the name that is typical of the unsupported kind.
   std::string subject;
-  // Of a factor: how often the update is added. PEFT adds that of nn.MultiheadAttention's out_proj
-  // twice, while training and merging (layer.py, MultiheadAttention.merge): the trained update is
-  // twice B·A.
+  // How often the update is added, for a factor. PEFT adds the update of nn.MultiheadAttention's
+  // out_proj twice, both in training and in merging (layer.py, MultiheadAttention.merge), so the
+  // trained update is twice B·A.
   unsigned times;
-  // The adapter's name where the tensor has one, or is a factor: PEFT's own, "default", stands for
-  // none in a name. Else "".
+  // The adapter's name if the tensor's name contains one. For a factor without one, PEFT's own name
+  // "default". Else "".
   std::string adapter = {};
 };
+// Returns the meaning of a tensor's name.
 AdapterTensor adapter_tensor(std::string_view name);
 
-// What is not PEFT's, and what to do with it, by the name of a tensor or of a file; "" for others.
+// Returns what an adapter that PEFT did not write is and how to merge it, recognised by the name of
+// a tensor or of a file. Returns "" for any other name.
 std::string foreign_adapter(std::string_view name);
 
 }  // namespace stfs

@@ -28,25 +28,27 @@ namespace stfs {
 namespace {
 
 constexpr const char* kConfigName = "adapter_config.json";
-// The first that is there counts.
+// The first file that exists is used.
 constexpr const char* kTensorsNames[] = {
     "adapter_model.safetensors", "adapter_model.safetensors.index.json", "adapter_model.bin"};
 
-// What adapters make of a tensor of the list below, or of one that they add.
+// The changes that adapters make to a tensor of the list below, or to a tensor that they add.
 struct Change {
-  Tensor base;  // of the list below, or its replacement by an adapter
+  Tensor base;  // the tensor of the list below, or an adapter's replacement for it
   bool is_replaced = false;
-  bool is_copy = false;   // it is replaced in a copy of the module that PEFT made for training
+  // The replacement is from a copy of the module that PEFT made for training (modules_to_save).
+  bool is_copy = false;
   bool is_stack = false;  // the first dimension counts experts
   std::vector<LoraUpdate> updates;
-  std::vector<Tensor> factors;  // of the updates
+  std::vector<Tensor> factors;  // A and B of each update
 };
 
-// A tensor that the list below lacks, and where its row stands.
+// A tensor that the list below lacks, and the row after which it is sorted.
 struct Added {
   std::string name;
   TensorList::Row row;
-  std::optional<std::uint32_t> adapter;  // whose parts the row counts; nullopt: those of the list
+  // The adapter whose parts the row counts, by its number; nullopt for the parts of the list.
+  std::optional<std::uint32_t> adapter;
 };
 
 class MergedTensor : public ComputedTensor {
@@ -103,7 +105,7 @@ class MergedTensors : public ComputedTensors {
   std::deque<MergedTensor> tensors_;
 };
 
-// The factors of a module's update.
+// The two factors of a module's update.
 struct Pair {
   std::optional<Tensor> a, b;
   bool is_embedding = false;
@@ -135,7 +137,7 @@ class Merger {
     const TensorList& adapter = adapters_.back();
     work_ = MatchingWork::for_tensors(adapter.size());
     for (std::uint32_t i = 0; i < adapter.size(); ++i) sort_in(adapter.tensor(i), i, pairs);
-    std::map<std::string, std::vector<const Pair*>> of_parameters;  // by module
+    std::map<std::string, std::vector<const Pair*>> of_parameters;  // by the name of the module
     for (const auto& [module, pair] : pairs) {
       require_both(pair);
       std::string owner = module;
@@ -152,7 +154,7 @@ class Merger {
     ++adapter_;
   }
 
-  // `list` is that of the constructor. Call it once.
+  // Turns `list`, the list that was given to the constructor, into the result. Call it once.
   void finish(TensorList& list) {
     const bool unties = settle_head();
     auto tensors = std::make_unique<MergedTensors>();
@@ -167,7 +169,7 @@ class Merger {
     std::vector<std::vector<std::string>> hidden_keys;
     for (const Part& part : list.parts()) hidden_keys.push_back(part.hidden_keys);
     for (TensorList& adapter : adapters_) {
-      // What an adapter's file says of itself is not said of the checkpoint.
+      // Hide the metadata of the adapter's file, because it does not describe the checkpoint.
       for (const Part& part : adapter.parts()) hidden_keys.push_back(part.header.metadata.keys());
       first_parts.push_back(static_cast<std::uint32_t>(list.parts().size()));
       list.append_inputs(std::move(adapter));
@@ -201,7 +203,8 @@ class Merger {
     return std::ranges::any_of(kEndings, [&](auto ending) { return last.ends_with(ending); });
   }
 
-  // A file is no adapter: says what it is, by its name or by those of its tensors.
+  // Refuses a file, which is not an adapter. Says what the file is, by its name or by the names of
+  // its tensors.
   [[noreturn]] void refuse_file(const std::string& path) {
     const std::string last = last_component(public_name(path));
     std::string what = foreign_adapter(last);
@@ -212,7 +215,7 @@ class Merger {
           what = foreign_adapter(list.name(i));
         }
       }
-    } catch (const Error&) {  // nothing more is known of it
+    } catch (const Error&) {  // the general message below applies
     }
     if (what.empty()) {
       what = "a file: name the directory that PEFT wrote, with " + std::string(kConfigName) +
@@ -234,12 +237,12 @@ class Merger {
     }
   }
 
-  // Throws if something in a directory says what it is.
+  // Throws if an entry of the directory shows what the directory is.
   void refuse_directory(const std::string& directory) {
     std::vector<std::string> entries;
     try {
       entries = sources_.entries_in(directory);
-    } catch (const Error&) {  // it is absent, or no server lists it
+    } catch (const Error&) {  // it does not exist, or the server lists no directories
     }
     std::ranges::sort(entries);
     for (const std::string& entry : entries) {
@@ -270,7 +273,7 @@ class Merger {
     throw Error(*first);
   }
 
-  // The embeddings, the head, and whether they are one tensor in the model.
+  // Finds the input embeddings and the head, and whether the model uses one tensor as both.
   void find_ends() {
     std::size_t embeddings = 0;
     for (std::uint32_t i = 0; i < list_.size(); ++i) {
@@ -328,8 +331,8 @@ class Merger {
     factor = tensor;
   }
 
-  // Whether a tensor is the base's own that PEFT keeps beside the copy that it trained: of
-  // ModulesToSaveWrapper.
+  // Returns true if a tensor is the base's original, which PEFT's ModulesToSaveWrapper keeps beside
+  // the copy that it trained.
   bool is_original_of_saved(std::string_view name) const {
     const std::size_t at = name.find(kOriginal);
     if (at == std::string_view::npos) return false;
@@ -352,7 +355,8 @@ class Merger {
     }
   }
 
-  // The tensor that a name means, of the base or of those that adapters add.
+  // Returns the number of the tensor that a name means, in the base or among the tensors that
+  // adapters add. `of` is the adapter's tensor, for messages.
   std::optional<std::uint32_t> find(std::string_view name, std::string_view of) const {
     const auto added = std::ranges::find(added_, name, &Added::name);
     if (added != added_.end())
@@ -374,7 +378,8 @@ class Merger {
   std::uint32_t target_of(const std::string& name, std::string_view of) {
     if (const auto number = find(name, of)) return *number;
     if (!is_language_head(name) || !is_tied_ || head_) refuse_target(name, of);
-    // The head of a model that has it as its embeddings: it begins as they are.
+    // The model uses its embeddings as its head. The adapter's head becomes a tensor of its own,
+    // which starts as a copy of the embeddings.
     const std::uint32_t number = add_tensor(name, list_.row(*embedding_), std::nullopt);
     const auto embedding = changes_.find(*embedding_);
     const bool follows =
@@ -393,7 +398,7 @@ class Merger {
     return list_size_ + static_cast<std::uint32_t>(added_.size() - 1);
   }
 
-  // What updates are added to.
+  // Returns the tensor that updates are added to.
   Tensor base_of(std::uint32_t number) const {
     const auto at = changes_.find(number);
     return at != changes_.end() ? at->second.base : list_.tensor(number);
@@ -447,7 +452,7 @@ class Merger {
                         "the base that the adapter was trained on?");
   }
 
-  // A model with another head is of another class.
+  // Warns that the head is new, because a model with another head is of another class.
   void tell_of_head(std::string_view name, const Tensor& by) {
     if (!model_.has_config || !name.ends_with(".weight")) return;
     warnings_.push_back(printable(place_) + ": " + in_quotes(name) + " " + shape_json(by.shape) +
@@ -457,7 +462,8 @@ class Merger {
                         ": name the class that has it, and its labels in \"id2label\"");
   }
 
-  // The target of a module's factors: its weight, or that of nn.MultiheadAttention.
+  // Returns the target of a module's factors: its weight, or the in_proj_weight of
+  // nn.MultiheadAttention.
   std::uint32_t weight_of(const std::string& module, const Tensor& factor) {
     std::optional<std::uint32_t> other;
     const std::string in_projection = module + ".in_proj_weight";
@@ -511,7 +517,8 @@ class Merger {
     if (number == embedding_ && is_alone) diverges_ = true;
   }
 
-  // Whether the weight is the transpose of B·A. Its shape decides; of a square one its class.
+  // Returns true if the weight is stored as the transpose of B·A. Its shape shows this, except for
+  // a square weight, where the class of its module decides.
   bool is_stored_transposed(std::uint32_t number, const Pair& pair) {
     const Tensor weight = base_of(number);
     const std::span<const std::uint64_t> in = pair.a->shape.subspan(1);
@@ -537,14 +544,16 @@ class Merger {
     return *is_conv1d;
   }
 
-  // Whether a square weight is that of a Conv1D: GPT-2's and its kin's. nullopt: nothing tells.
+  // Returns whether a square weight belongs to a Conv1D, as in GPT-2 and related models. Returns
+  // nullopt if nothing shows it.
   std::optional<bool> has_conv1d(std::string_view name, std::uint64_t size) const {
     const std::string_view module = name.substr(0, name.rfind('.'));
     if (!has_name_of_conv1d(module)) {
       if (model_.types.empty() && config_->fan_in_fan_out()) return std::nullopt;
       return false;
     }
-    // The shapes of other modules of the layer: of a Conv1D the rows are what comes in.
+    // Compare with the shapes of other modules in the layer: the rows of a Conv1D's weight are its
+    // inputs.
     std::size_t layer = name.find_last_of("0123456789");
     while (layer != std::string_view::npos && layer + 1 < name.size() && name[layer + 1] != '.') {
       layer = layer == 0 ? std::string_view::npos : name.find_last_of("0123456789", layer - 1);
@@ -564,8 +573,8 @@ class Merger {
     return model_.has_conv1d();
   }
 
-  // The updates of the parameters of a module, such as stacks of experts. The names in the file do
-  // not tell them apart: their shapes do.
+  // Adds the updates of a module's parameters, such as stacks of experts. The names in the file do
+  // not say which parameter a pair belongs to, so the shapes must show it.
   void add_to_parameters(const std::string& module, std::vector<const Pair*> pairs, double scale) {
     struct Parameter {
       std::string name;
@@ -577,7 +586,7 @@ class Merger {
       parameters.push_back({std::move(name), number});
     }
     while (!pairs.empty()) {
-      // A pair that fits one parameter alone.
+      // Find a pair that fits exactly one parameter.
       std::size_t at = 0, fitting = parameters.size(), fits = 0;
       for (; at < pairs.size() && fits != 1; ++at) {
         fits = 0;
@@ -620,7 +629,8 @@ class Merger {
   struct Orientation {
     bool fits_straight = false, fits_transposed = false, is_stack = false;
   };
-  // How factors fit a parameter of two dimensions, or a stack of matrices.
+  // Returns how a pair of factors fits a parameter of two dimensions, or of three (a stack of
+  // matrices). Nothing is set if it does not fit.
   Orientation orientation_of(const std::string& name, std::uint32_t number, const Pair& pair) {
     const std::span<const std::uint64_t> shape = base_of(number).shape;
     const std::span<const std::uint64_t> a = pair.a->shape, b = pair.b->shape;
@@ -638,8 +648,8 @@ class Merger {
     return fit;
   }
 
-  // Of a model that has its head as its embeddings: PEFT trained the change of the one without the
-  // other, so they become two tensors. Returns whether they do.
+  // Handles a model that uses its embeddings as its head. If PEFT trained one of the two and not
+  // the other, they become two tensors. Returns whether they do.
   bool settle_head() {
     const auto embedding = embedding_ ? changes_.find(*embedding_) : changes_.end();
     const bool has_changed = embedding != changes_.end();
@@ -688,21 +698,23 @@ class Merger {
   Sources& sources_;
   Targets targets_;
   BaseModel model_;
-  std::optional<std::uint32_t> embedding_, head_;  // the input embeddings, if they are one tensor
-  bool is_tied_ = false;                           // the model has one tensor as both
-  bool diverges_ = false;                          // the embeddings have changed without the head
-  std::optional<AdapterConfig> config_;            // of the adapter that is merged
-  MatchingWork work_;                              // of its patterns
-  std::string place_, name_;                       // of that adapter
-  bool changes_rows_ = false;  // that adapter changes the number of the embeddings
-  std::string tokenizer_;      // the directory of the last one that did
+  // The input embeddings, if exactly one tensor has them; the head.
+  std::optional<std::uint32_t> embedding_, head_;
+  bool is_tied_ = false;                 // the model uses one tensor as embeddings and head
+  bool diverges_ = false;                // the embeddings were changed without the head
+  std::optional<AdapterConfig> config_;  // the configuration of the adapter that is merged
+  MatchingWork work_;                    // the work of matching its patterns
+  std::string place_, name_;             // the file and the name of that adapter
+  bool changes_rows_ = false;            // that adapter changes the number of embeddings
+  std::string tokenizer_;                // the directory of the last adapter that did so
   std::string text_ = std::string(kLoraOption) + "=";
   std::vector<std::string> warnings_;
   std::deque<TensorList> adapters_;
-  std::uint32_t adapter_ = 0;                // number of the one that is merged
-  std::map<std::uint32_t, Change> changes_;  // by number; those of added_ follow the list's
+  std::uint32_t adapter_ = 0;                // the number of the adapter that is being merged
+  std::map<std::uint32_t, Change> changes_;  // by tensor number; added_ follows the list
   std::deque<Added> added_;
-  std::map<std::uint32_t, std::uint32_t> last_;  // the adapter that changed a tensor last
+  // The number of the adapter that last changed a tensor.
+  std::map<std::uint32_t, std::uint32_t> last_;
 };
 
 }  // namespace

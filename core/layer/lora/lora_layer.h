@@ -1,4 +1,4 @@
-// The layer `lora`: adapters merged into the weights of a checkpoint.
+// The layer `lora`: merges adapters into the weights of a checkpoint.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -14,17 +14,19 @@ namespace stfs {
 
 inline constexpr std::string_view kLoraOption = "lora";
 
-// "[SCALE@]ADAPTER": a number before the first "@" is a factor of the updates.
+// The parts of "[SCALE@]ADAPTER". Text before the first "@" is a scale if it is a number.
 struct AdapterChoice {
-  double scale;
+  double scale;                // a factor for all updates of the adapter
   std::string_view directory;  // a path or a URL
 };
+// Splits an argument. The directory is "" if the argument names no adapter.
 AdapterChoice adapter_choice(std::string_view argument);
-// The argument with an absolute path, or a pinned URL without secrets.
+// Returns the argument with an absolute path, or with a pinned URL without secrets.
 std::string resolved_adapter(const std::string& argument, Sources& sources);
 
-// Merges the adapters in their order. `below` has sort_names(). Throws Error kAdapter for an
-// adapter that is refused or does not fit the tensors.
+// Merges the adapters in the order of the arguments. `below` has sorted names
+// (TensorList::sort_names()). Throws Error kAdapter for an adapter that is not supported or does
+// not fit the tensors.
 TensorList merge_adapters(TensorList below, std::span<const std::string> arguments,
                           Sources& sources);
 

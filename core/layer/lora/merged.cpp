@@ -13,10 +13,12 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kStep = 256 << 10;  // elements of the weight that are merged at a time
-constexpr std::uint64_t kMostOfFactor = 4 << 20;  // elements of a factor in memory
+// The maximum number of elements that are merged at a time.
+constexpr std::uint64_t kStep = 256 << 10;
+// The maximum number of elements of a factor in memory.
+constexpr std::uint64_t kMostOfFactor = 4 << 20;
 
-// A range of rows and of columns of a matrix, and the numbers of a factor that belong to them.
+// A range of rows and of columns within a matrix.
 struct Rectangle {
   std::uint64_t matrix, row, rows, column, columns;
 };
@@ -25,10 +27,11 @@ struct Work {
   std::vector<std::byte> bytes;
   std::vector<float> values, left, other;
   struct Right {
-    std::uint64_t matrix = 0, column = 0, columns = 0;  // of the values; none at first
+    // The range that `values` holds; empty at first.
+    std::uint64_t matrix = 0, column = 0, columns = 0;
     std::vector<float> values;
   };
-  std::vector<Right> rights;  // by update: the rows of a read share them
+  std::vector<Right> rights;  // one per update; all rows of a read share them
 };
 
 class Merged : public Producer {
@@ -75,7 +78,8 @@ class Merged : public Producer {
     return fill(offset, out);
   }
 
-  // Not inline: the compiler could move the arithmetic out of the life of IeeeArithmetic.
+  // Not inline, because the compiler could move the arithmetic out of the lifetime of
+  // IeeeArithmetic.
   [[gnu::noinline]] int fill(std::uint64_t offset, std::span<std::byte> out) const {
     Work work;
     work.rights.resize(updates_.size());
@@ -86,14 +90,15 @@ class Merged : public Producer {
   }
 
  private:
-  // The part of B that the rows [first, last] of the weight need.
+  // Returns the part of B that rows [first, last] of the weight need.
   Extent rows_of_b(const LoraUpdate& update, std::uint64_t first, std::uint64_t last) const {
     if (update.is_transposed || shape_.matrices != 1) return update.b.bytes;
     const std::uint64_t row = update.rank * type_info(update.b.dtype).block_bytes;
     return update.b.bytes.part(first * row, (last - first + 1) * row);
   }
 
-  // Whole rows, or a part of one.
+  // Returns the elements to merge next, from element `first` on and at most `most`: whole rows, or
+  // a part of one row.
   Rectangle rectangle_at(std::uint64_t first, std::uint64_t most) const {
     const std::uint64_t columns = shape_.columns;
     const std::uint64_t row = first / columns;
@@ -114,7 +119,7 @@ class Merged : public Producer {
     return part;
   }
 
-  // Writes the first of `count` elements, and sets `count` to their number.
+  // Writes the first elements of `count` elements, and sets `count` to the number written.
   int some(Work& work, std::uint64_t first, std::uint64_t& count, std::byte* out) const {
     const Rectangle part = rectangle_at(first, count);
     count = part.rows * part.columns;
@@ -166,7 +171,8 @@ class Merged : public Producer {
     return 0;
   }
 
-  // The columns [column, column + columns) of A of a matrix, [rank, width], row after row.
+  // Loads the columns [column, column + columns) of a matrix's A, which is [rank, width]. `out` is
+  // row-major.
   static int load_a(Work& work, const LoraUpdate& update, std::uint64_t matrix, std::uint64_t width,
                     std::uint64_t column, std::uint64_t columns, std::vector<float>& out) {
     const std::uint64_t rank = update.rank;
@@ -183,7 +189,7 @@ class Merged : public Producer {
     return 0;
   }
 
-  // The rows [row, row + rows) of B of a matrix, [rows, rank].
+  // Loads the rows [row, row + rows) of a matrix's B, which is [rows, rank].
   int load_b(Work& work, const LoraUpdate& update, std::uint64_t matrix, std::uint64_t row,
              std::uint64_t rows, std::vector<float>& out) const {
     const std::uint64_t rank = update.rank, matrices = shape_.matrices;
@@ -200,7 +206,7 @@ class Merged : public Producer {
     return 0;
   }
 
-  // Elements of a matrix, one behind the other.
+  // Loads consecutive elements of a matrix.
   static int load(Work& work, const LoraMatrix& matrix, std::uint64_t first, std::uint64_t count,
                   std::vector<float>& out) {
     const TypeInfo& type = type_info(matrix.dtype);

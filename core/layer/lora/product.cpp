@@ -5,8 +5,7 @@
 #include <cstring>
 #include <vector>
 
-// Highway compiles this file once for each set of instructions and chooses one when the program
-// runs.
+// Highway compiles this file once per instruction set and chooses one at run time.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/layer/lora/product.cpp"
 #include <hwy/foreach_target.h>  // must come before highway.h
@@ -20,8 +19,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using Floats = hn::ScalableTag<float>;
 
-// Two vectors of four rows: the sums stay in registers, and an element of `right`, two vectors a
-// row, is loaded once for the four.
+// Computes four rows and two vectors of columns. The sums stay in registers, and each element of
+// `right`, which has two vectors per row, is loaded once for the four rows.
 void add_to_four(const LoraFactors& of, const float* HWY_RESTRICT left,
                  const float* HWY_RESTRICT right, std::size_t columns, float* HWY_RESTRICT values) {
   const Floats floats;
@@ -57,7 +56,7 @@ void add_to_four(const LoraFactors& of, const float* HWY_RESTRICT left,
   add(d1, values + 3 * columns + lanes);
 }
 
-// One vector of one row: what is left of the rows.
+// Computes one row and one vector of columns, for the rows that remain.
 void add_to_one(const LoraFactors& of, const float* HWY_RESTRICT left,
                 const float* HWY_RESTRICT right, float* HWY_RESTRICT values) {
   const Floats floats;
@@ -74,8 +73,9 @@ void add_to(const LoraFactors& of, std::size_t rows, std::size_t columns, float*
   const std::size_t lanes = hn::Lanes(Floats());
   const std::size_t fours = rows - rows % 4;
   std::size_t j = 0;
-  // Two vectors of each row of `right`, one behind the other: they stay in the first cache for all
-  // rows. Where they lie, a power of two apart, they would share a few places of it.
+  // Copy two vectors of each row of `right` into consecutive memory. The copy stays in the
+  // first-level cache for all rows. In place, the rows may be a power of two apart, and would then
+  // share only a few cache sets.
   std::vector<float> panel(of.rank * 2 * lanes);
   for (; j + 2 * lanes <= columns; j += 2 * lanes) {
     for (std::size_t k = 0; k < of.rank; ++k) {

@@ -1,13 +1,13 @@
-// The update of a LoRA adapter, added to a part of a matrix in binary32.
+// Adds the update of a LoRA adapter to a part of a matrix, in binary32.
 //
-// Thread safety: a pure function. Call it while IeeeArithmetic lives.
+// Thread safety: a pure function. Call it while an IeeeArithmetic exists.
 #pragma once
 
 #include <cstddef>
 
 namespace stfs {
 
-// A part of the factors of an update: `left` is [rows, rank], `right` is [rank, columns], both
+// The parts of an update's factors: `left` is [rows, rank] and `right` is [rank, columns], both
 // row-major.
 struct LoraFactors {
   const float* left;
@@ -16,9 +16,9 @@ struct LoraFactors {
   float scale;
 };
 
-// values[i,j] += scale * (left[i,0] * right[0,j] + left[i,1] * right[1,j] + ...) for a row-major
-// matrix. The sum begins with 0, grows in the order of the rank, and each operation rounds, so the
-// bits are the same with all sets of instructions.
+// Computes values[i,j] += scale * (left[i,0] * right[0,j] + left[i,1] * right[1,j] + ...) for a
+// row-major matrix. The sum starts at 0 and adds the products in the order of the rank. Each
+// operation rounds, so the resulting bits are the same with every instruction set.
 void add_product(const LoraFactors& factors, std::size_t rows, std::size_t columns, float* values);
 
 }  // namespace stfs

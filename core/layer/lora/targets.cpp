@@ -12,7 +12,8 @@ bool is_number(std::string_view component) {
          std::ranges::all_of(component, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-// A name from the component before the first number on; without numbers the last two components.
+// Returns the end of a name from the component before the first number, or the last two components
+// of a name without a number.
 std::string_view end_of(std::string_view name) {
   std::size_t before = 0;  // where the component before `at` begins
   for (std::size_t at = 0; at <= name.size();) {
@@ -27,7 +28,7 @@ std::string_view end_of(std::string_view name) {
   return second == std::string_view::npos ? name : name.substr(second + 1);
 }
 
-// The components that two names have in common at their ends.
+// Returns the number of components that two names have in common at their ends.
 std::size_t common_components(std::string_view a, std::string_view b) {
   std::size_t count = 0;
   for (;;) {
@@ -42,7 +43,7 @@ std::size_t common_components(std::string_view a, std::string_view b) {
   }
 }
 
-// The path before the last `count` components.
+// Returns the part of the name before the last `count` components.
 std::string_view before(std::string_view name, std::size_t count) {
   for (; count > 0; --count) {
     const std::size_t dot = name.rfind('.');
@@ -52,7 +53,7 @@ std::string_view before(std::string_view name, std::size_t count) {
   return name;
 }
 
-// Whether each component is a name by which a model holds another one whole.
+// Returns true if each component is a name by which a model holds another whole model.
 bool are_wrappers(std::string_view components) {
   constexpr std::string_view kWrappers[] = {"base_model", "language_model", "model", "text_model",
                                             "transformer"};
@@ -65,8 +66,9 @@ bool are_wrappers(std::string_view components) {
   return true;
 }
 
-// Whether names with so many components in common may mean one tensor: one is the end of the other,
-// or only wrappers stand before that. A decoder's is not the encoder's.
+// Returns true if two names with `common` equal components at their ends may mean the same tensor:
+// one name is the end of the other, or only wrappers precede the common end. So a decoder's tensor
+// never matches an encoder's.
 bool may_be_same(std::string_view a, std::string_view b, std::size_t common) {
   const std::string_view before_a = before(a, common), before_b = before(b, common);
   return before_a.empty() || before_b.empty() || (are_wrappers(before_a) && are_wrappers(before_b));

@@ -1,7 +1,8 @@
-// The tensor of a base that an adapter means by a name. The base's names may have a prefix that the
-// adapter's lack, the reverse, or another one: "model.", "language_model.".
+// Finds the tensor of a base that an adapter's name means. The names of the base may have a prefix
+// that the adapter's names lack, or the reverse, or both may have different prefixes: "model.",
+// "language_model.".
 //
-// Thread safety: one thread at a time. Lifetime: the list outlives it.
+// Thread safety: one thread at a time. Lifetime: the list must outlive it.
 #pragma once
 
 #include "core/stored/tensor_list.h"
@@ -17,19 +18,22 @@ namespace stfs {
 
 class Targets {
  public:
-  // `list` has sort_names().
+  // `list` has sorted names (TensorList::sort_names()).
   explicit Targets(const TensorList& list) : list_(list) {}
 
-  // The tensor with this name, or else that with the longest common end of whole components, where
-  // neither name has a number before it. One name is then the end of the other, or names that wrap
-  // models stand before both. nullopt: there is none. Sets `other` when two tensors fit equally
-  // well.
+  // Returns the tensor with this name. Otherwise returns the tensor with the name that shares the
+  // most components with `name`, counted from the end, and nullopt if no tensor qualifies. A tensor
+  // qualifies only if the common end includes everything from the component before the first number
+  // on (the last two components, if there is no number), and if one name is the end of the other or
+  // only names of wrapping models precede the common end in both. Sets `other` if a second tensor
+  // fits equally well.
   std::optional<std::uint32_t> find(std::string_view name,
                                     std::optional<std::uint32_t>& other) const;
 
  private:
   const TensorList& list_;
-  // By the end that equal tensors of two naming schemes share; filled when it is needed.
+  // The tensors by the end of their names that naming schemes have in common; filled when first
+  // needed.
   mutable std::unordered_map<std::string, std::vector<std::uint32_t>> by_end_;
 };
 

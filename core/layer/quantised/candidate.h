@@ -1,7 +1,7 @@
-// A tensor that may be a quantised weight, its companions, and what the rows of the table of
-// schemes (schemes.h) find of it. The functions here are what those rows share.
+// A tensor that may be a quantised weight, its companions, and the results of the table of schemes
+// (schemes.h) for it. The functions here are shared by the rows of that table.
 //
-// Thread safety: one thread at a time. Lifetime: the finder and the tensor's list outlive it.
+// Thread safety: one thread at a time. Lifetime: the finder and the tensor's list must outlive it.
 #pragma once
 
 #include "core/layer/quantised/finder.h"
@@ -18,15 +18,16 @@
 
 namespace stfs {
 
-// A quantised weight and its result.
+// A quantised weight and the tensor that its values become.
 struct QuantizedWeight {
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
-  std::string name;                  // of the result
-  std::vector<std::uint64_t> shape;  // of the result
+  std::string name;                  // the name of the result
+  std::vector<std::uint64_t> shape;  // the shape of the result
   QuantizedLayout layout;
-  std::array<std::uint32_t, kRoles> inputs = no_inputs();  // numbers of tensors
-  std::vector<std::uint32_t> others;                       // tensors that vanish with it
+  // The tensor numbers of the inputs, by role.
+  std::array<std::uint32_t, kRoles> inputs = no_inputs();
+  std::vector<std::uint32_t> others;  // other tensors that vanish with it
 
   std::uint32_t& input(Role role) { return inputs[static_cast<std::size_t>(role)]; }
 
@@ -37,12 +38,13 @@ struct QuantizedWeight {
   }
 };
 
-// A tensor beside a weight, and its number in the list.
+// A tensor beside a weight, with its number in the list.
 struct Companion : Tensor {
   std::uint32_t number;
 };
 
-// A tensor's shape as matrices of rows and columns: the last two dimensions, and all before.
+// The shape of a tensor as matrices: the last two dimensions are rows and columns, and all
+// dimensions before them count matrices.
 struct Matrices {
   std::uint64_t matrices = 1, rows = 1, columns = 1;
 
@@ -50,7 +52,8 @@ struct Matrices {
 };
 Matrices matrices_of(std::span<const std::uint64_t> shape);
 
-// The scales of FP4, and of FP8 with E8M0: so many columns share a number of a type.
+// The scales of FP4, and of FP8 with E8M0 scales: `columns` columns share one number of type
+// `type`.
 struct Microscales {
   std::uint64_t columns;
   DType type;
@@ -58,20 +61,26 @@ struct Microscales {
 inline constexpr Microscales kNv{16, DType::kF8E4M3};
 inline constexpr Microscales kMx{32, DType::kF8E8M0};
 
+// Return packings without a pitch: elements of a type, or fields of some bits.
 Packing typed(DType type);
 Packing fields(Codes codes, std::uint64_t bits, std::int32_t offset = 0);
-// Packs a matrix densely, rows padded to `unit` bytes. nullopt: overflow.
+// Returns the packing with the pitch and size of a dense matrix with rows padded to `unit` bytes.
+// Returns nullopt on overflow.
 std::optional<Packing> packed(Packing packing, std::uint64_t rows, std::uint64_t columns,
                               std::uint64_t unit = 1);
 
+// Returns true for the floating types of 8 bits, but not for F8_E8M0, the type of scales.
 bool is_fp8(DType dtype);
-// The type of the values of a scale: its dtype, or F8_E8M0 for U8. nullopt: no type of a scale.
+// Returns the type of a scale's values: F8_E8M0 for U8, else its dtype. Returns nullopt if it is
+// not a type of a scale.
 std::optional<DType> scale_type(DType dtype);
-// scale_type() without F8_E8M0.
+// Like scale_type(), but without F8_E8M0.
 std::optional<DType> float_scale_type(DType dtype);
 
+// Returns `name` without `ending`, with which it must end.
 std::string_view without_ending(std::string_view name, std::string_view ending);
 bool has_rank(const Tensor& tensor, std::size_t rank);
+// Returns `shape`, which must not be empty, with another last dimension.
 std::vector<std::uint64_t> with_last(std::span<const std::uint64_t> shape, std::uint64_t last);
 
 class Candidate {
@@ -85,59 +94,66 @@ class Candidate {
   QuantizedWeight found;
 
   const QuantizationConfig& config() const { return finder.config(number); }
-  // tensor.name without ".weight", if it has that.
+  // Returns tensor.name without the ending ".weight", if it has that ending.
   std::string_view module() const;
 
-  // The tensor `base` + `ending`, which is one of the known endings (finder.cpp).
+  // Returns the tensor named `base` + `ending`, or nullopt. `ending` must be a known ending
+  // (finder.cpp).
   std::optional<Companion> find(std::string_view base, std::string_view ending) const;
-  // As find(), but refuses a weight without the tensor.
+  // Like find(), but refuses the weight if the tensor is missing.
   Companion need(std::string_view base, std::string_view ending) const;
 
-  // --- refusals
+  // --- Refusals: all throw Error kQuantized and name the tensor.
 
   [[noreturn]] void refuse(const std::string& rule) const { Finder::refuse(tensor, rule); }
-  // "U8 [2,4], but "scale" is F32 [3]: RULE": a companion that does not fit.
+  // Refuses a companion that does not fit: "U8 [2,4], but "scale" is F32 [3]: RULE".
   [[noreturn]] void refuse(const Tensor& companion, const std::string& rule = "") const;
+  // Refuses a weight that lacks the tensor `base` + `ending`.
   [[noreturn]] void refuse_half(std::string_view base, std::string_view ending) const;
-  // `subject` is told neither by the tensors nor by the config: "the number of bits".
+  // Refuses a weight because neither its tensors nor the config contain `subject`: "the number of
+  // bits".
   [[noreturn]] void refuse_without_config(const std::string& subject) const;
-  // The config names another type of codes: `told` is what it says.
+  // Refuses a weight because the config names another type of codes: `told` is its text.
   [[noreturn]] void refuse_other_type(const std::string& told) const;
-  // Refuses a weight of integers without zero points, where no weight has some and the
-  // configuration says that it does. A library left out those that are all 0.
+  // Refuses a weight of integers without zero points if the configuration says that the weight has
+  // zero points, but the checkpoint has none at all. A single weight may lack them, because one
+  // library omits zero points that are all 0.
   void refuse_without_zero_points(std::string_view base) const;
-  // Refuses the weight of a Conv1D: the model has [in, out], and libraries store what they quantise
-  // as that of a Linear, [out, in].
+  // Refuses the weight of a Conv1D. The model expects [in, out], but libraries store the weights
+  // that they quantise like the weights of a Linear, as [out, in].
   void refuse_conv1d(std::string_view module) const;
-  // ModelOpt's files for ComfyUI have its config in the header, and NVFP4 whose scales may be in
-  // rows or in tiles: refuses the weight of such a file.
+  // Refuses an NVFP4 weight of a file that ModelOpt wrote for ComfyUI, which has ModelOpt's config
+  // in its header. Its scales may be in rows or in tiles, and nothing in the file shows which.
   void refuse_of_modelopt_for_comfy() const;
 
-  // --- steps that fill `found`
+  // --- Steps that fill `found`
 
-  // The product; refuses one that overflows.
+  // Returns the product. Refuses a product that overflows.
   std::uint64_t times(std::uint64_t a, std::uint64_t b) const;
-  // packed(), or refuses a size that overflows.
+  // Like packed(), but refuses a size that overflows.
   Packing pack(const Packing& packing, std::uint64_t rows, std::uint64_t columns,
                std::uint64_t unit = 1) const;
+  // Makes the companion an input of the weight.
   void take(Role role, const Companion& companion) { found.input(role) = companion.number; }
+  // Sets the name and the shape of the result.
   void set_result(std::string_view name, std::span<const std::uint64_t> shape);
-  // The stored matrices, and the packing of their codes.
+  // Sets the stored matrices and the packing of their codes. Rows are padded to `unit` bytes.
   void set_codes(const Packing& packing, const Matrices& stored, std::uint64_t unit = 1);
-  // A block of 0 rows or columns, of a matrix that has none, becomes 1.
+  // Sets the size of the grid and of its blocks. A block of 0 rows or columns, as a matrix without
+  // elements has, becomes 1.
   void set_grid(std::uint64_t rows, std::uint64_t columns, std::uint64_t block_rows,
                 std::uint64_t block_columns);
-  // Takes a companion that has the grid: scales, zero points or biases.
+  // Takes a companion with one element per grid element: scales, zero points or biases.
   void take_on_grid(Role role, const Companion& companion, const Packing& packing);
-  // Takes scales of groups of columns, of which all rows have whole ones.
+  // Takes scales of groups of columns. Each row must consist of whole groups.
   void take_groups(const Companion& scale, const Microscales& scales, bool has_tiles = false);
-  // Refuses scales that have not the shape of take_groups().
+  // Refuses scales that do not have the shape that take_groups() expects.
   void refuse_other_groups(const Tensor& scale, const Microscales& scales,
                            const Matrices& stored) const;
-  // Takes a scale of the scales, F32: one for all, or for each matrix.
+  // Takes an F32 scale of the scales: one for the whole weight, or one per matrix.
   void take_factor(const Companion& factor, QuantizedLayout::Factor use);
-  // Takes the companion `base` + `ending`, if there is one: a scale for each column of the weight,
-  // by which the model multiplies its inputs.
+  // Takes the companion `base` + `ending` if there is one: a scale per column of the weight, by
+  // which the model multiplies its inputs.
   void take_column_scale(std::string_view base, std::string_view ending);
 };
 

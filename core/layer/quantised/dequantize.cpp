@@ -67,12 +67,13 @@ class Dequantized : public Producer {
     return fill(offset, out);
   }
 
-  // Not inline: the compiler could move the arithmetic out of the life of IeeeArithmetic.
+  // Not inline, because the compiler could move the arithmetic out of the lifetime of
+  // IeeeArithmetic.
   [[gnu::noinline]] int fill(std::uint64_t offset, std::span<std::byte> out) const {
     Work work(layout_, inputs_);
     if (const int error = load_index(work)) return error;
     if (transposed_) return transposed_->copy(work.decoder, work.index, offset, out);
-    work.run.resize(kRun + 256);  // and a block more
+    work.run.resize(kRun + 256);  // room for one more block
     return fill_elements(offset, out, width_,
                          [&](std::uint64_t first, std::uint64_t& count, std::byte* to) {
                            return some_elements(work, first, count, to);
@@ -87,11 +88,11 @@ class Dequantized : public Producer {
     std::vector<float> run;
   };
 
-  // Elements that lie one behind the other, in a part that is decoded from one read of the inputs.
+  // Consecutive elements, in a part that is decoded from one read of the inputs.
   struct Piece {
-    MatrixPart part;         // with an aligned first column
-    std::uint64_t skip;      // elements of the part before the first
-    std::uint64_t elements;  // at most those asked for
+    MatrixPart part;         // its first column is aligned
+    std::uint64_t skip;      // elements of the part before the first element of the piece
+    std::uint64_t elements;  // at most the requested number
   };
 
   Piece piece_at(std::uint64_t element, std::uint64_t most) const {
@@ -125,7 +126,7 @@ class Dequantized : public Producer {
     return 0;
   }
 
-  // Writes the first of `elements` elements, and sets `elements` to their number.
+  // Writes the first elements of `elements` elements, and sets `elements` to the number written.
   int some_elements(Work& work, std::uint64_t first, std::uint64_t& elements,
                     std::byte* out) const {
     const Piece piece = piece_at(first, elements);
@@ -153,7 +154,7 @@ class Dequantized : public Producer {
   const QuantizedLayout& layout_;
   QuantizedInputs inputs_;
   FromF32* round_;
-  std::uint64_t width_;  // bytes of an element of the result
+  std::uint64_t width_;  // bytes per element of the result
   std::uint64_t align_;
   std::optional<Transposed> transposed_;
 };

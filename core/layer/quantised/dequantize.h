@@ -1,14 +1,14 @@
-// The values of quantised weights, computed when they are read from the bytes of their inputs,
-// which are stored or what another layer computes.
+// Computes the values of quantised weights when they are read, from the bytes of their inputs. An
+// input is stored, or computed by another layer. quantized_layout.h has the formula of a value and
+// its parameters, which define a scheme.
 //
-// quantized_layout.h has the formula of a value, and the parameters of it that make a scheme.
+// The result is the stored matrix or its transpose. If the result is the stored matrix, a read
+// computes only the elements that it returns. If the result is transposed, each of its rows needs
+// bytes of every stored row. It is therefore computed in tiles of many rows and columns, and
+// TileCache keeps the tiles that were read last.
 //
-// A result is the stored matrix, or its transpose. Of a row-major result a read computes its
-// elements alone. A row of a transposed result needs bytes of every stored row; it is computed in
-// tiles of many rows and columns, and TileCache keeps the tiles that were read last.
-//
-// Thread safety: const members, the functions and TileCache may be called from any thread. Layouts,
-// sources and caches outlive the producers.
+// Thread safety: const members, the functions and TileCache may be called from any thread.
+// Lifetime: layouts, sources and caches must outlive the producers.
 #pragma once
 
 #include "core/format/types.h"
@@ -21,8 +21,9 @@
 
 namespace stfs {
 
-// A producer of the values as BF16, F16 or F32, row-major. misfit() is nullopt. `tiles` is for a
-// transposed layout, `tensor` the number of the tensor among those that share it.
+// Returns a producer of the values as BF16, F16 or F32, row-major. The inputs must fit the layout:
+// misfit() returns nullopt. `tiles` is used for a transposed layout. `tensor` is the number of the
+// tensor among the tensors that share `tiles`.
 std::unique_ptr<const Producer> dequantized(const QuantizedLayout& layout, QuantizedInputs inputs,
                                             DType to, TileCache& tiles, std::uint64_t tensor);
 

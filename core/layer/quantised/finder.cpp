@@ -11,7 +11,7 @@
 namespace stfs {
 namespace {
 
-// The endings of names that rows ask for.
+// The endings of names that rows search for.
 // clang-format off
 constexpr std::string_view kEndings[] = {
     ".scale", "_scale", "_scale_inv", "_scale_2", "_weight_scale", "_weight_scale_2",
@@ -35,7 +35,7 @@ constexpr std::string_view kEndings[] = {
 static_assert(std::size(kEndings) <= 64, "a bit each");
 // clang-format on
 
-// The source of a stored tensor, or of the first input of one that is computed.
+// Returns the source of a stored tensor, or of the first input of a computed tensor.
 const Source& source_of(const Tensor& tensor) {
   return *(tensor.locator ? tensor : tensor.computed->inputs().front()).locator->source;
 }
@@ -172,10 +172,11 @@ void Finder::refuse_any_method() const {
   }
 }
 
-// Keys of MLX's quantisation that look like modules, and are the beginning of no tensor's name.
-// Names with dots count only where all of them are such: others are of modules in files elsewhere.
+// Returns keys of MLX's quantisation that look like modules but do not occur at the beginning of
+// any tensor's name. Keys with dots are returned only if none of them occurs, because otherwise the
+// other modules may be in files that were not loaded.
 std::set<std::string> Finder::modules_without_tensors(const QuantizationConfig& config) const {
-  constexpr std::size_t kLongest = 512;  // bytes of a module's name
+  constexpr std::size_t kLongest = 512;  // the maximum length of a module's name, in bytes
   const auto has_dot = [](const std::string& name) { return name.find('.') != std::string::npos; };
   std::set<std::string> left;
   for (const auto& [name, module] : config.modules) {
@@ -205,7 +206,7 @@ void Finder::note_unknown(const Part& part, const std::set<std::string>& keys) c
 }
 
 std::vector<std::string> Finder::warnings() const {
-  constexpr std::size_t kMost = 8;  // keys in a line
+  constexpr std::size_t kMost = 8;  // the maximum number of keys per line
   std::vector<std::string> lines;
   const auto add = [&](const std::string& file, const std::set<std::string>& unknown) {
     if (unknown.empty()) return;
@@ -231,7 +232,7 @@ std::vector<std::string> Finder::warnings() const {
 }
 
 std::string Finder::config_texts() const {
-  // In the order of the sources: a directory may be named in several ways.
+  // In the order of the sources, because a directory may have several names.
   std::vector<std::string_view> texts;
   for (const Part& part : list_.parts()) {
     const auto known = configs_.find(part.directory);

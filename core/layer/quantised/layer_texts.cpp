@@ -16,7 +16,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// A discarded value for a text that is no JSON, or is not bounded.
+// Parses a text. Returns a discarded value if the text is not JSON or exceeds the limits of
+// is_bounded_json().
 Json parse(std::string_view text) {
   return Json::parse(is_bounded_json(text) ? text : std::string_view(), nullptr, false);
 }
@@ -26,8 +27,9 @@ std::string text_at(const Json& object, const char* key) {
   return at != object.end() && at->is_string() ? at->get<std::string>() : std::string();
 }
 
-// A key that says that the weight is not the function of its codes and scales that its format is.
-// ConvRot's `convrot_groupsize` alone says nothing.
+// Returns a key which means that the weight is not the function of its codes and scales that its
+// format implies, or "" if there is none. ConvRot's `convrot_groupsize` has no such meaning by
+// itself.
 std::string changed_by(const Json& object) {
   for (const auto& [key, value] : object.items()) {
     if (value.is_null() || value == false || key.ends_with("groupsize")) continue;
@@ -50,7 +52,7 @@ constexpr std::array<std::string_view, 10> kKeysOfComfy{"format",
                                                         "transposed"};
 constexpr std::array<std::string_view, 4> kKeysOfTorchao{"_type", "_data", "_tensor_data_names",
                                                          "_version"};
-// The attributes of its classes.
+// The attributes of torchao's classes.
 constexpr std::array<std::string_view, 18> kAttributesOfTorchao{"block_size",
                                                                 "dtype",
                                                                 "orig_dtype",
@@ -70,7 +72,7 @@ constexpr std::array<std::string_view, 18> kAttributesOfTorchao{"block_size",
                                                                 "quantize_to_nvfp4_kernel_choice",
                                                                 "mapping_type"};
 
-// Adds the keys of an object that are not in a list, and whose values say something.
+// Adds the keys of an object that are not in `known`, unless the value is empty or false.
 void add_unknown(const Json& object, std::span<const std::string_view> known,
                  std::set<std::string>& unknown) {
   for (const auto& [key, value] : object.items()) {
@@ -80,7 +82,7 @@ void add_unknown(const Json& object, std::span<const std::string_view> known,
   }
 }
 
-// A value that says no: null, false, 0, "", [] and {}, and words for these.
+// Returns true for null, false, 0, "", [] and {}, and for words with the same meaning.
 bool says_nothing(const Json& value) {
   const auto* const text = value.get_ptr<const Json::string_t*>();
   if (text == nullptr) return value.empty() || value == false || value == 0;
@@ -88,8 +90,8 @@ bool says_nothing(const Json& value) {
   return std::ranges::find(kNothing, lower_case(*text)) != std::end(kNothing);
 }
 
-// Returns false for nearly all entries of a header, so that a long text is not parsed for nothing.
-// JSON may escape letters, so a backslash may hide a word.
+// Returns false for nearly all entries of a header, so that long texts are rarely parsed. JSON may
+// escape letters, so an escape may hide a word.
 bool may_name_rotation(std::string_view key, std::string_view text) {
   constexpr std::string_view kParts[] = {"rot", "hadamard", "spinquant", "transform_config", "\\u"};
   const auto is_equal = [](char a, char b) { return (a | ' ') == (b | ' '); };
@@ -102,19 +104,20 @@ bool may_name_rotation(std::string_view key, std::string_view text) {
   return has(key) || has(text);
 }
 
-// Keys of metadata whose values people write, or that tell how a model was trained: its images may
-// have been rotated.
+// Returns true for the keys of free texts, which people write, or which describe how a model was
+// trained. Such a text may mention rotations, for instance of training images.
 bool is_free_text(std::string_view key) {
   constexpr std::string_view kKeys[] = {
       "author", "base_model", "comment", "dataset", "description",   "license",      "model_name",
       "name",   "notes",      "tags",    "title",   "training_args", "training_info"};
-  constexpr std::string_view kBegins[] = {"ss_", "modelspec."};  // kohya's, Stability's
+  constexpr std::string_view kBegins[] = {"ss_", "modelspec."};  // kohya, Stability
   const auto begins = [&](std::string_view word) { return key.starts_with(word); };
   return key.find("quant") == std::string_view::npos &&
          (std::ranges::find(kKeys, key) != std::end(kKeys) || std::ranges::any_of(kBegins, begins));
 }
 
-// What tells of a rotation in a value at a key, which may be a text with JSON.
+// Returns the key or word in a value, which may be a string with JSON, that names a rotation of
+// weights, or "".
 std::string rotation_at(const std::string& key, const Json& value) {
   constexpr std::string_view kMethods[] = {"convrot", "hadamard", "spinquant", "quarot"};
   if (is_key_of_rotation(key) && !says_nothing(value)) return key;
@@ -215,7 +218,7 @@ std::vector<std::string> keys_of_quantisation(const Metadata& metadata) {
   std::set<std::string> keys{std::string(kComfyKey), "quantization_config"};
   if (const auto at = metadata.find("tensor_names")) {
     const Json names = parse(metadata[*at].second);
-    std::set<std::string> seen;  // a text may be long, and is parsed once
+    std::set<std::string> seen;  // so that a long text is parsed only once
     for (const Json& each : names) {
       if (!each.is_string() || !seen.insert(each.get<std::string>()).second) continue;
       const auto& name = each.get_ref<const std::string&>();
@@ -230,10 +233,10 @@ std::vector<std::string> keys_of_quantisation(const Metadata& metadata) {
 bool is_key_of_rotation(std::string_view key) {
   constexpr std::string_view kSure[] = {"convrot", "hadamard", "spinquant", "quarot",
                                         "transform_config"};
-  // convrot_groupsize alone says nothing.
+  // `convrot_groupsize` has no meaning by itself.
   constexpr std::string_view kSizes[] = {"convrot_groupsize", "convrot_group_size",
                                          "convrot_group"};
-  // Rotations of positions, of images and of cameras.
+  // Rotations of positions, of images and of cameras, not of weights.
   constexpr std::string_view kOthers[] = {"rope_",     "_rope",     "rotary",
                                           "position_", "_position", "image_",
                                           "augment",   "camera",    "rotation_angle"};

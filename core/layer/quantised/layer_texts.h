@@ -1,7 +1,7 @@
-// JSON that libraries store for single weights, beside them or in a header: ComfyUI a format for
-// each layer, torchao the class of each tensor and its attributes.
+// JSON texts that libraries store for single weights, beside the weights or in a header: ComfyUI
+// stores a format for each layer, torchao the class of each tensor and its attributes.
 //
-// Nothing here is trusted: who uses a value checks it against the tensors. Thread safety: pure
+// The texts are not trusted: the caller checks each value against the tensors. Thread safety: pure
 // functions.
 #pragma once
 
@@ -18,38 +18,41 @@
 
 namespace stfs {
 
-// The key of a header's metadata in which ComfyUI's formats stand, by layer.
+// The key of ComfyUI's formats of layers in a header's metadata.
 inline constexpr std::string_view kComfyKey = "_quantization_metadata";
 
 struct ComfyLayer {
-  std::string format;             // "float8_e4m3fn", "nvfp4"
-  std::string refused;            // why its values cannot be computed; "" when they can
-  std::optional<DType> weight;    // the type of the codes in this format
-  std::set<std::string> unknown;  // keys that are not known
+  std::string format;   // "float8_e4m3fn", "nvfp4"
+  std::string refused;  // why its values cannot be computed; "" if they can
+  // The type of the codes; nullopt if the format does not determine it.
+  std::optional<DType> weight;
+  std::set<std::string> unknown;  // keys that stfs does not know
 };
 // Reads the text of a tensor "X.comfy_quant".
 ComfyLayer comfy_layer(std::string_view text);
-// Reads the text at kComfyKey; the result is by the name of the layer. nullopt: another text.
+// Reads the text at kComfyKey. The result is ordered by layer name. Returns nullopt for any other
+// text.
 std::optional<std::map<std::string, ComfyLayer, std::less<>>> comfy_layers(std::string_view text);
 
 struct TorchaoTensor {
-  std::string type;                  // "Float8Tensor"
-  std::vector<std::uint64_t> block;  // block_size; a number for all columns of a group alone
-  std::string element;               // elem_dtype without "torch."
-  bool has_tiles = false;            // is_swizzled_scales
-  std::set<std::string> unknown;     // keys that are not known
+  std::string type;  // "Float8Tensor"
+  // block_size. A single number is the number of columns per group.
+  std::vector<std::uint64_t> block;
+  std::string element;            // elem_dtype without "torch."
+  bool has_tiles = false;         // is_swizzled_scales
+  std::set<std::string> unknown;  // keys that stfs does not know
 };
-// Reads the text at a tensor's name in a header's metadata. nullopt: another text.
+// Reads the text at a tensor's name in a header's metadata. Returns nullopt for any other text.
 std::optional<TorchaoTensor> torchao_tensor(std::string_view text);
 
-// The keys of a header's metadata that describe nothing but the quantisation of its tensors:
-// readers of the values would quantise again.
+// Returns the keys of a header's metadata that only describe the quantisation of its tensors. They
+// must not be shown with the values, because a reader would quantise again.
 std::vector<std::string> keys_of_quantisation(const Metadata& metadata);
 
-// Whether a key of a configuration tells of rotated weights.
+// Returns true if a key of a configuration means that weights are rotated.
 bool is_key_of_rotation(std::string_view key);
-// The first key or word in a header's texts that tells of rotated weights; "" when there is none.
-// ComfyUI's formats of layers are left out: they are read by themselves.
+// Returns the first key or word in a header's texts which means that weights are rotated, or "" if
+// no text has one. Skips ComfyUI's formats of layers, because comfy_layers() checks them.
 std::string rotation_in(const Metadata& metadata);
 
 }  // namespace stfs

@@ -3,8 +3,8 @@
 namespace stfs {
 namespace {
 
-// The least part of a packing that is decoded alone: so many columns, in so many bytes, of so many
-// rows.
+// The smallest part of a packing that can be decoded on its own: `columns` columns of `rows` rows,
+// in `bytes` bytes.
 struct Unit {
   std::uint64_t columns, bytes, rows = 1;
 };
@@ -23,7 +23,7 @@ Unit unit_of(const Packing& p) {
     case Codes::kF4Down:
     case Codes::kNibblesDown: return {1, 1, 2};
     case Codes::kWordsDown: return {1, kWord, fields_in_word(p)};
-    case Codes::kDown:  // a stream of words: stored_rows()
+    case Codes::kDown:  // a stream of words: see stored_rows()
       return {1, kWord};
     case Codes::kTiles: return {4, 512, 128};
     case Codes::kSigned: break;

@@ -24,19 +24,19 @@ namespace {
 constexpr std::array<std::pair<std::string_view, DType>, 3> kTypeWords{
     {{"bf16", DType::kBF16}, {"f16", DType::kF16}, {"f32", DType::kF32}}};
 
-// A tensor of the list below: a record of a part's header, or computed.
+// A tensor of the list below: a record in a part's header, or a computed tensor.
 struct Input {
   Role role;
   const Part* part;
   std::uint32_t record;
-  const ComputedTensor* computed;  // null: stored
+  const ComputedTensor* computed;  // null: the tensor is stored
 
   Tensor tensor() const { return computed != nullptr ? computed->tensor() : part->tensor(record); }
 };
 
 class QuantizedTensors;
 
-// A weight whose values are computed. A list may have a hundred thousand.
+// A weight with computed values. Keep it small, because a list may contain a hundred thousand.
 class QuantizedTensor : public ComputedTensor {
  public:
   QuantizedTensor(const QuantizedTensors& all, std::uint32_t number, const Scheme& scheme,
@@ -75,11 +75,12 @@ class QuantizedTensor : public ComputedTensor {
   const QuantizedLayout& layout_;
   std::string name_;
   std::vector<std::uint64_t> shape_;
-  std::vector<Input> inputs_;  // by role
+  std::vector<Input> inputs_;  // in the order of their roles
   std::uint64_t length_;       // bytes
 };
 
-// The computed tensors of a list, the layouts that experts share, and the tiles of transposed ones.
+// The computed tensors of a list, the layouts that experts share, and the tiles of transposed
+// results.
 class QuantizedTensors : public ComputedTensors {
  public:
   explicit QuantizedTensors(DType dtype) : type(dtype) {}
@@ -100,7 +101,8 @@ class QuantizedTensors : public ComputedTensors {
   const ComputedTensor& tensor(std::uint32_t i) const { return tensors_[i]; }
 
  private:
-  // The layouts of the experts of a layer are the same: looks at the last few.
+  // Returns a stored copy of the layout. The experts of a layer have equal layouts, so the last few
+  // layouts are compared first.
   const QuantizedLayout& kept(const QuantizedLayout& layout) {
     constexpr std::ptrdiff_t kLast = 16;
     const auto last = layouts_.end() - std::min(std::ssize(layouts_), kLast);
@@ -133,7 +135,7 @@ Content QuantizedTensor::content() const {
   return content;
 }
 
-// The inputs of a weight that a scheme has found. Refuses those that do not fit.
+// Returns the inputs of a weight that a scheme has found. Refuses inputs that do not fit.
 std::vector<Input> inputs_of(const TensorList& list, Candidate& weight) {
   std::vector<Input> inputs;
   InputLengths lengths;
@@ -155,16 +157,17 @@ std::vector<Input> inputs_of(const TensorList& list, Candidate& weight) {
   return inputs;
 }
 
-// The bytes of its values, after inputs_of().
+// Returns the bytes of the values. Call it after inputs_of().
 std::uint64_t length_of(const Candidate& weight, DType to) {
   std::uint64_t elements = 1;
-  for (const std::uint64_t dim : weight.found.shape) elements *= dim;  // does not overflow
+  // This cannot overflow after inputs_of().
+  for (const std::uint64_t dim : weight.found.shape) elements *= dim;
   const auto length = type_info(to).bytes_of(elements);
   if (!length) weight.refuse("its size overflows");
   return *length;
 }
 
-// Values that nothing tells: reading them fails.
+// Values that cannot be determined: reading them fails with EIO.
 class UnknownValues : public ComputedTensor {
  public:
   UnknownValues(const Tensor& of, std::uint64_t length) : of_(of), length_(length) {}
@@ -206,17 +209,17 @@ struct ScaledValues : public ComputedTensors {
   std::deque<UnknownValues> unknown;
 };
 
-// The fate of a tensor of the list below: one of these, or the number of the computed tensor in its
-// place.
-constexpr std::uint32_t kKept = ~std::uint32_t{0};  // it is shown as before
-constexpr std::uint32_t kGone = kKept - 1;          // not shown: a scale, a zero point
+// The fate of a tensor of the list below: one of these, or the number of the computed tensor that
+// replaces it.
+constexpr std::uint32_t kKept = ~std::uint32_t{0};  // it is shown unchanged
+constexpr std::uint32_t kGone = kKept - 1;          // it is not shown: a scale, a zero point
 
-// The quantised weight, without ".weight", that a tensor belongs to by its name: the part of "m" is
-// "m.weight_part", "m.scale" or "m.scale.more", and of the fused experts "m" also "m_scale". The
-// answer is one of which `is_weight` is true.
+// Returns the quantised weight, without ".weight", that a tensor belongs to according to its name.
+// A part of "m" is named "m.weight_part", "m.scale" or "m.scale.more"; a part of the fused experts
+// "m" may also be named "m_scale". `is_weight` must return true for the result.
 template <class IsWeight>
 std::optional<std::string_view> weight_of_companion(std::string_view name, IsWeight is_weight) {
-  constexpr int kMostParts = 64;  // words in the last part of a name
+  constexpr int kMostParts = 64;  // the maximum number of words in the last part of a name
   constexpr std::string_view kWeight = ".weight";
   if (const std::size_t at = name.rfind(kWeight); at != std::string_view::npos) {
     const std::string_view rest = name.substr(at + kWeight.size());
@@ -258,11 +261,11 @@ class Dequantizer {
         fates_(list.size(), kKept),
         tensors_(std::make_unique<QuantizedTensors>(to)) {}
 
-  // Decides about each tensor. Call it once.
+  // Decides the fate of each tensor. Call it once.
   void find() {
     for (const MissingTensor& missing : list_.missing()) {
       if (!missing.name) continue;
-      // Without its text a weight of ComfyUI would be taken for one of ModelOpt.
+      // Without its text, a weight of ComfyUI would be taken for a weight of ModelOpt.
       const bool is_needed = !vanishing(*missing.name) || missing.name->ends_with(".comfy_quant");
       if (is_needed) lost_.emplace(base_of_part(*missing.name));
     }
@@ -278,10 +281,11 @@ class Dequantizer {
     refuse_companions();
   }
 
-  // After find(). `list` is that of the constructor.
+  // Turns `list`, the list that was given to the constructor, into the result. Call it after
+  // find().
   void show(TensorList& list) {
     if (std::ranges::count(fates_, kKept) == std::ssize(fates_)) {
-      // Values that are shown already are of a method that is known.
+      // If a SOURCE shows values already, its method is known.
       if (!shows_values_) finder_.refuse_any_method();
       return warn_of_codes(list);
     }
@@ -303,7 +307,7 @@ class Dequantizer {
     list.show(std::move(rows), std::move(tensors_), std::move(text), hidden_keys());
   }
 
-  // After find().
+  // Returns the weights that are stored as codes. Call it after find().
   StoredCodes stored_codes() const {
     StoredCodes codes;
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
@@ -321,21 +325,22 @@ class Dequantizer {
   }
 
  private:
-  // Whether a mount that was dequantised is among the SOURCEs.
+  // Returns true if one of the SOURCEs is a mount with the layer `dequantize`.
   static bool shows_values(const TensorList& list) {
     const std::string beginning = std::string(kDequantizeOption) + "=";
     return std::ranges::any_of(
         list.texts(), [&](const std::string& text) { return text.starts_with(beginning); });
   }
-  // Whether it may be a quantised weight: values that such a mount computes are none.
+  // Returns true if the tensor may be a quantised weight. Values that such a mount computes are
+  // not.
   bool may_be_weight(const Tensor& tensor) const {
     return tensor.locator || !shows_values_ || may_hold_codes(tensor.dtype);
   }
 
-  // The tensors that schemes read are read one after the other: asks for those that come soon.
+  // Prefetches the tensors that schemes will soon read. They read them one after the other.
   void fetch_ahead(std::uint32_t number) {
-    constexpr std::size_t kAhead = 1024;   // tensors
-    constexpr std::uint64_t kMost = 4096;  // bytes
+    constexpr std::size_t kAhead = 1024;   // the maximum distance, in tensors
+    constexpr std::uint64_t kMost = 4096;  // the maximum bytes per tensor
     for (; asked_ < std::min(number + kAhead, fates_.size()); ++asked_) {
       const std::optional<Extent> place = list_.locator(asked_);
       if (!place || place->length == 0 || place->source->is_complete()) continue;
@@ -348,25 +353,26 @@ class Dequantizer {
     }
   }
 
-  // Whether a part of the same weight is in a shard that is missing (LoadOptions::allow_missing):
-  // what is left of it shows nothing.
+  // Returns true if a part of the same weight is in a shard that is missing
+  // (LoadOptions::allow_missing). The remaining parts are then not shown.
   bool is_half_of_lost(const Tensor& tensor) const {
     const std::string_view base = base_of_part(tensor.name);
     if (!lost_.contains(base)) return false;
     const bool is_plain_number =
         tensor.dtype == DType::kBF16 || tensor.dtype == DType::kF16 || tensor.dtype == DType::kF32;
-    // A norm is no weight that lost its scales.
+    // A norm has no scales that it could have lost.
     return !is_plain_number || (!tensor.name.ends_with(".weight") && tensor.name != base);
   }
 
-  // Whether its scale may be in a file of a GGUF checkpoint that is missing.
+  // Returns true if the tensor's scale may be in a missing file of a GGUF checkpoint.
   bool may_have_lost_scale(std::uint32_t number, const Tensor& tensor) const {
     if (!lacks_part_of_gguf_ || !is_scaled_in_gguf(tensor.dtype)) return false;
     const Candidate weight(finder_, number, tensor);
     return !weight.find(weight.module(), ".scale") && !weight.find(tensor.name, ".scale");
   }
 
-  // ComfyUI names the format of a weight in a tensor beside it, or in the header.
+  // Checks the format of a weight that ComfyUI names in a tensor beside it.
+  // refuse_formats_in_headers() checks the formats in headers.
   void refuse_formats_of_comfy(std::uint32_t number) const {
     const Tensor tensor = list_.tensor(number);
     if (!tensor.name.ends_with(".comfy_quant")) return;
@@ -376,7 +382,7 @@ class Dequantizer {
     finder_.note_unknown(list_.part_of(number), layer.unknown);
   }
 
-  // Codes of another type than that of the format which ComfyUI names for them.
+  // Refuses codes of another type than the type of the format which ComfyUI names for them.
   void refuse_other_type(std::string_view name, const ComfyLayer& layer) const {
     const auto number = list_.find(std::string(name) + ".weight");
     if (!number || !layer.weight) return;
@@ -387,7 +393,7 @@ class Dequantizer {
                                ": one of them is wrong");
   }
 
-  // Ollama packs weights as MLX does, and gives their parts other names.
+  // Refuses weights of Ollama, which are packed like MLX's, but have parts with other names.
   void refuse_of_ollama(std::uint32_t number) const {
     const Tensor tensor = list_.tensor(number);
     if (tensor.dtype != DType::kU32) return;
@@ -427,12 +433,12 @@ class Dequantizer {
     }
   }
 
-  // By part.
+  // Returns the hidden keys of each part.
   std::vector<std::vector<std::string>> hidden_keys() const {
     std::vector<std::vector<std::string>> keys;
     for (const Part& part : list_.parts()) {
       keys.push_back(keys_of_quantisation(part.header.metadata));
-      // Keys that the layers below hide stay hidden, such as a delta's checksums.
+      // Keys that the layers below hide, such as a delta's checksums, stay hidden.
       keys.back().insert(keys.back().end(), part.hidden_keys.begin(), part.hidden_keys.end());
       std::ranges::sort(keys.back());
     }
@@ -474,8 +480,8 @@ class Dequantizer {
     return kind == TypeKind::kSigned || kind == TypeKind::kUnsigned;
   }
 
-  // Integers and FP4 that no scheme took may be codes of weights: a warning if there are some.
-  // Integers of 64 bits are positions, and masks are biases.
+  // Warns of integers and FP4 that no scheme took, because they may be codes of weights. Integers
+  // of 64 bits are positions, and masks and biases are skipped.
   void warn_of_codes(TensorList& list) const {
     std::uint64_t count = 0;
     std::uint32_t first = 0;
@@ -504,7 +510,7 @@ class Dequantizer {
         "convert the checkpoint with the library that made it");
   }
 
-  // FP8 without a scale, where another module has a tensor that is called a scale: a warning.
+  // Warns of FP8 without a scale if another module has a tensor with the name of a scale.
   void warn_of_other_scales(TensorList& list) const {
     if (!plain_) return;
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
@@ -523,7 +529,7 @@ class Dequantizer {
     }
   }
 
-  // The types of GGUF need no config.
+  // Refuses a weight if the config names a transformation. The block types of GGUF need no config.
   static void refuse_transformed(const Candidate& weight) {
     if (type_info(weight.tensor.dtype).kind == TypeKind::kQuantized) return;
     const QuantizationConfig& config = weight.config();
@@ -564,8 +570,8 @@ class Dequantizer {
     fates_[weight.number] = tensors_->add(std::move(found), scheme, inputs, length);
   }
 
-  // A part of a quantised weight that nothing has used: its values would be wrong without it. The
-  // blocks of GGUF have no parts.
+  // Refuses a part of a quantised weight that no scheme has used, because the values would be wrong
+  // without it. The blocks of GGUF have no parts.
   void refuse_companions() const {
     const auto is_weight = [&](std::string_view name) {
       const auto weight = computed_.find(name);
@@ -578,10 +584,10 @@ class Dequantizer {
     }
   }
 
-  // Other tensors in the module of a quantised weight: parameters of a model have a module of their
-  // own, but for biases.
+  // Warns of other tensors in the module of a quantised weight, because parameters of a model,
+  // except biases, are in modules of their own.
   void warn_of_parts(TensorList& list) const {
-    if (plain_) return;  // FP8 without scales: warn_of_other_scales() speaks
+    if (plain_) return;  // warn_of_other_scales() warns of FP8 without scales
     std::uint32_t count = 0;
     std::uint32_t first = 0;
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
@@ -602,13 +608,13 @@ class Dequantizer {
                      "checkpoint with the library that made it");
   }
 
-  // Codes that no scheme took, by their names and those of their modules.
+  // The codes that no scheme took, by the names of the tensors and of their modules.
   using Codes = std::multimap<std::string_view, std::uint32_t>;
   Codes codes_left() const {
     Codes codes;
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
       const Tensor tensor = list_.tensor(i);
-      // Positions and masks are I64, BOOL, or no matrix.
+      // Positions and masks are I64 or BOOL, or are not matrices.
       const bool is_weight =
           tensor.shape.size() > 1 || (is_fp8(tensor.dtype) && tensor.name.ends_with(".weight"));
       if (fates_[i] != kKept || !is_weight || !may_hold_codes(tensor.dtype)) continue;
@@ -619,9 +625,9 @@ class Dequantizer {
     return codes;
   }
 
-  // Refuses codes beside a tensor that may be a part of their values, in a way that is not known.
+  // Refuses codes beside a tensor that may be a part of their values in an unknown way.
   void refuse_unknown_parts() const {
-    constexpr int kMostParts = 64;  // words of a name
+    constexpr int kMostParts = 64;  // the maximum number of words in a name
     const Codes codes = codes_left();
     if (codes.empty()) return;
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
@@ -656,8 +662,8 @@ class Dequantizer {
     }
   }
 
-  // Whether it is a scale of inputs, of outputs or of the cache, and no parameter of the model that
-  // has the name of one.
+  // Returns true if the tensor is a mark, or a scale of inputs, outputs or the cache, and not a
+  // parameter of the model that only has the name of one.
   bool is_unused_scale(const Tensor& tensor) const {
     const auto part = vanishing(tensor.name);
     if (!part) return false;
@@ -676,7 +682,7 @@ class Dequantizer {
            may_vanish(*part, tensor, 0);
   }
 
-  // Decides about the tensors that no scheme took.
+  // Decides the fate of the tensors that no scheme took.
   void finish_left() {
     const bool is_quantized = !tensors_->is_empty();
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
@@ -706,14 +712,16 @@ class Dequantizer {
   bool shows_values_;
   bool lacks_part_of_gguf_;
   Finder finder_;
-  std::set<std::string, std::less<>> lost_;  // of which weights parts are missing: base_of_part()
+  // The weights of which a part is missing, by base_of_part().
+  std::set<std::string, std::less<>> lost_;
   std::vector<std::uint32_t> fates_;
   std::optional<std::uint32_t> plain_;  // the first weight of FP8 without a scale
-  std::uint32_t asked_ = 0;             // fetch_ahead() has looked at the tensors before this
-  std::unordered_set<std::string> new_names_;  // of results, where no stored tensor has the name
+  std::uint32_t asked_ = 0;             // fetch_ahead() has handled the tensors before this one
+  // The names of results that no stored tensor has.
+  std::unordered_set<std::string> new_names_;
   struct Computed {
-    std::uint64_t matrices = 1;  // of experts
-    bool has_parts = true;       // the blocks of GGUF have none
+    std::uint64_t matrices = 1;  // in a stack of experts
+    bool has_parts = true;       // false for blocks of GGUF, which have none
   };
   std::map<std::string, Computed, std::less<>> computed_;  // by the result's name without ".weight"
   std::unique_ptr<QuantizedTensors> tensors_;

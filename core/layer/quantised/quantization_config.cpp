@@ -24,15 +24,18 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t kMostGroups = 4096;    // of config_groups; each weight may look at all
-constexpr std::size_t kLongestModule = 256;  // bytes of a module's; a longer one is an expression
+// The maximum number of groups in config_groups, because every weight may compare all of them.
+constexpr std::size_t kMostGroups = 4096;
+// The maximum length of a module's name, in bytes. A longer text is treated as an expression.
+constexpr std::size_t kLongestModule = 256;
 
-// A discarded value for a text that is no JSON, or is not bounded.
+// Parses a text. Returns a discarded value if the text is not JSON or exceeds the limits of
+// is_bounded_json().
 Json parse(const std::string& text) {
   return Json::parse(is_bounded_json(text) ? without_infinities(text) : "", nullptr, false);
 }
 
-// Reads the members of one object, and refuses those of another type.
+// Reads the members of one object. Refuses members of another type than expected.
 class ConfigReader {
  public:
   ConfigReader(const Json& object, const std::string& file) : object_(object), file_(file) {}
@@ -77,7 +80,7 @@ class ConfigReader {
     return value.get<std::uint64_t>();
   }
 
-  // [128,128], or "128x128" of older files.
+  // Reads [128,128], or "128x128" in older files.
   std::optional<QuantizationConfig::Block> block(const char* key) const {
     const Json* const value = find(key);
     if (value == nullptr) return std::nullopt;
@@ -101,7 +104,7 @@ class ConfigReader {
   const std::string& file_;
 };
 
-// The object at a key; null when there is none.
+// Returns the object at a key, or nullptr if the key is missing or null.
 const Json* object_at(const Json& object, const char* key, const std::string& file) {
   const auto at = object.find(key);
   if (at == object.end() || at->is_null()) return nullptr;
@@ -109,7 +112,7 @@ const Json* object_at(const Json& object, const char* key, const std::string& fi
   return &*at;
 }
 
-// Compiles the expressions of a config.
+// Compiles the expressions of a config, within a common budget.
 class Compiler {
  public:
   explicit Compiler(const std::string& file) : file_(file) {}
@@ -127,7 +130,7 @@ class Compiler {
   PatternBudget budget_;
 };
 
-// Reads a group of config_groups, number `number`.
+// Reads group number `number` of config_groups.
 QuantizationConfig::Group group_of(const Json& json, std::size_t number, Compiler& compiler,
                                    QuantizationConfig& config) {
   const std::string& file = config.file;
@@ -163,14 +166,15 @@ QuantizationConfig::Group group_of(const Json& json, std::size_t number, Compile
   return out;
 }
 
-// A value that says no: null, false, "", "none", [] and {}.
+// Returns true for null, false, "", "none", [] and {}.
 bool is_nothing(const Json& value) {
   const auto* const text = value.get_ptr<const Json::string_t*>();
   return value.empty() || value == false || (text != nullptr && (text->empty() || *text == "none"));
 }
 
-// Whether the weights are rotated, which only a part of the model undoes. The config of an
-// algorithm of Quark tells which rotations are made while the model runs.
+// Keys which mean that the weights are rotated. Only a part of the model undoes such a rotation.
+// Some keys, such as "online_r1_rotation", are from the config of an algorithm of Quark, and name
+// rotations that are made while the model runs.
 constexpr std::string_view kRotations[] = {
     "transform_config",
     "spinquant_config",
@@ -185,11 +189,11 @@ constexpr std::string_view kRotations[] = {
     "online_config",
 };
 
-// The key of a rotation in any object of a value; "" when there is none.
+// Returns the key of a rotation in any object of a value, or "" if there is none.
 std::string rotation_in(const Json& value) {
   if (!value.is_structured()) return "";
   for (const auto& [key, part] : value.items()) {
-    // Names of modules may be keys too, and have dots.
+    // Names of modules may be keys too. They contain dots.
     const bool is_named = std::ranges::find(kRotations, key) != std::end(kRotations) ||
                           (is_key_of_rotation(key) && key.find('.') == std::string::npos);
     if (value.is_object() && is_named && !is_nothing(part)) return key;
@@ -199,11 +203,11 @@ std::string rotation_in(const Json& value) {
   return "";
 }
 
-// Keys of which none changes the values, or that are read above. One list for all libraries: they
-// take each other's keys over.
+// Keys that do not change the values, or that are read above. All libraries share one list, because
+// they copy keys from each other.
 // clang-format off
 constexpr std::string_view kHarmless[] = {
-    // what is read
+    // keys that are read above
     "quant_method", "weight_block_size", "bits", "w_bit", "wbits", "group_size", "q_group_size", "zero_point",
     "checkpoint_format", "packing_format", "format", "version", "sym", "dynamic", "extra_config",
     "sparsity_config", "config_groups", "weight_scale_semantics", "data_type", "meta", "provider",
@@ -258,7 +262,7 @@ constexpr std::string_view kHarmlessInWeights[] = {
 };
 // clang-format on
 
-// Notes the keys that are not in a list.
+// Notes the keys that are not in `harmless`.
 void note_unknown(const Json& json, std::span<const std::string_view> harmless,
                   QuantizationConfig& out) {
   for (const auto& [key, value] : json.items()) {
@@ -268,14 +272,14 @@ void note_unknown(const Json& json, std::span<const std::string_view> harmless,
   }
 }
 
-// AutoRound names itself in several ways.
+// Returns true if the config is from AutoRound, which names itself in several ways.
 bool is_of_auto_round(const Json& json, const QuantizationConfig& config) {
   const auto provider = json.find("provider");
   return config.method.ends_with("auto-round") || json.contains("autoround_version") ||
          (provider != json.end() && *provider == "auto-round");
 }
 
-// GPTQModel names itself in `meta`.
+// Returns true if the config is from GPTQModel, which names itself in `meta`.
 bool is_of_gptqmodel(const Json& json) {
   const auto meta = json.find("meta");
   if (meta == json.end() || !meta->is_object() || !meta->contains("quantizer")) return false;
@@ -288,8 +292,9 @@ bool is_of_gptqmodel(const Json& json) {
          (quantizer.is_array() && std::ranges::any_of(quantizer, is_gptqmodel));
 }
 
-// `dynamic` of GPTQModel has expressions, with "+:" or "-:" before; `extra_config` of AutoRound has
-// names, and expressions. Models of experts have names of thousands: they take no program.
+// Reads an exception. `dynamic` of GPTQModel has expressions after "+:" or "-:". `extra_config` of
+// AutoRound has names and expressions. Models of experts have thousands of names, so names are not
+// compiled.
 QuantizationConfig::Exception exception_of(std::string name, const Json& json, Compiler& compiler,
                                            const std::string& file) {
   constexpr const char* kOfNames =
@@ -312,7 +317,7 @@ QuantizationConfig::Exception exception_of(std::string name, const Json& json, C
   return out;
 }
 
-// `dynamic` and `extra_config`.
+// Reads `dynamic` and `extra_config`.
 void read_exceptions(const Json& json, Compiler& compiler, QuantizationConfig& out) {
   const ConfigReader config(json, out.file);
   for (const char* const key : {"dynamic", "extra_config"}) {
@@ -403,7 +408,7 @@ void read_mlx(const Json& json, QuantizationConfig& out) {
   out.all = module_of(json, out.file);
   for (const auto& [name, value] : json.items()) {
     if (value.is_object()) {
-      // Parameters that it lacks have the defaults of MLX, and not those of the others.
+      // Missing parameters have MLX's default values, not the values of the other modules.
       QuantizationConfig::Module& own = out.modules[name] = module_of(value, out.file);
       if (!own.bits) own.bits = 4;
       if (!own.group_size) own.group_size = 64;
@@ -420,8 +425,8 @@ void read_mlx(const Json& json, QuantizationConfig& out) {
   }
 }
 
-// The objects of config.json that may describe the quantisation: the whole, its text_config, and
-// the parts of a model that have other names, such as llm_config.
+// Returns the objects of config.json that may contain the quantisation: the whole file, its
+// text_config, and the parts of a model with other names, such as llm_config.
 std::vector<const Json*> places_in(const Json& json, const std::string& file) {
   constexpr const char* kKey = "quantization_config";
   std::vector<const Json*> places{&json};
@@ -449,8 +454,8 @@ std::vector<const Json*> places_in(const Json& json, const std::string& file) {
   return places;
 }
 
-// Rotations whose keys stand beside the quantisation, at the top or in a part of the model, or in
-// the quantisation of any part.
+// Refuses rotations that are named beside the quantisation (at the top level or in a part of the
+// model) or inside the quantisation of any part.
 void refuse_rotation_of_model(const Json& json, QuantizationConfig& out, int depth = 0) {
   constexpr int kParts = 1;
   for (const auto& [key, value] : json.items()) {
@@ -459,7 +464,7 @@ void refuse_rotation_of_model(const Json& json, QuantizationConfig& out, int dep
                                std::ranges::find(kRotations, key) != std::end(kRotations);
       if (is_rotation && !is_nothing(value)) out.refused = key;
     }
-    if (!value.is_structured() || key.starts_with("rope_")) continue;  // rotates positions
+    if (!value.is_structured() || key.starts_with("rope_")) continue;  // a rotation of positions
     const bool is_quantization = key == "quantization_config" || key == "compression_config" ||
                                  (key == "quantization" && value.is_object());
     std::string inside = is_quantization ? rotation_in(value) : "";
@@ -468,8 +473,8 @@ void refuse_rotation_of_model(const Json& json, QuantizationConfig& out, int dep
   }
 }
 
-// The model_type of such a model in config.json, which may be that of a part; "" when there is
-// none.
+// Returns the model_type, in config.json or in a part of it, of a model with Conv1D layers. Returns
+// "" if there is none.
 std::string model_of_conv1d(const Json& json) {
   for (const auto& [key, value] : json.items()) {
     const auto* const text = value.get_ptr<const Json::string_t*>();
@@ -489,7 +494,7 @@ void add_vocabularies(const Json& json, std::set<std::uint64_t>& sizes) {
   }
 }
 
-// The quantisation in config.json; false when it says nothing.
+// Reads the quantisation in config.json. Returns false if the file contains none.
 bool read_main(const Json& json, QuantizationConfig& out) {
   refuse_rotation_of_model(json, out);
   add_vocabularies(json, out.vocabularies);
@@ -523,7 +528,7 @@ bool read_main(const Json& json, QuantizationConfig& out) {
   return false;
 }
 
-// Reads a file and parses it; false when there is none.
+// Reads and parses a file. Returns false if it does not exist.
 bool load_json(const std::string& directory, const char* name, Sources& sources,
                QuantizationConfig& out, Json& json) {
   const std::string path = child_name(directory, name);
@@ -534,7 +539,8 @@ bool load_json(const std::string& directory, const char* name, Sources& sources,
     text = sources.read_file(path, kMostJson);
   } catch (const Error& refusal) {
     if (refusal.code() == ErrorCode::kAbsent) return false;
-    // Without the file, values could be wrong: only one that is perhaps absent counts as absent.
+    // Values could be wrong without the file, so only a file that may be absent (kHidden) is
+    // skipped.
     if (refusal.code() != ErrorCode::kHidden) throw;
     if (out.unreadable.empty()) out.unreadable = refusal.what();
     return false;
@@ -554,7 +560,7 @@ bool load_json(const std::string& directory, const char* name, Sources& sources,
 }  // namespace
 
 std::string QuantizationConfig::unknown_format() const {
-  // Sparse ones and marlin-24 are refused by their tensors.
+  // Sparse formats and marlin-24 are refused by their tensors.
   constexpr std::string_view kKnown[] = {"",
                                          "dense",
                                          "mixed-precision",
@@ -567,7 +573,7 @@ std::string QuantizationConfig::unknown_format() const {
                                          "mxfp8-quantized",
                                          "marlin-24"};
   const auto is_unknown = [&](std::string_view word) {
-    // Without a format, `version` of the library stands for it.
+    // If there is no format, `format` contains the library's `version`.
     return word.find_first_not_of("0123456789.") != std::string_view::npos &&
            !word.starts_with("sparse-") && std::ranges::find(kKnown, word) == std::end(kKnown);
   };
@@ -636,14 +642,15 @@ GroupsOfModule groups_of(const QuantizationConfig& config, std::string_view modu
   if (const auto named = config.named.find(module); named != config.named.end()) {
     return {{&config.groups[named->second]}, true};
   }
-  const QuantizationConfig::Expression* first = nullptr;  // of those that match
+  // The matching expression that sorts first.
+  const QuantizationConfig::Expression* first = nullptr;
   const Group* of_first = nullptr;
   std::vector<const Group*> of_class;
   for (const Group& group : config.groups) {
     for (const QuantizationConfig::Expression& expression : group.expressions) {
       const auto is_match = matches(config, expression, module, work);
       if (!is_match) return {all_groups(config), false};
-      // A later group of the same expression counts.
+      // If several groups have the same expression, the last one applies.
       if (*is_match && (first == nullptr || expression.text <= first->text)) {
         first = &expression;
         of_first = &group;
@@ -665,7 +672,7 @@ std::vector<const QuantizationConfig::Exception*> exceptions_of(const Quantizati
   };
   const auto end = config.exceptions.end();
   if (const auto own = first_of(module); own != end && text_of(*own) == module) return {&*own};
-  // A name means all modules whose names begin with it, as an expression does.
+  // Like an expression, a name matches all modules with names that begin with it.
   std::vector<const Exception*> found;
   const bool has_names = config.of_expressions.size() < config.exceptions.size();
   const std::size_t most = has_names ? std::min(module.size(), kLongestModule + 1) : 0;

@@ -8,10 +8,12 @@
 namespace stfs {
 namespace {
 
-// Each read loads the whole index: this bounds its memory.
+// The maximum number of indexed rows or columns. Each read loads the whole index, so this limits
+// its memory.
 constexpr std::uint64_t kMostIndexed = std::uint64_t{1} << 20;
 
-// The bytes of all matrices of a packing; nullopt on overflow or for a pitch that is too small.
+// Returns the bytes of all matrices of a packing, or nullopt on overflow or if the pitch is too
+// small.
 std::optional<std::uint64_t> bytes_of(const Packing& packing, std::uint64_t matrices,
                                       std::uint64_t rows, std::uint64_t columns) {
   const auto row = row_bytes(packing, rows, columns);
@@ -52,7 +54,7 @@ std::optional<Role> misfit(const QuantizedLayout& layout, const InputLengths& in
   };
   if (!fits(Role::kWeight, layout.weight, layout.rows, layout.columns)) return Role::kWeight;
   if (layout.grid_rows == 0) return std::nullopt;
-  // An index says where the blocks lie, and each of its elements is checked when it is used.
+  // An index determines the blocks, and each of its elements is checked when it is used.
   const bool has_index = input(Role::kIndex).has_value();
   const auto covers = [](std::uint64_t grid, std::uint64_t block, std::uint64_t size) {
     return block > 0 && (size == 0 || (size - 1) / block < grid);

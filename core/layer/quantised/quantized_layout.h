@@ -1,12 +1,12 @@
-// The parameters of a scheme of quantisation.
+// The parameters of a quantisation scheme.
 //
-// A stored matrix has codes, and a grid of scales, zeros and biases; a block of the matrix shares
-// one element of the grid. The value of the element at (row, column) is
+// A stored matrix consists of codes and of a grid of scales, zeros and biases. All elements in a
+// block of the matrix share one element of the grid. The value of the element at (row, column) is
 //
 //   (((code - zero) * scale [* factor]) + bias) * scale of the column
 //
-// or (code - zero) / scale, with each operation rounded to binary32. It is then rounded once, to
-// the type of the result. Every scheme of quantisation is a set of parameters of this
+// or the same with (code - zero) / scale. Each operation is rounded to binary32, and the value is
+// then rounded once, to the type of the result. Every scheme is a set of parameters of this formula
 // (QuantizedLayout):
 //
 //            columns                        grid columns
@@ -31,25 +31,26 @@
 
 namespace stfs {
 
-// The role of each stored tensor of a quantised weight, in the order of QuantizedInputs.
+// The role of each input of a quantised weight. QuantizedInputs are in this order.
 enum class Role : std::uint8_t {
   kWeight,
   kScale,
-  kShape,  // read when the checkpoint is loaded; gives no bytes here
+  kShape,  // only read when the checkpoint is loaded; provides no bytes for values
   kZero,
-  kIndex,  // I32, the block of each row or column
+  kIndex,  // I32: the block of each row or column
   kBias,
   kFactor,
   kNestedScale,  // scale = levels[field] * nested[block / nested_block] + nested_offset
-  kLevels,       // 256 F32
-  kMap,          // 16 F32: a field of the weight means this value
-  kState,        // as kShape
-  kRowFactor,    // one for each row of each matrix; the product with the scale is multiplied by it
-  kColumnScale,  // one for each column of the stored matrix; all matrices share them
+  kLevels,       // 256 F32 values
+  kMap,          // 16 F32 values: the values of the weight's 4-bit fields
+  kState,        // only read when the checkpoint is loaded, like kShape
+  kRowFactor,    // one per row of each matrix; multiplies (code - zero) * scale
+  kColumnScale,  // one per column of the stored matrix; all matrices share them
 };
 inline constexpr std::size_t kRoles = 13;
 
-// The bytes of an input: those of a tensor, stored or computed. Thread safety: as a Content.
+// The bytes of an input, which are the content of a stored or computed tensor. Thread safety: the
+// same as for Content.
 class QuantizedInput {
  public:
   QuantizedInput() = default;  // absent
@@ -58,17 +59,19 @@ class QuantizedInput {
 
   bool is_there() const { return is_there_; }
   std::uint64_t length() const { return content_.size(); }  // bytes
-  // Whether every byte is on this machine, without looking.
+  // Returns true if all bytes are on this machine, so that missing() need not be called.
   bool is_complete() const { return stored_ ? stored_->source->is_complete() : length() == 0; }
   // Appends the extents of a range that are not on this machine.
   void missing(std::uint64_t offset, std::uint64_t bytes, std::vector<Extent>& missing) const;
-  // 0 or an errno; the bytes are valid only if verify() returns 0 afterwards.
+  // Reads a range. Returns 0 or an errno. The bytes are valid only if verify() returns 0
+  // afterwards.
   int read(std::uint64_t offset, std::span<std::byte> out) const {
     return stored_ ? stored_->source->read_unverified(out, stored_->offset + offset)
                    : content_.copy_unverified(offset, out);
   }
   int verify() const { return content_.verify(); }
-  const Source* source() const { return stored_ ? stored_->source : nullptr; }  // of one extent
+  // Returns the source if the input is a single extent, else nullptr.
+  const Source* source() const { return stored_ ? stored_->source : nullptr; }
 
  private:
   bool is_there_ = false;
@@ -78,34 +81,36 @@ class QuantizedInput {
 using QuantizedInputs = std::array<QuantizedInput, kRoles>;
 
 struct QuantizedLayout {
-  std::uint64_t matrices = 1, rows = 0, columns = 0;  // as they are stored
-  bool is_transposed = false;                         // the result has [columns, rows] matrices
+  std::uint64_t matrices = 1, rows = 0, columns = 0;  // the stored matrices
+  bool is_transposed = false;  // the matrices of the result are [columns, rows]
   Packing weight;
-  std::uint64_t block_rows = 1, block_columns = 1;  // of the stored matrix; the last may be cut
-  std::uint64_t grid_rows = 0, grid_columns = 0;    // 0: no grid
-  Packing scale, zero, bias;                        // of the grid, where there is such an input
-  bool index_is_of_rows = false;                    // kIndex has a block a row, not a column
-  bool index_may_be_unused = false;                 // -1 in any place: as if it were absent
+  // The size of a block of the stored matrix; the last may be cut.
+  std::uint64_t block_rows = 1, block_columns = 1;
+  std::uint64_t grid_rows = 0, grid_columns = 0;  // 0: no grid
+  Packing scale, zero, bias;                      // packings on the grid, if there is such an input
+  bool index_is_of_rows = false;     // kIndex has a block for each row, not for each column
+  bool index_may_be_unused = false;  // if an element of kIndex is -1, the index is ignored
 
-  enum class Factor : std::uint8_t { kMultiplies, kDivides };  // the scales
+  // How the factor changes the scales.
+  enum class Factor : std::uint8_t { kMultiplies, kDivides };
   Factor factor = Factor::kMultiplies;
   DType factor_type = DType::kF32;
-  bool factor_is_of_matrix = false;  // one a matrix, not one for all
-  bool factor_is_of_half = false;    // two for each of these, of the first and the last rows
+  bool factor_is_of_matrix = false;  // one factor per matrix, not one for all
+  bool factor_is_of_half = false;    // two factors, for the first and the last half of the rows
 
-  std::uint64_t nested_block = 0;
+  std::uint64_t nested_block = 0;  // blocks per nested scale; 0: no nested scales
   float nested_offset = 0;
   bool is_divided_by_127 = false;       // the product is multiplied by 0.007874015718698502F
-  bool is_divided_by_scale = false;     // a value is divided by the scale, not multiplied
+  bool is_divided_by_scale = false;     // the code is divided by the scale, not multiplied
   DType row_factor_type = DType::kF32;  // F32, BF16 or F16
-  Packing column_scale;                 // of one row; matrix is 0
+  Packing column_scale;                 // a packing of one row; Packing::matrix is 0
 
   bool operator==(const QuantizedLayout&) const = default;
 };
 
-// Whether inputs of these lengths in bytes have exactly what the layout needs, and nothing
-// overflows; nullopt: absent. A producer may be made only then. Returns the first role for which it
-// is not so.
+// Checks whether inputs of these lengths in bytes (nullopt: absent) have exactly the sizes that the
+// layout needs, and whether any size overflows. Returns the first role that does not fit, or
+// nullopt. A producer may be made only if the result is nullopt.
 using InputLengths = std::array<std::optional<std::uint64_t>, kRoles>;
 std::optional<Role> misfit(const QuantizedLayout& layout, const InputLengths& inputs);
 

@@ -11,8 +11,9 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kAlignedGrid = 32;  // a multiple of each alignment of a grid
-// Bytes between two runs that are read with them: a read costs as much as so many bytes.
+constexpr std::uint64_t kAlignedGrid = 32;  // a multiple of every alignment of a grid
+// The maximum gap in bytes between two runs that are read together, because a read costs as much as
+// this many bytes.
 constexpr std::uint64_t kSmallGap = 2048;
 
 InputWindow window_of(const Packing& p, const MatrixPart& part) {
@@ -37,10 +38,10 @@ InputWindow window_of(const Packing& p, const MatrixPart& part) {
   return window;
 }
 
-// `row` and `column` are those of the stored matrix.
+// Decodes elements of a window; `row` and `column` refer to the stored matrix.
 void unpack_part(const Packing& p, const InputWindow& window, std::uint64_t row,
                  std::uint64_t column, std::size_t count, float* out) {
-  if (p.codes == Codes::kByColumn) std::swap(row, column);  // those of the window
+  if (p.codes == Codes::kByColumn) std::swap(row, column);  // as in the window
   const std::byte* const in =
       window.at(stored_rows(p, row, row + 1).first) + lead(p, column) - lead(p, window.column);
   unpack(p, in, window.pitch, row, count, out);
@@ -76,7 +77,7 @@ void PartDecoder::aim(const MatrixPart& part, std::span<const std::int32_t> inde
         layout_.column_scale, {.rows = 1, .column = part.column, .columns = part.columns});
   }
   if (input(Role::kNestedScale).is_there()) {
-    // Only flat weights are nested: a grid of one row.
+    // Only flat weights have nested scales, so the grid has one row.
     const std::uint64_t first = grid_.column / layout_.nested_block;
     const std::uint64_t last = (grid_.column + grid_.columns - 1) / layout_.nested_block;
     add_run(Role::kNestedScale, first * sizeof(float), (last - first + 1) * sizeof(float));
@@ -191,7 +192,7 @@ MatrixPart PartDecoder::grid_of(const MatrixPart& part) const {
     const auto used =
         index_.subspan(static_cast<std::size_t>(part.row), static_cast<std::size_t>(part.rows));
     const auto [least, most] = std::ranges::minmax(used);
-    // A row of a block that is not there fails when it is decoded.
+    // A row with a block outside of the grid fails when it is decoded.
     const auto last = static_cast<std::int64_t>(layout_.grid_rows - 1);
     grid.row = static_cast<std::uint64_t>(std::clamp<std::int64_t>(least, 0, last));
     end_row = static_cast<std::uint64_t>(std::clamp<std::int64_t>(most, 0, last)) + 1;
@@ -243,7 +244,7 @@ void PartDecoder::load_grid(std::uint64_t row) {
     }
   }
   if (!input(Role::kFactor).is_there()) return;
-  // Halves have a block for each row.
+  // With one factor per half, each row has its own row of the grid.
   const float factor = factors_[layout_.factor_is_of_half && row >= layout_.rows / 2 ? 1 : 0];
   for (std::size_t i = 0; i < count; ++i) {
     scales_[i] = layout_.factor == QuantizedLayout::Factor::kMultiplies ? scales_[i] * factor

@@ -6,8 +6,8 @@
 #include <array>
 #include <cstring>
 
-// Highway compiles this file once for each set of instructions and chooses one when the program
-// runs. The compiler makes the vectors.
+// Highway compiles this file once per instruction set and chooses one at run time. The compiler
+// vectorises the loops.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/layer/quantised/row_loops.cpp"
 #include <hwy/foreach_target.h>  // must come before highway.h
@@ -18,7 +18,8 @@ namespace stfs::HWY_NAMESPACE {
 namespace {
 
 constexpr std::size_t kWord = 4;  // bytes
-// Fields that are taken out of their words, each to a byte, before they become values.
+// The number of fields that are extracted from their words, into one byte each, before they are
+// converted to values.
 constexpr std::size_t kSome = 1024;
 
 HWY_INLINE std::uint32_t load_word(const std::byte* at) {
@@ -27,8 +28,8 @@ HWY_INLINE std::uint32_t load_word(const std::byte* at) {
   return word;
 }
 
-// Maps a field to its number. The loops copy it: a compiler must assume that stores of floats
-// change the bytes of a Packing.
+// Converts a field to its value. The loops use a copy, because a compiler must otherwise assume
+// that stores of floats change the bytes of a Packing.
 struct Meaning {
   explicit Meaning(const Packing& p) : mask((1U << p.bits) - 1), added(p.added), offset(p.offset) {}
   HWY_INLINE float operator()(std::uint32_t field) const {
@@ -47,7 +48,7 @@ void unpack_bytes(const Packing& p, const std::uint8_t* HWY_RESTRICT in, std::si
 void unpack_fields(const Packing& p, const std::byte* in, std::size_t count, float* out) {
   const Meaning value(p);
   const std::size_t bits = p.bits;
-  // Eight fields are `bits` bytes.
+  // Eight fields take `bits` bytes.
   for (std::size_t i = 0; i < count; i += 8) {
     const std::size_t some = std::min<std::size_t>(8, count - i);
     std::uint64_t stream = 0;
@@ -59,7 +60,7 @@ void unpack_fields(const Packing& p, const std::byte* in, std::size_t count, flo
   }
 }
 
-// The carry goes up: the last word needs no bytes after those of its fields.
+// The carry only goes upwards, so the last word needs no bytes after the bytes of its fields.
 void unpack_carried(const Packing& p, const std::byte* in, std::size_t count, float* out) {
   const std::size_t bits = p.bits;
   const std::size_t each = 32 / bits;
@@ -88,7 +89,7 @@ void unpack_words(const Packing& p, const std::byte* in, std::size_t count, floa
   }
 }
 
-// The fields of 4 bits in the order of the row, a byte each; an odd count reads a whole byte.
+// Extracts fields of 4 bits in the order of the row, one per byte. An odd count reads a whole byte.
 HWY_INLINE void split_bytes(const std::uint8_t* HWY_RESTRICT in, unsigned first, unsigned second,
                             std::size_t count, std::uint8_t* HWY_RESTRICT out) {
   for (std::size_t i = 0; i < (count + 1) / 2; ++i) {
@@ -97,7 +98,7 @@ HWY_INLINE void split_bytes(const std::uint8_t* HWY_RESTRICT in, unsigned first,
   }
 }
 
-// Four fields of 4 bits, each to every second byte.
+// Moves each of four fields of 4 bits to every second byte.
 HWY_INLINE std::uint64_t spread(std::uint64_t fields) {
   fields = (fields | fields << 24) & 0x000000FF000000FF;
   return (fields | fields << 12) & 0x000F000F000F000F;
@@ -126,7 +127,7 @@ void unpack_nibbles(const Packing& p, const std::byte* in, std::size_t count, fl
   }
 }
 
-// `in` is the first word of the column; `pitch` leads to the next word of the same column.
+// `in` is the first word of the column, and `in` + `pitch` is the next word of the same column.
 void unpack_down(const Packing& p, const std::byte* HWY_RESTRICT in, std::uint64_t pitch,
                  std::uint64_t row, std::size_t count, float* HWY_RESTRICT out) {
   const Meaning value(p);
@@ -167,7 +168,7 @@ void unpack_nibbles_down(const Packing& p, const std::byte* in, std::uint64_t ro
   for (std::size_t i = 0; i < count; ++i) out[i] = value(std::to_integer<unsigned>(in[i]) >> shift);
 }
 
-// Converts elements of a type, of which number i is at `at(i)`.
+// Converts elements of a type; element number i is at `at(i)`.
 template <class At>
 void unpack_gathered(const Packing& p, std::size_t count, float* out, const At& at) {
   const TypeInfo& type = type_info(p.type);
@@ -212,7 +213,7 @@ void unpack_codes(const Packing& p, const std::byte* in, std::uint64_t pitch, st
       const auto at = [line](std::size_t i) { return line + i / 4 * 512 + i % 4; };
       return unpack_gathered(p, count, out, at);
     }
-    case Codes::kByColumn:  // `pitch` leads from a column to the next
+    case Codes::kByColumn:  // `pitch` is the distance from one column to the next
       return unpack_gathered(p, count, out, [=](std::size_t i) { return in + i * pitch; });
     default: return unpack_down(p, in, pitch, row, count, out);
   }

@@ -38,7 +38,7 @@ struct Named {
   std::string_view reason;
 };
 
-// Weights that are no function of the stored numbers alone, or in layouts that are not known.
+// Weights that depend on more than the stored numbers, or that have an unknown layout.
 // clang-format off
 constexpr Named kRefused[] = {
     {".svdquant_lora_a",          "SVDQuant adds a product of two small matrices: not supported"},
@@ -83,7 +83,7 @@ constexpr VanishingEnding kVanish[] = {
     {".act_scale",          Vanishing::kInputs},   // AutoFP8
     {".input_quantizer._amax",  Vanishing::kInputs},   // ModelOpt
     {".output_quantizer._amax", Vanishing::kOutputs},
-    {".qscale_act",         Vanishing::kOutputs},  // Mistral; attention.kv_fake_quantizer has one too
+    {".qscale_act",         Vanishing::kOutputs},  // Mistral; also in attention.kv_fake_quantizer
     {".output_scale",       Vanishing::kOutputs},
     {".output_zero_point",  Vanishing::kOutputs},
     {".prob_output_scale",  Vanishing::kOutputs},
@@ -94,7 +94,7 @@ constexpr VanishingEnding kVanish[] = {
     {".k_zero_point",       Vanishing::kCache},
     {".v_zero_point",       Vanishing::kCache},
     {".q_zero_point",       Vanishing::kCache},
-    {".comfy_quant",        Vanishing::kMark},  // ComfyUI: a format's name, and the mark of a file
+    {".comfy_quant",        Vanishing::kMark},  // ComfyUI: the name of a format, the mark of a file
     {"scaled_fp8",          Vanishing::kMark},
 };
 
@@ -128,8 +128,8 @@ constexpr Named kLeft[] = {
     {".quant_state.bitsandbytes__nf4", "tells the shape of packed weights"},
     {".quant_state.bitsandbytes__fp4", "tells the shape of packed weights"},
 };
-// Endings of parts of quantised weights, only where other weights are quantised: elsewhere a model
-// may have parameters of these names.
+// Endings of parts of quantised weights that count only if other weights are quantised. A model
+// without quantised weights may have ordinary parameters with these names.
 constexpr Named kLeftOfQuantized[] = {
     {"_weight_scale",      "is a scale"},
     {"_weight_scale_2",    "is a scale"},
@@ -147,7 +147,7 @@ bool has_ending_of(std::string_view name, std::span<const Named> rows, std::stri
   return false;
 }
 
-// A tensor whose dtype says all.
+// Takes a tensor with values that depend only on its type and its bytes.
 bool take_typed(Candidate& weight) {
   const Matrices all = matrices_of(weight.tensor.shape);
   weight.set_codes(typed(weight.tensor.dtype),
@@ -170,7 +170,8 @@ bool is_scaled_in_gguf(DType dtype) {
 
 namespace {
 
-// Gemma 4 has such parameters of its own, which are no part of the weight beside them.
+// Returns true for a parameter of Gemma 4 that only has the name of a scale of the weight beside
+// it.
 bool is_of_gemma4(const Candidate& weight, const Tensor& scale) {
   const auto model = weight.finder.metadata(weight.number, "general.architecture");
   return model && model->starts_with("gemma4") &&
@@ -188,7 +189,7 @@ bool find_gguf(Candidate& weight) {
       tensor.shape.size() > 1 && !may_hold_codes(tensor.dtype);
   if (!has_blocks && !is_matrix_of_gguf) return false;
   if (has_blocks) take_typed(weight);
-  // llama.cpp and others write X.scale, or X.weight.scale.
+  // llama.cpp and other programs write X.scale or X.weight.scale.
   auto scale = weight.find(weight.module(), ".scale");
   if (const auto other = weight.find(tensor.name, ".scale")) {
     if (scale && scale->number != other->number) weight.refuse(*other, "it has two scales");
@@ -204,7 +205,7 @@ bool find_gguf(Candidate& weight) {
   if (!scale && lacks_part_of_gguf(weight.finder.list())) {
     weight.refuse("its scale may be in a file that is missing");
   }
-  // A scale of the inputs, which the model's code uses.
+  // A scale of the inputs. Only the code that runs the model uses it.
   const auto input = weight.find(tensor.name, ".input_scale");
   if (input && tensor.name != weight.module()) weight.found.others.push_back(input->number);
   if (!scale) return true;
@@ -242,7 +243,7 @@ std::optional<Vanishing> vanishing(std::string_view name) {
 
 bool may_vanish(const Vanishing& part, const Tensor& tensor, std::uint64_t matrices) {
   if (part.of == Vanishing::kMark) return true;
-  // The zero point of FP8 is FP8.
+  // The zero point of FP8 has the type FP8, so its type is not checked.
   if (!tensor.name.ends_with("zero_point") && !scale_type(tensor.dtype)) return false;
   if (tensor.elements() == 1) return true;
   if (matrices != 0) return part.of == Vanishing::kCache || tensor.elements() == matrices;
@@ -253,7 +254,8 @@ bool may_vanish(const Vanishing& part, const Tensor& tensor, std::uint64_t matri
 
 namespace {
 
-// The last place of any of these words in a name in lower case; npos: it has none.
+// Returns the last position of any of these words in a lower-case name, or npos if it contains
+// none.
 std::size_t last_of(std::string_view name, std::span<const std::string_view> words) {
   std::size_t place = std::string_view::npos;
   for (const std::string_view word : words) {
@@ -263,7 +265,7 @@ std::size_t last_of(std::string_view name, std::span<const std::string_view> wor
   return place;
 }
 
-// Words of scales, and of what is added to or put in place of codes times scales.
+// Words for scales, and for tensors that are added to or replace codes times scales.
 constexpr std::string_view kParts[] = {
     "scal",           "amax",     "svd_",     "lora_",   "proj_up",
     "proj_down",      "low_rank", "codebook", "outlier", "weight_correction",
@@ -330,7 +332,7 @@ std::string_view base_of_part(std::string_view name) {
   std::ranges::for_each(known_endings(), cut);
   std::ranges::for_each(kWeights, cut);
   name.remove_suffix(longest);
-  // X.weight_scale is X.weight and _scale, but X.scales is X and .scales.
+  // X.weight_scale consists of X.weight and _scale, but X.scales of X and .scales.
   return name.ends_with(".weight") ? without_ending(name, ".weight") : name;
 }
 

@@ -1,7 +1,10 @@
-// The schemes of quantisation: a table with one row a scheme. A row finds the weights that are
-// stored in its way, by their names, types and shapes and by what config.json says of them, and
-// describes each with a QuantizedLayout. Nothing is guessed: what is incomplete, or contradicts
-// itself, is an Error kQuantized that names the tensor.
+// The quantisation schemes that stfs can compute: a table with one row per scheme. Each row
+// recognises the weights that are stored in its way, by their names, types and shapes and by the
+// configuration beside the checkpoint (config.json), and describes each of them with a
+// QuantizedLayout.
+//
+// Nothing is guessed: a weight that is incomplete or contradictory throws Error kQuantized, which
+// names the tensor.
 //
 // Thread safety: rows are constants, and the functions are pure.
 #pragma once
@@ -21,53 +24,66 @@ namespace stfs {
 
 struct Scheme {
   std::string_view name;  // "block FP8"
-  // Whether the tensor is a weight of this scheme; fills `found`.
+  // Returns true if `weight` is stored in this scheme, and then fills weight.found.
   bool (*find)(Candidate& weight);
 };
 
 std::span<const Scheme> schemes();
 
-// The row of an FP8 tensor without a scale, where nothing else in the checkpoint is quantised.
+// Returns the row for FP8 tensors without a scale. It applies only if no other tensor of the
+// checkpoint is quantised.
 const Scheme& plain_scheme();
 
-// Whether tensors of this type may hold codes that only a scheme explains: no plain numbers, and no
-// blocks of GGUF.
+// Returns true if tensors of this type may hold codes, whose values depend on a scheme. False
+// for plain numbers, such as BF16 or I64, and for the block types of GGUF.
 bool may_hold_codes(DType dtype);
-// Whether it is a type of blocks that llama.cpp stores a scale beside: NVFP4, and ternary ones.
+// Returns true for a block type of GGUF beside which llama.cpp stores a scale: NVFP4 and the
+// ternary types.
 bool is_scaled_in_gguf(DType dtype);
-// Whether a file of a GGUF checkpoint is missing, which may hold scales.
+// Returns true if a file of a GGUF checkpoint is missing. It may contain scales.
 bool lacks_part_of_gguf(const TensorList& list);
-// Why a tensor with this name is of a scheme that stfs does not compute; "" for any other. In a
-// checkpoint without codes the name means nothing.
+// Returns why stfs cannot compute the scheme that a tensor with this name belongs to, or "" for any
+// other name. Call it only for a checkpoint that holds codes, because other models may use the same
+// name for an ordinary parameter.
 std::string reason_to_refuse(std::string_view name);
-// A tensor that belongs to a quantised checkpoint and gives no value, as its name tells.
+// A tensor that only a quantised checkpoint has and that no weight is computed from. The
+// dequantised list leaves it out.
 struct Vanishing {
-  // Scales and zero points of a layer's inputs, of its outputs (also those of attention), and of
-  // queries, keys and values, which may have one for each head.
-  enum Of { kMark, kInputs, kOutputs, kCache };
+  enum Of {
+    kMark,     // names the format of a layer or a file, as ComfyUI writes it
+    kInputs,   // a scale or zero point of a layer's inputs
+    kOutputs,  // a scale or zero point of a layer's or of attention's outputs
+    kCache     // a scale or zero point of queries, keys or values; may have one element per head
+  };
   Of of;
-  std::string_view module;  // the name's beginning
+  std::string_view module;  // the name without its ending
 };
+// Recognises such a tensor by its name. Returns nullopt for any other name.
 std::optional<Vanishing> vanishing(std::string_view name);
-// Whether a tensor can be that by its type and shape. `matrices`: those of the computed weight
-// beside it; 0: there is none, it is of the attention.
+// Returns true if the type and shape of `tensor` are also those of such a tensor; only then may it
+// be left out. `matrices` is the number of matrices of the computed weight in the same module, or 0
+// if the module has none, as with the scales of attention.
 bool may_vanish(const Vanishing& part, const Tensor& tensor, std::uint64_t matrices);
-// The beginning that the names of all parts of a weight share: "X" of X.weight, X.weight_scale and
-// X.scales.
+// Returns the prefix that the names of all tensors of one quantised weight share: "X" for X.weight,
+// X.weight_scale and X.scales.
 std::string_view base_of_part(std::string_view name);
-// The place in a name, which is that of a tensor without its module, from which on it still has a
-// word of a part of quantised weights: "scale", "zero". npos: it has none.
+// Returns the position of the last word in `name` that is typical of a part of a quantised weight,
+// such as "scale" or "zero", or npos if there is none. `name` is the last component of a tensor's
+// name.
 std::size_t place_of_companion(std::string_view name);
-// The place in a whole name of a word of a scale, or of another part of a value, that may belong to
-// codes of the same module. npos: it has none, or is known to give no value.
+// Returns the position in a tensor's whole name of a word for a scale, or for another part of a
+// value, which may belong to codes of the same module. Returns npos if the name has no such word,
+// or if the tensor is known to affect no value.
 std::size_t place_of_unknown_part(std::string_view name);
-// Whether such a tensor is more likely a parameter of the model: the weight of a norm, a factor.
+// Returns true if such a tensor is more likely a parameter of the model, such as the weight of a
+// norm or a factor.
 bool is_scale_of_model(std::string_view name);
-// Why a tensor that no row has taken cannot pass: "is a scale of a quantised weight that is not
-// there"; "" for one that can. `is_quantized`: other weights are computed.
+// Returns why a tensor that no scheme has claimed must not be shown as it is, for instance "is a
+// scale of a quantised weight that is not there", or "" if it may be shown. `is_quantized` says
+// whether other weights of the checkpoint are dequantised.
 std::string reason_if_left(const Finder& finder, const Tensor& tensor, bool is_quantized);
 
-// Rows of the table, by the file that has them.
+// The find functions of the rows, each with the file that defines it.
 using FindWeight = bool(Candidate&);
 FindWeight find_gguf;                                    // schemes.cpp
 FindWeight find_fp8, find_int8, find_fp4, find_gpt_oss;  // schemes_scaled.cpp

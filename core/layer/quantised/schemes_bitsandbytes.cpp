@@ -1,6 +1,5 @@
-// bitsandbytes: 4-bit codes of a table in flat blocks, and INT8 with a scale for each row.
-// GPTQModel writes the same under names of its own: X.weight_absmax for X.weight.absmax,
-// X.weight_scb for X.SCB.
+// bitsandbytes: flat blocks of 4-bit codes of a table, and INT8 with one scale per row. GPTQModel
+// stores the same under its own names: X.weight_absmax for X.weight.absmax, X.weight_scb for X.SCB.
 #include "core/layer/quantised/schemes.h"
 
 #include <algorithm>
@@ -37,7 +36,8 @@ bool find_bnb4(Candidate& weight) {
       weight.refuse(about, "the shape that it tells overflows");
     }
   }
-  // Weights may be stored as if they were numbers of a wider type.
+  // The codes may be stored with a wider type, so the size is rounded up to whole elements of that
+  // type.
   weight.set_codes(fields(Codes::kHighFirst, 4), {.columns = columns},
                    type_info(tensor.dtype).block_bytes);
   QuantizedLayout& layout = weight.found.layout;

@@ -1,5 +1,6 @@
-// ComfyUI's NVFP4 and MXFP8: the scales lie in the tiles of cuBLAS, and FP4 has the first code of a
-// byte in the high bits. Its INT4 of AWQ. Its FP8 and INT8 are those of schemes_scaled.cpp.
+// ComfyUI's NVFP4, MXFP8, and INT4 of AWQ. The scales of NVFP4 and MXFP8 are in the tiles of
+// cuBLAS, and FP4 has the first code of a byte in the high bits. ComfyUI's FP8 and INT8 are handled
+// in schemes_scaled.cpp.
 #include "core/layer/quantised/layer_texts.h"
 #include "core/layer/quantised/schemes.h"
 
@@ -9,7 +10,7 @@
 namespace stfs {
 namespace {
 
-// ComfyUI pads weights, and the bias alone tells how many rows are values.
+// Refuses a weight that ComfyUI has padded. Only the bias shows how many rows contain values.
 void refuse_padded(const Candidate& weight) {
   const auto number = weight.finder.list().find(std::string(weight.module()) + ".bias");
   if (!number) return;
@@ -18,8 +19,8 @@ void refuse_padded(const Candidate& weight) {
   weight.refuse(bias, "the weight is padded to more rows, which is not supported");
 }
 
-// INT4 of AWQ, two codes in an I8, the first in the low bits: (code - 8) * scale + zero. Scales and
-// zeros are [groups, rows].
+// INT4 of AWQ: two codes per I8, the first in the low bits. The value is (code - 8) * scale + zero.
+// Scales and zeros are [groups, rows].
 void take_awq(Candidate& weight, const Companion& scale) {
   const Tensor& tensor = weight.tensor;
   if (!has_rank(tensor, 2)) weight.refuse("its shape is not that of packed weights");
@@ -41,7 +42,7 @@ void take_awq(Candidate& weight, const Companion& scale) {
   take(Role::kBias, weight.need(tensor.name, "_zeros"));
 }
 
-// NVFP4, or MXFP8, whose scales lie in tiles.
+// NVFP4 or MXFP8 with scales in tiles.
 void take_tiles(Candidate& weight, const Companion& scale, bool is_nvfp4) {
   const Tensor& tensor = weight.tensor;
   const Microscales& scales = is_nvfp4 ? kNv : kMx;

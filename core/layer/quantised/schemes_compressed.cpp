@@ -1,4 +1,4 @@
-// compressed-tensors: weights whose codes are packed into words of 32 bits, or FP4 in bytes.
+// compressed-tensors: weights with codes packed into 32-bit words, or FP4 in bytes.
 #include "core/base/text.h"
 #include "core/layer/quantised/schemes.h"
 
@@ -8,7 +8,7 @@
 namespace stfs {
 namespace {
 
-// The numbers in weight_shape.
+// Returns the numbers in weight_shape.
 std::vector<std::uint64_t> numbers_in(const Candidate& weight, const Tensor& tensor) {
   const std::size_t size = type_info(tensor.dtype).block_bytes;
   if (tensor.dtype != DType::kI64 && tensor.dtype != DType::kI32) weight.refuse(tensor);
@@ -25,8 +25,8 @@ std::vector<std::uint64_t> numbers_in(const Candidate& weight, const Tensor& ten
 
 using Groups = std::span<const QuantizationConfig::Group* const>;
 
-// The packing with the bits of a group of the config in which `columns` columns fill the words of a
-// row. Refuses a weight for which there are two.
+// Returns the packing, with the bits of one of the config's groups, in which `columns` columns fill
+// the words of a row. Refuses a weight for which two packings fit.
 std::optional<Packing> packing_of(const Candidate& weight, Groups groups, std::uint64_t columns) {
   const std::uint64_t words = weight.tensor.shape.back();
   std::optional<Packing> found;
@@ -42,13 +42,13 @@ std::optional<Packing> packing_of(const Candidate& weight, Groups groups, std::u
                       " columns may be packed in two ways that have the same size");
       }
       found = packing;
-      if (32 % *group->bits == 0) break;  // both are the same
+      if (32 % *group->bits == 0) break;  // both packings are the same
     }
   }
   return found;
 }
 
-// The columns of a pack-quantized weight by its scales, where weight_shape is not there.
+// Determines the columns of a pack-quantized weight by its scales, if weight_shape is missing.
 std::uint64_t columns_by_groups(const Candidate& weight, const Tensor& scale, Groups groups) {
   const Matrices grid = matrices_of(scale.shape);
   constexpr std::uint64_t kUntold = 0;
@@ -57,7 +57,7 @@ std::uint64_t columns_by_groups(const Candidate& weight, const Tensor& scale, Gr
   for (const QuantizationConfig::Group* const group : groups) {
     if (!group->bits || group->type == "float") continue;
     std::uint64_t columns = 0;
-    // Otherwise there is one group of all columns, whose number the config does not tell.
+    // Otherwise all columns form one group, and the config does not contain their number.
     const bool is_grouped = group->group_size && *group->group_size != QuantizationConfig::kAll &&
                             group->strategy != "channel" && group->strategy != "tensor";
     if (!is_grouped) {
@@ -74,13 +74,13 @@ std::uint64_t columns_by_groups(const Candidate& weight, const Tensor& scale, Gr
   return by_groups;
 }
 
-// The columns of a pack-quantized weight: weight_shape tells, wherever it is.
+// Returns the columns of a pack-quantized weight, from weight_shape if it exists.
 std::uint64_t columns_of(const Candidate& weight, const Tensor& scale,
                          const std::optional<Companion>& shape, Groups groups) {
   if (!shape) return columns_by_groups(weight, scale, groups);
   const std::vector<std::uint64_t> told = numbers_in(weight, *shape);
   const std::span stored = weight.tensor.shape;
-  // The shape of stacked experts is that of all or of one.
+  // For stacked experts, weight_shape is the shape of the stack or of one expert.
   if (told.size() < 2 || told[told.size() - 2] != stored[stored.size() - 2] ||
       (told.size() > 2 && !std::ranges::equal(std::span(told).first(told.size() - 1),
                                               stored.first(stored.size() - 1)))) {
@@ -89,7 +89,8 @@ std::uint64_t columns_of(const Candidate& weight, const Tensor& scale,
   return told.back();
 }
 
-// The scales tell how many groups the columns have; the configuration must not contradict them.
+// The scales determine the number of groups per row. Refuses a weight if the configuration
+// contradicts it.
 void refuse_other_groups(const Candidate& weight, Groups groups, std::uint64_t columns,
                          std::uint64_t count) {
   const auto is_other = [&](const QuantizationConfig::Group* group) {
@@ -115,14 +116,14 @@ void take_zero_points(Candidate& weight, const Tensor& scale, std::string_view b
     down.codes = packing.codes == Codes::kFields ? Codes::kDown : Codes::kWordsDown;
     weight.take_on_grid(Role::kZero, *zero, down);
     const Packing& words = weight.found.layout.zero;
-    shape[shape.size() - 2] = words.matrix / words.pitch;  // rows of words
+    shape[shape.size() - 2] = words.matrix / words.pitch;  // the rows of words
   } else {
     weight.refuse(*zero, "zero points are I8 or I32");
   }
   if (!std::ranges::equal(zero->shape, shape)) weight.refuse(*zero);
 }
 
-// W4A8 with FP8 scales of groups: the product is multiplied by a scale of the row.
+// W4A8 with FP8 scales of groups: the product is multiplied by a scale per row.
 void take_row_scale(Candidate& weight, const Companion& scale) {
   const auto type = float_scale_type(scale.dtype);
   const std::span stored = weight.tensor.shape;
@@ -189,7 +190,8 @@ bool find_pack_quantized(Candidate& weight, std::string_view base) {
   return true;
 }
 
-// Bytes as scales are E8M0 of MXFP4, or UE5M3 of AutoRound's nvfp4_v2: only the config tells.
+// Refuses U8 scales unless the config says that they are E8M0 of MXFP4. They may also be UE5M3 of
+// AutoRound's nvfp4_v2, and only the config distinguishes the two.
 void refuse_other_scales(const Candidate& weight, std::string_view base) {
   const QuantizationConfig& config = weight.config();
   const std::string_view module = without_ending(base, ".weight");

@@ -1,4 +1,4 @@
-// GPTQ and AWQ: stored as [in, out] in words of 32 bits; the result is [out, in].
+// GPTQ and AWQ: stored as [in, out] in 32-bit words. The result is [out, in].
 #include "core/base/text.h"
 #include "core/layer/quantised/schemes.h"
 
@@ -27,8 +27,8 @@ Qweight qweight_of(const Candidate& weight) {
   return out;
 }
 
-// How many of `rows` share a scale where there are `groups` of them. The last group may be shorter.
-// The sizes that the config names for this weight come first, then the one for all.
+// Returns how many of `rows` share a scale if there are `groups` scales. The last group may be
+// shorter. A size that the config names for this weight takes precedence over its general size.
 std::uint64_t group_size_of(const Candidate& weight, std::string_view module, std::uint64_t rows,
                             std::uint64_t groups) {
   const QuantizationConfig& config = weight.config();
@@ -53,8 +53,9 @@ std::uint64_t group_size_of(const Candidate& weight, std::string_view module, st
   return rows % groups == 0 ? cut(rows / groups) : 1;
 }
 
-// GPTQModel stores the table of an embedding as it is: its rows are the words, and what a Linear
-// has as columns. The name and config.json tell, and have to agree.
+// Returns true for the table of an embedding, which GPTQModel stores without transposing: its rows
+// are the words, and its columns correspond to the columns of a Linear. Refuses the weight if its
+// name and the vocab_size in config.json disagree.
 bool is_table(const Candidate& weight, std::string_view module, std::uint64_t rows) {
   constexpr std::string_view kNames[] = {"wte", "wpe", "shared"};
   const std::string_view layer = module.substr(module.rfind('.') + 1);
@@ -71,8 +72,8 @@ bool is_table(const Candidate& weight, std::string_view module, std::uint64_t ro
   return true;
 }
 
-// Sets what both have: the grid is [groups, out], and the result the transpose, but that of a table
-// of embeddings.
+// Sets what GPTQ and AWQ have in common: the grid is [groups, out], and the result is the
+// transpose, except for a table of embeddings.
 void set_transposed(Candidate& weight, const Qweight& parts, const Packing& codes,
                     std::uint64_t rows, std::uint64_t columns, bool has_index) {
   weight.refuse_conv1d(parts.base);
@@ -90,7 +91,7 @@ void set_transposed(Candidate& weight, const Qweight& parts, const Packing& code
                     is_transposed ? std::array{columns, rows} : std::array{rows, columns});
 }
 
-// The packing of zero points on the grid. Refuses those of another shape.
+// Returns the packing of zero points on the grid. Refuses zero points of another shape.
 Packing packing_of_zeros(const Candidate& weight, const Tensor& zeros, const Packing& fields) {
   const QuantizedLayout& layout = weight.found.layout;
   const Packing packing = weight.pack(fields, layout.grid_rows, layout.grid_columns, 4);
@@ -106,8 +107,8 @@ void take_zeros(Candidate& weight, const Companion& zeros, const Packing& packin
   weight.take(Role::kZero, zeros);
 }
 
-// Returns the first zero point of a word if all of its zero points are the same, and are the middle
-// of the codes as either version of GPTQ stores it.
+// Returns the first zero point of a word if all its zero points are equal and are the middle of the
+// codes, as either version of GPTQ stores the middle.
 std::optional<std::uint32_t> field_of_symmetric(std::uint32_t word, std::uint64_t bits) {
   const std::uint32_t mask = (1U << bits) - 1;
   const std::uint32_t first = word & mask;
@@ -119,7 +120,8 @@ std::optional<std::uint32_t> field_of_symmetric(std::uint32_t word, std::uint64_
   return first;
 }
 
-// The number of bits by the width of the zeros; 0 when that leaves a choice.
+// Returns the number of bits according to the width of the zeros, or 0 if the width does not
+// determine it.
 std::uint64_t bits_of_zeros(const Qweight& parts) {
   const std::uint64_t columns = parts.scale.shape[1];
   std::uint64_t bits = 0;
@@ -130,7 +132,7 @@ std::uint64_t bits_of_zeros(const Qweight& parts) {
   return bits % columns == 0 ? bits / columns : 0;
 }
 
-// Whether `format` is one of these words.
+// Returns true if `format` is one of these words.
 bool is_any_of(std::string_view format, std::initializer_list<std::string_view> words) {
   return std::ranges::find(words, format) != words.end();
 }
@@ -148,9 +150,9 @@ bool find_gptq(Candidate& weight) {
     weight.refuse("stored as by GPTQ, but " + printable(config.file) + " names quant_method " +
                   in_quotes(config.method));
   }
-  // AutoRound's own layout stores zeros as they are, as GPTQ's second version.
+  // AutoRound's own layout stores zeros unchanged, like GPTQ's second version.
   const bool is_v2 = is_any_of(config.format, {"gptq_v2", "auto_round", "auto_round:gptqmodel"});
-  // Older ones name no layout; of symmetric weights both are alike.
+  // Older files do not name a layout. For symmetric weights both versions are detected below.
   const bool names_none = config.format.empty() && (config.method == "gptq" || config.is_symmetric);
   const bool is_v1 =
       names_none || is_any_of(config.format, {"gptq", "auto_round:auto_gptq", "auto_round:gptq"});
@@ -192,8 +194,8 @@ bool find_gptq(Candidate& weight) {
   }
   Packing zero = fields(Codes::kFields, bits);
   zero.added = is_v1 ? 1 : 0;
-  // Some store the zero points of symmetric weights as the second version does, and name the first:
-  // Qwen3.5's GPTQ-Int4. The first word tells.
+  // Some files name the first version, but store the zero points of symmetric weights as in the
+  // second version (Qwen3.5's GPTQ-Int4). The first word shows which one it is.
   if (const auto word =
           config.is_symmetric ? weight.finder.first_word(*parts.zeros) : std::nullopt) {
     const auto first = field_of_symmetric(*word, bits);

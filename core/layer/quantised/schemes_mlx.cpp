@@ -1,4 +1,4 @@
-// MLX: codes in a stream of bits with scales and biases, or numbers of a type with scales.
+// MLX: codes in a stream of bits with scales and biases, or typed numbers with scales.
 #include "core/base/text.h"
 #include "core/layer/quantised/schemes.h"
 
@@ -10,7 +10,7 @@
 namespace stfs {
 namespace {
 
-constexpr std::size_t kLongestKey = 512;  // bytes of a module's name
+constexpr std::size_t kLongestKey = 512;  // the maximum length of a module's name, in bytes
 
 struct MlxForm {
   std::uint64_t bits;
@@ -19,7 +19,7 @@ struct MlxForm {
   DType scale;
 };
 
-// The modes without biases, by the bytes of a group.
+// The modes without biases, distinguished by the bytes per group.
 struct MlxMode {
   std::string_view name;
   std::uint64_t bytes;
@@ -33,8 +33,8 @@ constexpr MlxMode kModes[] = {
     {"mxfp8", 32, 8, DType::kF8E4M3, kMx},
 };
 
-// The module's own entry in the config. One that text_config has may name a part of the text model,
-// by its name there.
+// Returns the entry of the module in the config. An entry in text_config may use the name that the
+// module has inside the text model.
 std::map<std::string, QuantizationConfig::Module>::const_iterator own_parameters(
     const QuantizationConfig& config, std::string_view base) {
   const auto whole = config.modules.find(std::string(base));
@@ -47,8 +47,9 @@ std::map<std::string, QuantizationConfig::Module>::const_iterator own_parameters
   return whole;
 }
 
-// A key that is the end of the module's name may mean it, and the same words may then be read in
-// two ways: 4 bits in groups of 64 fill as many as 8 bits in groups of 32.
+// Refuses a weight if another key of the config may mean it, because the key is the end of the
+// module's name. Its words could then be decoded in two ways, because 4 bits in groups of 64 take
+// as many words as 8 bits in groups of 32.
 void refuse_of_another_name(const Candidate& weight, const QuantizationConfig::Module& all) {
   const QuantizationConfig& config = weight.config();
   const std::string_view base = weight.module();
@@ -67,8 +68,8 @@ void refuse_of_another_name(const Candidate& weight, const QuantizationConfig::M
   }
 }
 
-// The parameters of a module: those of the config, or for the modes without biases what the bytes
-// of a group tell.
+// Returns the parameters of a module: with biases, the parameters in the config; without biases,
+// the mode that the bytes per group determine.
 MlxForm mlx_form(const Candidate& weight, const Tensor& scale, bool has_biases) {
   const QuantizationConfig& config = weight.config();
   QuantizationConfig::Module module = config.all;

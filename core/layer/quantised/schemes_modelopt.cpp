@@ -1,4 +1,4 @@
-// ModelOpt's INT4, which is packed along the rows. Its FP8, NVFP4, MXFP8 and MXFP4 are those of
+// ModelOpt's INT4, which is packed along the rows. Its FP8, NVFP4, MXFP8 and MXFP4 are handled in
 // schemes_scaled.cpp.
 #include "core/layer/quantised/schemes.h"
 
@@ -22,7 +22,7 @@ bool find_modelopt_int4(Candidate& weight) {
     weight.refuse(*scale, "INT4 of ModelOpt has two rows in each row of bytes");
   }
   Packing codes = fields(Codes::kNibblesDown, 4, 8);
-  codes.added = 8;  // two's complement: -8 to 7
+  codes.added = 8;  // two's complement, -8 to 7
   weight.set_codes(codes, stored);
   weight.set_grid(stored.rows, grid.columns, 1, stored.columns / grid.columns);
   weight.take_on_grid(Role::kScale, *scale, typed(*type));

@@ -1,5 +1,5 @@
-// Quark: what it stores in ways of its own is refused by name. Its FP8 and MXFP4 are those of
-// schemes_scaled.cpp, its GPTQ and AWQ those of schemes_gptq.cpp.
+// Quark: refuses what Quark stores in its own formats. Its FP8 and MXFP4 are handled in
+// schemes_scaled.cpp, its GPTQ and AWQ in schemes_gptq.cpp.
 #include "core/layer/quantised/schemes.h"
 
 namespace stfs {
@@ -15,7 +15,7 @@ bool find_quark(Candidate& weight) {
         "INT4 of Quark, in whose words the columns are reordered, is not supported: export it with "
         "Quark as AWQ or unquantised");
   }
-  // 32 columns are 24 bytes of MXFP6, and 16 of MXFP4.
+  // 32 columns take 24 bytes in MXFP6, and 16 bytes in MXFP4.
   const std::uint64_t groups = scale->shape.empty() ? 0 : scale->shape.back();
   if (scale->dtype == DType::kU8 && groups > 0 && tensor.shape.back() / 24 == groups &&
       tensor.shape.back() % 24 == 0) {

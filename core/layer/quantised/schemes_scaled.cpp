@@ -1,4 +1,4 @@
-// Weights whose elements are numbers of a type, FP8, FP4 or INT8, with a tensor of scales.
+// Weights that consist of typed numbers (FP8, FP4 or INT8) and a tensor of scales.
 #include "core/base/text.h"
 #include "core/layer/quantised/schemes.h"
 
@@ -11,21 +11,22 @@ namespace {
 
 using Block = QuantizationConfig::Block;
 
-// The rows or columns of a block, when `scales` scales lie along a dimension: 0 when they do not
-// fit. `wanted` is the size that config.json names, or 0.
+// Returns the rows or columns of a block if there are `scales` scales along a dimension of `size`
+// elements, or 0 if they do not fit. `wanted` is the size that config.json names, or 0.
 std::uint64_t block_along(std::uint64_t size, std::uint64_t scales, std::uint64_t wanted) {
   if (scales == 0) return size == 0 ? 1 : 0;
   if (wanted != 0) {
     wanted = std::clamp<std::uint64_t>(wanted, 1, std::max<std::uint64_t>(size, 1));
     return (size + wanted - 1) / wanted == scales ? wanted : 0;
   }
-  // The last block may be cut: 192 rows with two scales are 128 and 64, and not 96 each. Blocks of
-  // an equal size that is a power of two could not be those of a larger one.
+  // The last block may be cut: two scales for 192 rows mean blocks of 128 and 64, not two blocks of
+  // 96. If equal blocks have a power of two as their size, this size is certain, because with any
+  // larger power of two there would be fewer scales.
   if (size % scales != 0) return 0;
   return scales == 1 || std::has_single_bit(size / scales) ? size / scales : 0;
 }
 
-// The blocks that share a scale.
+// The blocks that share a scale, and the stored matrices.
 struct Grid {
   Matrices stored;
   std::uint64_t rows, columns, block_rows, block_columns;
@@ -33,13 +34,13 @@ struct Grid {
   bool operator==(const Grid&) const = default;
 };
 
-// The blocks by the shape of the scales; nullopt when it fits none. `wanted` are the rows and
-// columns that config.json names, or 0.
+// Determines the blocks by the shape of the scales. Returns nullopt if they fit no blocks. `wanted`
+// is the rows and columns that config.json names, or 0.
 std::optional<Grid> grid_of(const Tensor& weight, const Tensor& scale, const Block& wanted) {
   const Matrices all = matrices_of(weight.shape);
   const std::span shape = scale.shape;
   const std::size_t rank = weight.shape.size();
-  if (scale.elements() == 1) {  // of the tensor
+  if (scale.elements() == 1) {  // one scale for the whole tensor
     const Matrices one{.rows = all.rows * all.matrices, .columns = all.columns};
     return Grid{one, 1, 1, one.rows, one.columns};
   }
@@ -52,7 +53,7 @@ std::optional<Grid> grid_of(const Tensor& weight, const Tensor& scale, const Blo
   if (is_of_experts) return Grid{all, 1, 1, all.rows, all.columns};
   Matrices scales = matrices_of(shape);
   Block size = wanted;
-  // ModelOpt's FP8_PB_WO: blocks of 128, with scales [rows, 1, columns, 1].
+  // ModelOpt's FP8_PB_WO: blocks of 128 rows and columns, with scales [rows, 1, columns, 1].
   const bool has_ones =
       rank >= 2 && shape.size() == rank + 2 && shape[rank - 1] == 1 && shape[rank + 1] == 1;
   if (has_ones) {
@@ -68,7 +69,7 @@ std::optional<Grid> grid_of(const Tensor& weight, const Tensor& scale, const Blo
   return Grid{all, scales.rows, scales.columns, rows, columns};
 }
 
-// The sizes of blocks that the config may mean for this weight.
+// Returns the block sizes that the config may mean for this weight.
 std::vector<Block> blocks_in(const Candidate& weight) {
   const QuantizationConfig& config = weight.config();
   std::vector<Block> blocks;
@@ -94,7 +95,8 @@ Grid blocks_of(const Candidate& weight, const Tensor& scale) {
     }
     if (grid) found = grid;
   }
-  // Checkpoints mix sizes of blocks, and the config may name one: the grid tells the others.
+  // Checkpoints mix block sizes, and the config may name only one of them. The grid determines the
+  // others.
   if (!found) found = grid_of(weight.tensor, scale, {});
   if (!found) {
     const QuantizationConfig& config = weight.config();
@@ -108,7 +110,7 @@ Grid blocks_of(const Candidate& weight, const Tensor& scale) {
   return *found;
 }
 
-// The companion with scales; nullopt when there is none.
+// Returns the companion with scales, or nullopt if the weight has none. Refuses a weight with two.
 std::optional<Companion> scale_of(const Candidate& weight) {
   std::optional<Companion> found;
   const auto add = [&](std::string_view base, std::string_view ending) {
@@ -123,7 +125,8 @@ std::optional<Companion> scale_of(const Candidate& weight) {
   const std::string_view name = weight.tensor.name;
   add(name, "_scale_inv");
   add(name, "_scale");
-  add(name, "_weight_scale");  // of experts in one tensor, whose names have no ".weight"
+  // For experts in one tensor, which have no ".weight" in their names.
+  add(name, "_weight_scale");
   if (!name.ends_with(".weight")) return found;
   for (const char* const ending : {".scale", ".scale_weight", ".qscale_weight"}) {
     add(weight.module(), ending);
@@ -131,7 +134,8 @@ std::optional<Companion> scale_of(const Candidate& weight) {
   return found;
 }
 
-// Llama 4's experts of fbgemm: the scales are of the last dimension, whatever their own shape is.
+// Returns true for Llama 4's experts of fbgemm. Their scales belong to the last dimension, in
+// either of two shapes.
 bool is_of_last_dimension(const Candidate& weight, const Tensor& scale) {
   if (weight.config().method != "fbgemm_fp8" || !has_rank(weight.tensor, 3) ||
       !has_rank(scale, 3)) {
@@ -143,7 +147,7 @@ bool is_of_last_dimension(const Candidate& weight, const Tensor& scale) {
           (scale.shape[1] == 1 && scale.shape[2] == columns));
 }
 
-// Takes elements with scales of blocks.
+// Takes elements with one scale per block.
 void take_blocks(Candidate& weight, const Companion& scale, DType type, const Grid& grid,
                  const Packing& codes) {
   weight.set_result(weight.tensor.name, weight.tensor.shape);
@@ -152,7 +156,7 @@ void take_blocks(Candidate& weight, const Companion& scale, DType type, const Gr
   weight.take_on_grid(Role::kScale, scale, typed(type));
 }
 
-// Codes of compressed-tensors whose config has groups of another type alone.
+// Refuses codes of compressed-tensors if the config only has groups of another type.
 void refuse_other_groups_alone(const Candidate& weight, std::string_view other) {
   const QuantizationConfig& config = weight.config();
   const auto is_other = [&](const auto& group) { return group.type == other; };
@@ -162,7 +166,7 @@ void refuse_other_groups_alone(const Candidate& weight, std::string_view other) 
   }
 }
 
-// FP8 codes that are stored as if they were integers.
+// Refuses FP8 codes that are stored as integers.
 void refuse_int8_of_fp8(const Candidate& weight) {
   const QuantizationConfig& config = weight.config();
   const std::string& method = config.method;
@@ -175,7 +179,8 @@ void refuse_int8_of_fp8(const Candidate& weight) {
   refuse_other_groups_alone(weight, "float");
 }
 
-// ModelOpt's NVFP4 experts that are packed along the rows: [E,in/2,out] with scales [E,in/16,out].
+// Takes ModelOpt's NVFP4 experts that are packed along the rows: [E,in/2,out] with scales
+// [E,in/16,out]. Returns false if the shapes are different.
 bool take_down(Candidate& weight, const Companion& scale) {
   Matrices stored = matrices_of(weight.tensor.shape);
   const Matrices scales = matrices_of(scale.shape);
@@ -191,7 +196,7 @@ bool take_down(Candidate& weight, const Companion& scale) {
   return true;
 }
 
-// Takes two codes a byte along the columns, with a scale for each few.
+// Takes two codes per byte along the columns, with a scale per group of columns.
 void take_pairs(Candidate& weight, const Companion& scale, const Microscales& scales,
                 const Matrices& stored) {
   weight.refuse_other_groups(scale, scales, stored);
@@ -200,13 +205,15 @@ void take_pairs(Candidate& weight, const Companion& scale, const Microscales& sc
   weight.take_groups(scale, scales);
 }
 
-// Whether the rows of an expert are those of the gate, then those of the other projection.
+// Returns true if the first half of an expert's rows are the gate, and the second half the other
+// projection.
 bool has_gates_first(std::string_view name) {
   return name.find("gate_up_proj") != std::string_view::npos ||
          name.find("w13") != std::string_view::npos;
 }
 
-// NVFP4's second scale: of the tensor, of each expert, or of the gates and the others of an expert.
+// Takes NVFP4's second scale: one for the tensor, one per expert, or two per expert, for the gate
+// and for the other projection.
 void take_second_scale(Candidate& weight, const Companion& factor, bool is_down) {
   QuantizedLayout& layout = weight.found.layout;
   const std::span shape = factor.shape;
@@ -222,8 +229,8 @@ void take_second_scale(Candidate& weight, const Companion& factor, bool is_down)
   weight.take_factor(factor, QuantizedLayout::Factor::kMultiplies);
 }
 
-// The companion that take_second_scale() takes. transformers names it as compressed-tensors names
-// what divides, and multiplies.
+// Returns the companion for take_second_scale(). transformers gives it the name that
+// compressed-tensors uses for a divisor, but multiplies by it.
 Companion second_scale_of(const Candidate& weight, const Tensor& scale) {
   const bool is_of_transformers =
       weight.config().method == "nvfp4" && scale.name.ends_with("_scale_inv");
@@ -278,7 +285,7 @@ bool find_int8(Candidate& weight) {
   if (!scale) return false;
   const auto type = scale_type(scale->dtype);
   if (!type) weight.refuse(*scale, "no type of a scale");
-  // Bytes that are powers of two scale FP4, also where two of it are stored as one I8.
+  // U8 or E8M0 scales belong to FP4, even if two FP4 codes are stored as one I8.
   if (*type == kMx.type) weight.refuse(*scale, "no type of a scale of INT8");
   if (weight.config().is_divided_by_scale) {
     weight.refuse("is INT8, and config.json has weight_scale_semantics, which is of FP8");
@@ -305,8 +312,8 @@ bool find_fp4(Candidate& weight) {
   if (tensor.dtype != DType::kU8 && tensor.dtype != DType::kI8 && !is_typed) return false;
   const auto scale = scale_of(weight);
   if (!scale) return false;
-  // I8 with scales of another type is INT8; DeepSeek-V4's experts are FP4 in I8, as is what
-  // transformers writes.
+  // I8 with scales of another type is INT8. DeepSeek-V4's experts, and files of transformers, store
+  // FP4 in I8.
   if (tensor.dtype == DType::kI8 && scale->dtype != kMx.type && scale->dtype != kNv.type) {
     return false;
   }
@@ -318,7 +325,7 @@ bool find_fp4(Candidate& weight) {
   } else if (scale->dtype == kNv.type) {
     const bool is_down = !is_typed && take_down(weight, *scale);
     if (!is_down) take_pairs(weight, *scale, kNv, stored);
-    // Padded to tiles, scales of these shapes would have the same.
+    // For these sizes, scales that were padded to tiles would have the same shape.
     const bool may_be_tiles = stored.rows % 128 == 0 && stored.columns % 64 == 0;
     if (may_be_tiles) weight.refuse_of_modelopt_for_comfy();
     take_second_scale(weight, second_scale_of(weight, *scale), is_down);

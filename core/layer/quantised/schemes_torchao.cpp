@@ -1,5 +1,5 @@
-// torchao: a tensor "M._weight_qdata" with its companions is the weight "M.weight". The header has
-// the class of each weight and its attributes as JSON.
+// torchao: a tensor "M._weight_qdata" and its companions form the weight "M.weight". The header
+// contains, as JSON, the class of each weight and the attributes of that class.
 #include "core/base/text.h"
 #include "core/layer/quantised/layer_texts.h"
 #include "core/layer/quantised/schemes.h"
@@ -9,14 +9,15 @@
 namespace stfs {
 namespace {
 
-// The header's text about a weight, and its scale.
+// The header's text about a weight, and the scale of the weight.
 struct About {
-  std::string base;  // of all its parts: "M._weight"
+  std::string base;  // what the names of all parts begin with: "M._weight"
   TorchaoTensor header;
-  Companion scale;  // which every class has
+  Companion scale;  // every class has one
 };
 
-// Whether blocks of these sizes have as many scales along each dimension.
+// Returns true if the number of blocks of these sizes equals the number of scales along each
+// dimension.
 bool has_blocks(std::span<const std::uint64_t> block, std::span<const std::uint64_t> shape,
                 std::span<const std::uint64_t> scales) {
   if (block.size() != shape.size() || scales.size() != shape.size()) return false;
@@ -32,13 +33,13 @@ DType float_type(const Candidate& weight, const Tensor& companion) {
   return *type;
 }
 
-// Takes the codes, and the scales on the grid that their shape tells.
+// Takes the codes, and the scales on the grid that the shape of the scales implies.
 void take_scaled(Candidate& weight, const About& about, const Packing& codes) {
   const Tensor& tensor = weight.tensor;
   const Tensor& scale = about.scale;
   Matrices stored = matrices_of(tensor.shape);
   if (scale.elements() == 1) {
-    // The header's check excludes overflow.
+    // This cannot overflow, because the header was checked.
     stored = {.rows = stored.rows * stored.matrices, .columns = stored.columns};
     weight.set_codes(codes, stored);
     weight.set_grid(1, 1, stored.rows, stored.columns);
@@ -68,7 +69,7 @@ void take_float8(Candidate& weight, const About& about) {
   take_scaled(weight, about, typed(type));
 }
 
-// Int8Tensor and IntxUnpackedToInt8Tensor: codes of fewer bits are stored as I8 too.
+// Int8Tensor and IntxUnpackedToInt8Tensor: codes with fewer than 8 bits are stored as I8 too.
 void take_int8(Candidate& weight, const About& about) {
   if (weight.tensor.dtype != DType::kI8) {
     weight.refuse("its type is not that of an " + about.header.type);
@@ -82,7 +83,8 @@ void take_int8(Candidate& weight, const About& about) {
                       zero->dtype == DType::kI8 ? codes : typed(float_type(weight, *zero)));
 }
 
-// The matrices of a tensor with two codes a byte, which become the result's shape.
+// Returns the matrices of a tensor with two codes per byte, and sets the result's shape
+// accordingly.
 Matrices unpacked(Candidate& weight) {
   Matrices stored = matrices_of(weight.tensor.shape);
   if (weight.tensor.dtype != DType::kF4) stored.columns = weight.times(stored.columns, 2);
@@ -90,7 +92,7 @@ Matrices unpacked(Candidate& weight) {
   return stored;
 }
 
-// Int4Tensor: the value is code * scale + zero point; scales and zero points are [groups, rows].
+// Int4Tensor: the value is code * scale + zero point. Scales and zero points are [groups, rows].
 void take_int4(Candidate& weight, const About& about) {
   const Tensor& tensor = weight.tensor;
   const auto& block = about.header.block;
@@ -122,7 +124,7 @@ void take_int4(Candidate& weight, const About& about) {
   take(Role::kBias, zero);
 }
 
-// A scale for each few columns, in rows or in the tiles of cuBLAS.
+// Takes one scale per group of columns, in rows or in the tiles of cuBLAS.
 void take_microscaled(Candidate& weight, const About& about, const Microscales& scales, bool is_fp4,
                       bool keeps_matrices = false) {
   Matrices stored = is_fp4 ? unpacked(weight) : matrices_of(weight.tensor.shape);
@@ -132,7 +134,7 @@ void take_microscaled(Candidate& weight, const About& about, const Microscales& 
     weight.refuse(about.scale,
                   "a scale for each " + std::to_string(scales.columns) + " columns is expected");
   }
-  // The tiles are those of all matrices one below the other.
+  // The tiles cover all matrices, stacked one below the other.
   if (!keeps_matrices) {
     stored = {.rows = weight.times(stored.rows, stored.matrices), .columns = stored.columns};
   } else if (about.header.has_tiles && stored.rows % 128 != 0) {

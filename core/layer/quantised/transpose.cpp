@@ -13,7 +13,8 @@ struct Lanes {
   using Vector [[gnu::vector_size(16)]] = T;
 };
 
-// Element by element: the first halves of two vectors in turn, and their second halves.
+// Interleaves two vectors element by element: `first` gets the elements of their first halves,
+// `second` the elements of their second halves.
 void zip(Lanes<std::uint16_t>::Vector a, Lanes<std::uint16_t>::Vector b,
          Lanes<std::uint16_t>::Vector& first, Lanes<std::uint16_t>::Vector& second) {
   first = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
@@ -25,7 +26,8 @@ void zip(Lanes<std::uint32_t>::Vector a, Lanes<std::uint32_t>::Vector b,
   second = __builtin_shufflevector(a, b, 2, 6, 3, 7);
 }
 
-// Transposes a square as wide as a vector: zipping row i with row i + n/2, log2(n) times, does it.
+// Transposes a square as wide as a vector, by interleaving row i with row i + n/2, and doing so
+// log2(n) times.
 template <class T>
 void transpose_square(const std::byte* in, std::size_t in_pitch, std::byte* out,
                       std::size_t out_pitch) {

@@ -11,24 +11,26 @@
 namespace stfs {
 namespace {
 
-// A band has at most so many bytes, so that the cache holds those of some sequential readers; a
-// tile has at least so many rows that its runs are worth a read.
+// The maximum size of a band. It allows the cache to hold the bands of several sequential readers.
 constexpr std::uint64_t kBand = 8 << 20;  // bytes
+// The minimum number of rows of a tile. With fewer, its runs would be too short for reads of their
+// own.
 constexpr std::uint64_t kLeastRows = 64;
 constexpr std::uint64_t kTileRows = 1024;
-// So that a tile is written and read in the second-level cache.
+// With this size, a tile is written and read in the second-level cache.
 constexpr std::uint64_t kTileColumns = 512;
 constexpr std::uint64_t kLeastColumns = 64;
 constexpr std::uint64_t kFetched = 6 << 20;  // bytes; less than kMostMissing
 constexpr std::uint64_t kStripe = 32;        // stored rows that are decoded and transposed together
-constexpr std::uint64_t kMostAtOnce = 1 << 20;  // bytes that a stripe reads
+// The maximum number of bytes that a stripe reads at once.
+constexpr std::uint64_t kMostAtOnce = 1 << 20;
 constexpr std::uint64_t kPadding = TileCache::kAlignment;
 
 }  // namespace
 
 struct Transposed::Range {
-  std::uint64_t matrix, row, rows;  // of the band
-  std::uint64_t begin, end;         // bytes after the beginning of the band
+  std::uint64_t matrix, row, rows;  // the rows of the band
+  std::uint64_t begin, end;         // bytes relative to the beginning of the band
 };
 
 // Buffers for the values of one stripe.
@@ -47,8 +49,8 @@ Transposed::Transposed(const QuantizedLayout& layout, FromF32* round, std::uint6
       row_(layout.rows * width) {
   const std::uint64_t fit = row_ == 0 ? kTileRows : kBand / row_ / kLeastRows * kLeastRows;
   tile_rows_ = std::clamp(fit, kLeastRows, kTileRows);
-  // Limits the columns of a tile: all blocks of a remote source that hold its codes must be on this
-  // machine at once.
+  // Limit the columns of a tile, because all blocks of a remote source that contain its codes must
+  // be on this machine at the same time.
   const Packing& codes = layout.weight;
   const std::uint64_t block = std::min(codes.pitch, 2 * Source::kFetchUnit);
   const std::uint64_t rows = stored_rows(codes, 0, kTileColumns).second;
@@ -56,7 +58,7 @@ Transposed::Transposed(const QuantizedLayout& layout, FromF32* round, std::uint6
   tile_columns_ = std::clamp(most / kStripe * kStripe, kLeastColumns, kTileColumns);
 }
 
-// The part of [offset, offset + length) that lies in the band of its first byte.
+// Returns the part of [offset, offset + length) that is in the band of its first byte.
 Transposed::Range Transposed::range_at(std::uint64_t offset, std::uint64_t length) const {
   const std::uint64_t row = offset / row_;
   Range range{.matrix = row / layout_.columns,
@@ -71,7 +73,7 @@ Transposed::Range Transposed::range_at(std::uint64_t offset, std::uint64_t lengt
   return range;
 }
 
-// Calls `act` for each tile that has bytes of the range, until it returns an errno.
+// Calls `act` for each tile that contains bytes of the range, until a call returns an errno.
 template <class Act>
 int Transposed::for_tiles(const Range& range, const Act& act) const {
   const std::uint64_t first = range.begin / row_;
@@ -99,7 +101,7 @@ TileCache::Key Transposed::key_of(const Tile& tile) const {
   return {tensor_, tile.matrix * layout_.columns + tile.row, tile.column};
 }
 
-// One line more than whole lines: rows at powers of two would share the sets of a cache.
+// Adds one cache line, because rows at distances of a power of two would share the sets of a cache.
 std::uint64_t Transposed::pitch_of(const Tile& tile) const {
   return (tile.columns * width_ + kPadding - 1) / kPadding * kPadding + kPadding;
 }
@@ -129,7 +131,8 @@ int Transposed::copy(PartDecoder& decoder, std::span<const std::int32_t> index,
   Scratch scratch;
   while (!out.empty()) {
     const Range range = range_at(offset, out.size());
-    // First what nobody computes. The lock is not held while the bytes are copied.
+    // First compute the tiles that no other thread is computing. The lock is not held while the
+    // bytes are copied.
     for (const bool waits : {false, true}) {
       const int error = for_tiles(range, [&](const Tile& tile) {
         const auto bytes = static_cast<std::size_t>(tile.rows * pitch_of(tile));
@@ -159,7 +162,7 @@ int Transposed::copy(PartDecoder& decoder, std::span<const std::int32_t> index,
   return 0;
 }
 
-// Copies the bytes of a range that are in a tile; `out` is for the whole range.
+// Copies the bytes of a range that are in a tile. `out` is for the whole range.
 void Transposed::copy_rows(const Range& range, const Tile& tile, const std::byte* from,
                            std::byte* out) const {
   const std::uint64_t pitch = pitch_of(tile);
@@ -176,7 +179,7 @@ void Transposed::copy_rows(const Range& range, const Tile& tile, const std::byte
 int Transposed::compute(PartDecoder& decoder, std::span<const std::int32_t> index, const Tile& tile,
                         Scratch& scratch, std::byte* out) const {
   const auto height = static_cast<std::size_t>(tile.rows);
-  // Rows that are transposed must not share the sets of a cache.
+  // Rows that are transposed together must not share the sets of a cache.
   const std::size_t pitch = (height + 32) * static_cast<std::size_t>(width_);
   scratch.run.resize(height + 256);
   scratch.rounded.resize(kStripe * pitch);
@@ -188,7 +191,7 @@ int Transposed::compute(PartDecoder& decoder, std::span<const std::int32_t> inde
                     .columns = tile.rows};
     const auto width = static_cast<std::size_t>(part.rows);
     decoder.aim(part, index);
-    // An index may lead to blocks that are far apart: then each row is read alone.
+    // An index may refer to blocks that are far apart. In that case, read each row separately.
     if (decoder.bytes() > kMostAtOnce) part.rows = 1;
     for (std::size_t i = 0; i < width; ++i) {
       const std::uint64_t row = tile.column + done + i;

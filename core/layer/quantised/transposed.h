@@ -1,6 +1,6 @@
-// A result that is the transpose of the stored matrices, read by tiles.
+// A result that is the transpose of the stored matrices, computed by tiles.
 //
-// A band is as many rows of the result as a tile has; its tiles lie side by side:
+// A band consists of as many rows of the result as a tile has. Its tiles are side by side:
 //
 //        one row of the result
 //      ┌───────┬───────┬───────┬──┐
@@ -8,11 +8,11 @@
 //      ├───────┼───────┼───────┼──┤
 //      │       │       │       │  │
 //
-// A read computes those tiles of its bands that no other thread computes, and then waits for the
-// others. So the requests of one sequential reader share the work.
+// A read first computes the tiles of its bands that no other thread is computing, and then waits
+// for the others. So the requests of one sequential reader share the work.
 //
-// Thread safety: const members may be called from any thread. Lifetime: the constructor's arguments
-// outlive it.
+// Thread safety: const members may be called from any thread. Lifetime: the arguments of the
+// constructor must outlive it.
 #pragma once
 
 #include "core/format/types.h"
@@ -30,20 +30,21 @@ namespace stfs {
 
 class Transposed {
  public:
-  // `width` is the number of bytes of an element, `tensor` the number of the tensor among those
-  // that share the cache.
+  // `width` is the size of an element in bytes: 2 or 4. `tensor` is the number of the tensor among
+  // the tensors that share the cache.
   Transposed(const QuantizedLayout& layout, FromF32* round, std::uint64_t width, TileCache& cache,
              std::uint64_t tensor);
 
-  // Appends the bytes of the inputs that a range of the result needs and that are not here.
+  // Appends the extents of the inputs that a range of the result needs and that are not on this
+  // machine.
   void missing(PartDecoder& decoder, std::uint64_t offset, std::uint64_t length,
                std::vector<Extent>& missing) const;
-  // 0 or an errno.
+  // Writes a range of the result to `out`. Returns 0 or an errno.
   int copy(PartDecoder& decoder, std::span<const std::int32_t> index, std::uint64_t offset,
            std::span<std::byte> out) const;
 
  private:
-  // Rows and columns are those of the result, in one matrix.
+  // A tile of the result. Rows and columns count within one matrix of the result.
   struct Tile {
     std::uint64_t matrix;
     std::uint64_t row, rows, column, columns;
@@ -55,7 +56,7 @@ class Transposed {
   template <class Act>
   int for_tiles(const Range& range, const Act& act) const;
   TileCache::Key key_of(const Tile& tile) const;
-  std::uint64_t pitch_of(const Tile& tile) const;  // bytes from a row of the tile to the next
+  std::uint64_t pitch_of(const Tile& tile) const;  // bytes from one row of the tile to the next
   int compute(PartDecoder& decoder, std::span<const std::int32_t> index, const Tile& tile,
               Scratch& scratch, std::byte* out) const;
   void copy_rows(const Range& range, const Tile& tile, const std::byte* from, std::byte* out) const;
@@ -65,7 +66,7 @@ class Transposed {
   std::uint64_t width_;
   TileCache& cache_;
   std::uint64_t tensor_;
-  std::uint64_t row_;  // bytes of a row of the result
+  std::uint64_t row_;  // bytes per row of the result
   std::uint64_t tile_rows_, tile_columns_;
 };
 

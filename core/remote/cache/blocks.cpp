@@ -13,7 +13,7 @@
 namespace stfs {
 namespace {
 
-// Ten times the largest object of S3. A server that claims more would cost memory.
+// Ten times the largest object of S3. A server that claims a larger size would waste memory.
 constexpr std::uint64_t kLargestObject = std::uint64_t{1} << 46;
 
 }  // namespace
@@ -53,10 +53,11 @@ bool Blocks::change(std::uint64_t block, State from, State to) {
   return true;
 }
 
-// Checks a block of the entry, which is `from`: here if it is what was written.
+// Checks a block of the entry whose state is `from`. The block becomes kHere if its checksum
+// matches.
 bool Blocks::take(std::uint64_t block, State from) {
   if (!entry_ || !entry_->is_there(block)) return false;
-  std::vector<std::byte> buffer(kBlock);  // not on the stack: threads of the mount have small ones
+  std::vector<std::byte> buffer(kBlock);  // threads of the mount have small stacks
   const std::uint64_t losses = entry_->losses();
   const int error = entry_->check(block, buffer);
   if (error == 0) return become_here(block, from, losses);
@@ -70,7 +71,7 @@ bool Blocks::look(std::uint64_t block) {
     if (take(block, before)) tally(counters_, &Counters::cache_hits);
     change(block, State::kUnknown, State::kAbsent);
   }
-  return is_here(state(block));  // another thread may have looked after it was fetched
+  return is_here(state(block));  // another thread may have checked it after it was fetched
 }
 
 bool Blocks::look(BlockRun run) {
@@ -120,8 +121,8 @@ void Blocks::keep_first(std::string_view first, std::uint64_t most_in_memory, bo
     if (look(block)) continue;
     const auto part = bytes.subspan(static_cast<std::size_t>(range.offset),
                                     static_cast<std::size_t>(range.length));
-    // Without a claim, which a process that forks later must not hold: at worst two processes write
-    // the same bytes.
+    // No block is claimed, because a process that forks later must not hold a claim. At worst, two
+    // processes write the same bytes.
     const std::uint64_t before = losses();
     if (has_room && entry_ && entry_->reserve(range) == 0 && entry_->write(block, part) == 0) {
       become_here(block, State::kAbsent, before);
@@ -141,11 +142,12 @@ bool Blocks::read_from_memory(std::uint64_t block, std::span<std::byte> buffer,
   return true;
 }
 
-// Any block may have become zeros: the next look at it checks it.
+// Sets all blocks to kUnknown, because any of them may have become zeros. The next look() checks
+// it.
 void Blocks::check_all_again() {
   const std::lock_guard lock(losses_mutex_);
   const std::uint64_t losses = entry_->losses();
-  if (losses == losses_) return;  // another reader did it
+  if (losses == losses_) return;  // another reader has done it
   for (std::uint64_t block = 0; block < count_; ++block) {
     change(block, State::kHere, State::kUnknown);
   }
@@ -155,7 +157,8 @@ void Blocks::check_all_again() {
 int Blocks::read_from_entry(std::span<std::byte> buffer, std::uint64_t offset) {
   const int error = entry_->read(buffer, offset);
   if (error == 0) return 0;
-  // The cache's file is damaged: what it should hold is fetched again. ESTALE: it ends before.
+  // The cache's file is damaged. Make the lost blocks absent, so that they are fetched again: the
+  // blocks of this range, or all blocks from its start on if the file was truncated (ESTALE).
   is_broken_ = true;
   const BlockRun run = run_of({offset, buffer.size()});
   const std::uint64_t end = error == ESTALE ? count_ : run.end;
@@ -179,11 +182,11 @@ int Blocks::descriptor(ByteRange range) const {
 int Blocks::read(std::span<std::byte> buffer, std::uint64_t offset) {
   if (!holds({offset, buffer.size()})) return EINVAL;
   while (!buffer.empty()) {
-    // As much as lies in the file, or one block that lies in memory.
+    // Read as many blocks as possible from the file, or one block from memory.
     std::uint64_t block = offset / kBlock;
-    const std::uint64_t checked = losses_;  // before the look at the blocks
+    const std::uint64_t checked = losses_;  // read before the blocks' states
     const State where = look(block) ? state(block) : State::kAbsent;
-    if (!is_here(where)) return EAGAIN;  // memory may drop it at any time
+    if (!is_here(where)) return EAGAIN;  // memory may drop a block at any time
     std::uint64_t end = (block + 1) * kBlock;
     const bool is_kept = where == State::kKept;
     while (!is_kept && end < offset + buffer.size() && look(++block) &&

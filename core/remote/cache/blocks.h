@@ -1,10 +1,11 @@
-// The blocks of one remote object that are on this machine: their bytes, in an entry of the cache
-// or in memory, and a byte of state for each. fetcher.h draws the states.
+// The blocks of one remote object: a state of one byte for each block, and the bytes of the blocks
+// that are available locally, in an entry of the cache or in memory. fetcher.h draws the states.
 //
-// Changes of a state: any thread turns kUnknown and kAbsent into kHere or kAbsent (a look at the
-// cache), and kHere into kAbsent (a read that failed). All else is the Fetcher's, under its lock.
+// State changes: any thread may change kUnknown and kAbsent to kHere or kAbsent (after it has
+// looked into the cache), and kHere to kUnknown or kAbsent (after a read that failed). Only the
+// Fetcher makes all other changes, under its mutex.
 //
-// Thread safety: all members.
+// Thread safety: all members may be called from any thread.
 #pragma once
 
 #include "core/remote/cache/cache.h"
@@ -38,67 +39,74 @@ class Blocks {
   static constexpr std::uint64_t kBlock = CacheEntry::kBlock;
 
   enum class State : std::uint8_t {
-    kUnknown,  // nobody has looked
+    kUnknown,  // the cache was not checked yet
     kAbsent,
     kAhead,     // queued by prefetch()
     kDemanded,  // queued by want()
-    kDelayed,   // queued, not before a time: a request failed, or another process has claimed it
+    kDelayed,   // queued for later: a request failed, or another process has claimed it
     kComing,    // in a request
     kHere,      // in the cache's file
-    kKept,      // here too, but in memory
+    kKept,      // in memory
   };
   static bool is_here(State state) { return state >= State::kHere; }
 
-  // `entry` null: all blocks in memory. Throws Error kUnreadable when `size` is absurd.
+  // `entry` null: keeps all blocks in memory. Throws Error kUnreadable if the object is larger than
+  // 64 TiB.
   Blocks(const RemoteVersion& version, std::unique_ptr<CacheEntry> entry, Counters* counters);
 
   std::uint64_t size() const { return size_; }
   std::uint64_t count() const { return count_; }
-  // Whether a range lies inside the object.
+  // Returns true if a range lies inside the object.
   bool holds(ByteRange range) const {
     return range.offset <= size_ && range.length <= size_ - range.offset;
   }
-  // The blocks that hold a range, which must lie inside; the bytes of blocks.
+  // run_of() returns the blocks that contain a range, which must lie inside the object. range_of()
+  // returns the bytes of blocks.
   BlockRun run_of(ByteRange range) const;
   ByteRange range_of(BlockRun run) const;
 
   State state(std::uint64_t block) const;
   bool change(std::uint64_t block, State from, State to);  // false: the state is not `from`
-  // Whether a block is here. Looks at the cache if it is unknown or absent: another process may
-  // have brought it. The first look at a block of the cache reads and checks it.
+  // Returns true if a block is kHere or kKept. If it is unknown or absent, looks into the cache,
+  // because another process may have fetched it; a block found there is read and checked once.
   bool look(std::uint64_t block);
+  // Returns true if all blocks of the run are kHere or kKept.
   bool look(BlockRun run);
-  // As look(), but believes what the cache's map says of blocks that nobody has looked at: so a
-  // window of the cache costs microseconds, not a checksum of all its bytes.
+  // Like look(), but trusts the cache's map for blocks that were not checked yet. A window of
+  // cached blocks then costs microseconds, not a checksum of all its bytes.
   bool may_have(BlockRun run);
   bool is_complete() const { return here_ == count_; }
 
-  // The losses of the entry (CacheEntry::losses), and: a block of which bytes were checked or
-  // written when there were so many `losses` is here now. False if there was a loss since, or its
-  // state is not `from`.
+  // losses() returns the losses of the entry (CacheEntry::losses()). become_here() changes a block
+  // to kHere whose bytes were checked or written when losses() was `losses`. Returns false if its
+  // state is not `from`, or if there was another loss since; the block is then kUnknown.
   std::uint64_t losses() const { return entry_ ? entry_->losses() : 0; }
   bool become_here(std::uint64_t block, State from, std::uint64_t losses);
 
-  // The entry; null when there is none.
+  // Returns the entry, or null if the object has no entry.
   CacheEntry* entry() const { return entry_.get(); }
-  // Checks a block of the entry that is kComing: it is kHere if it is what was written.
+  // Checks a block of the entry that is kComing. It becomes kHere if its checksum matches.
   bool take_published(std::uint64_t block) { return take(block, State::kComing); }
-  // The entry's file lost bytes that were here: what comes from now on is kept in memory.
+  // Returns true if the entry's file has lost bytes. Blocks that are fetched from now on are kept
+  // in memory.
   bool is_broken() const { return is_broken_; }
 
-  // Keeps the bytes of a block that is `from` in memory.
+  // Keeps the bytes of a block in memory, if its state is `from`.
   void keep(std::uint64_t block, State from, std::vector<std::byte> bytes);
-  // Drops the least recently used blocks of memory down to `most` bytes, but none that is needed.
+  // Drops the least recently used blocks from memory until at most `most` bytes are left. Keeps the
+  // blocks for which `is_needed` returns true.
   void shrink(std::uint64_t most, const std::function<bool(std::uint64_t block)>& is_needed);
-  // Bytes from the beginning of the object: keeps whole blocks, in the entry if it can.
+  // Stores the whole blocks in `first`, the first bytes of the object: in the entry if `has_room`
+  // and the disk accepts them, otherwise in memory, up to `most_in_memory` bytes.
   void keep_first(std::string_view first, std::uint64_t most_in_memory, bool has_room);
 
-  // The descriptor of the entry's file if all blocks of a range are there, and were checked; else
-  // -1.
+  // Returns the descriptor of the entry's file if all blocks of a range are kHere, or -1. The entry
+  // owns the descriptor.
   int descriptor(ByteRange range) const;
 
-  // 0 or an errno: EAGAIN when a block is not here, or when the cache's file lost it: it is absent
-  // then.
+  // Reads bytes of the object. Returns 0 or an errno: EAGAIN if a block is not available locally,
+  // including a block that the cache's file turns out to have lost and that is now absent; EINVAL
+  // if the range does not lie inside the object.
   int read(std::span<std::byte> buffer, std::uint64_t offset);
 
  private:
@@ -121,12 +129,13 @@ class Blocks {
   const std::uint64_t size_, count_;
   const std::unique_ptr<CacheEntry> entry_;
   Counters* const counters_;
-  // calloc(3): pages of an object of terabytes that nobody reads are never touched.
+  // Allocated with calloc(3), so that no memory is used for parts of a huge object that are not
+  // read.
   std::unique_ptr<std::uint8_t[], Free> states_;
   std::atomic<std::uint64_t> here_ = 0;
   std::atomic<bool> is_broken_ = false;
   std::mutex losses_mutex_;
-  std::atomic<std::uint64_t> losses_ = 0;  // after which all blocks are to be checked again
+  std::atomic<std::uint64_t> losses_ = 0;  // losses() when all blocks became kUnknown
 
   std::mutex memory_mutex_;
   std::vector<Kept> memory_;  // the least recently used first

@@ -33,23 +33,23 @@ namespace {
 constexpr std::uint64_t kMaxIdText = 64 << 10;
 constexpr std::uint64_t kMaxNameText = 64 << 20;
 constexpr std::uint64_t kMaxGrant = 32 << 20;
-constexpr std::uint64_t kPage = 4096;             // bytes, of most file systems
-constexpr std::uint64_t kEntryBytes = 4 * kPage;  // of an entry without blocks
+constexpr std::uint64_t kPage = 4096;             // bytes; the block size of most file systems
+constexpr std::uint64_t kEntryBytes = 4 * kPage;  // size on the disk of an entry without blocks
 constexpr int kDirectory = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
-// O_NONBLOCK: a FIFO of this name must not hold us up.
+// O_NONBLOCK, because opening a FIFO of this name would block.
 constexpr int kFile = O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
 
 struct MapHeader {
   std::array<char, 8> magic{'s', 't', 'f', 's', 'm', 'a', 'p', '\n'};
   std::uint32_t format = 1;
   std::uint32_t block = CacheEntry::kBlock;
-  std::uint64_t size = 0;  // of the object
+  std::uint64_t size = 0;  // bytes of the object
   std::array<std::byte, 32> id{};
-  std::uint64_t checksum = 0;  // XXH3 of all before it
+  std::uint64_t checksum = 0;  // XXH3 of all bytes before it
 };
 static_assert(sizeof(MapHeader) == 64);
 
-// A NUL cannot stand in a URL: no two versions have the same text.
+// Two versions never have the same text, because a URL cannot contain a NUL.
 std::string id_of(const RemoteVersion& version) {
   return sha256_hex(version.name + '\0' + version.token);
 }
@@ -73,19 +73,20 @@ MapHeader header_of(const std::string& id, std::uint64_t size) {
 std::string random_name() {
   std::uint64_t number = 0;
   if (::getrandom(&number, sizeof number, GRND_NONBLOCK) < 0) {
-    number = static_cast<std::uint64_t>(::getpid());  // early at boot
+    number = static_cast<std::uint64_t>(::getpid());  // early at boot, without randomness
   }
   return std::to_string(number);
 }
 
-// Whether only `owner` can write to an open file of this kind.
+// Returns true if an open file is of this kind, belongs to `owner`, and only the owner can write to
+// it.
 bool is_of(uid_t owner, int fd, mode_t kind) {
   struct stat status {};
   return ::fstat(fd, &status) == 0 && (status.st_mode & S_IFMT) == kind && status.st_uid == owner &&
          (status.st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 
-// Whether a name in a directory is still that of an open file.
+// Returns true if a name in a directory still refers to an open file.
 bool is_named(int directory, const std::string& name, int fd) {
   struct stat named {};
   struct stat open {};
@@ -105,7 +106,8 @@ int write_all(int fd, std::span<const std::byte> bytes, std::uint64_t offset) {
   return 0;
 }
 
-// fallocate(2). Where the file system has none, whether the disk has the room now.
+// Calls fallocate(2). If the file system does not support it, checks that the disk has enough free
+// space now.
 int allocate(int fd, std::uint64_t offset, std::uint64_t length) {
   if (offset + length > largest_file()) return EFBIG;
   while (::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(length)) != 0) {
@@ -140,7 +142,7 @@ bool is_before(const timespec& a, const timespec& b) {
   return std::tie(a.tv_sec, a.tv_nsec) < std::tie(b.tv_sec, b.tv_nsec);
 }
 
-// The block's word in the map: 0 when it cannot be read.
+// Returns the block's word in the map, or 0 if it cannot be read.
 std::uint64_t word_of(int map, std::uint64_t block) {
   std::uint64_t word = 0;
   const int error =
@@ -148,7 +150,7 @@ std::uint64_t word_of(int map, std::uint64_t block) {
   return error == 0 ? word : 0;
 }
 
-// False when another open file has the byte; true where there are no locks.
+// Returns false if another open file has locked the byte, and true if the file system has no locks.
 bool lock_byte(int fd, short type, std::uint64_t byte) {
   struct flock lock {};
   lock.l_type = type;
@@ -158,7 +160,7 @@ bool lock_byte(int fd, short type, std::uint64_t byte) {
   return ::fcntl(fd, F_OFD_SETLK, &lock) == 0 || (errno != EAGAIN && errno != EACCES);
 }
 
-// Makes a directory and those above it. Returns the errno of the last mkdir(2), or 0.
+// Makes a directory and its parents. Returns the errno of the last mkdir(2), or 0.
 int make_directories(const std::filesystem::path& directory) {
   std::filesystem::path made;
   int error = 0;
@@ -169,7 +171,7 @@ int make_directories(const std::filesystem::path& directory) {
   return error;
 }
 
-// What is wrong with the place of a directory that could not be made or opened, and what to do.
+// Returns why a directory could not be made or opened, and what to do.
 std::string place_text(std::filesystem::path path, int error) {
   struct statvfs disk {};
   while (error == ENOSPC && ::statvfs(path.c_str(), &disk) != 0 && path.has_relative_path()) {
@@ -199,7 +201,7 @@ ByteRange CacheEntry::range_of(std::uint64_t block) const {
 bool CacheEntry::is_there(std::uint64_t block) const { return word_of(map_fd_.get(), block) != 0; }
 
 std::uint64_t CacheEntry::checksum_of(std::uint64_t block, std::span<const std::byte> bytes) const {
-  constexpr std::uint64_t kStep = 0x9E3779B97F4A7C15;  // odd: seeds of blocks differ in all bits
+  constexpr std::uint64_t kStep = 0x9E3779B97F4A7C15;  // odd: seeds differ in all bits
   const auto sum = XXH3_64bits_withSeed(bytes.data(), bytes.size(), seed_ + block * kStep);
   return std::max<std::uint64_t>(sum, 1);
 }
@@ -222,11 +224,11 @@ void CacheEntry::forget(std::uint64_t block) const {
 }
 
 bool CacheEntry::claim(std::uint64_t block) const {
-  if (is_read_only_) return true;  // nobody can publish
+  if (is_read_only_) return true;  // no process can publish
   const std::lock_guard lock(claims_mutex_);
   if (!claims_fd_) {
     UniqueFd fd(::open((directory_ + "/map").c_str(), O_RDWR | kFile));
-    // Without the map at its place there is nobody to exclude.
+    // If the entry's map is not in its place any more, no other process can open it.
     if (!fd || !is_named(AT_FDCWD, directory_ + "/map", map_fd_.get())) return true;
     claims_fd_ = std::move(fd);
   }
@@ -242,12 +244,13 @@ int CacheEntry::reserve(ByteRange range) const {
   if (is_read_only_) return EROFS;
   if (range.offset > version_.size || range.length > version_.size - range.offset) return EINVAL;
   if (range.length == 0) return 0;
-  // Truncated: to write behind the new end would turn the blocks before it into zeros.
+  // If the file was truncated, a write after its new end would turn the blocks before it into
+  // zeros.
   if (const int error = look_at_data()) return error == ESTALE ? EIO : error;
   const std::uint64_t begin = range.offset / kBlock * kBlock;
   const std::uint64_t last = (range.offset + range.length - 1) / kBlock;
   const ByteRange end = range_of(last);
-  // So that write() can publish on a full disk.
+  // Allocate the map as well, so that write() can publish on a full disk.
   const std::uint64_t first = range.offset / kBlock;
   if (const int error =
           allocate(map_fd_.get(), sizeof(MapHeader) + 8 * first, 8 * (last - first + 1))) {
@@ -256,7 +259,7 @@ int CacheEntry::reserve(ByteRange range) const {
   if (const int error = allocate(data_fd_.get(), begin, end.offset + end.length - begin)) {
     return error;
   }
-  look_at_data();  // so that this growth hides no later loss
+  look_at_data();  // record the growth, so that it hides no later loss
   return 0;
 }
 
@@ -277,11 +280,11 @@ int CacheEntry::read(std::span<std::byte> bytes, std::uint64_t offset) const {
 
 int CacheEntry::look_at_data() const {
   struct stat status {};
-  std::uint64_t before = on_disk_;  // before the look: others write, and it grows
+  std::uint64_t before = on_disk_;  // read first: other threads write, and it grows
   if (::fstat(data_fd_.get(), &status) != 0) return errno;
   if (static_cast<std::uint64_t>(status.st_size) != version_.size) return ESTALE;
   const auto now = static_cast<std::uint64_t>(status.st_blocks);
-  if (now < before) ++losses_;  // first, so that no reader takes `now` for what it always was
+  if (now < before) ++losses_;  // before on_disk_ is set, so that no reader misses the loss
   if (now != before) on_disk_.compare_exchange_strong(before, now);
   return 0;
 }
@@ -290,7 +293,7 @@ int CacheEntry::look_at_data() const {
 
 std::string Cache::default_directory() {
   if (std::string set = environment("STFS_CACHE"); !set.empty()) return with_home(set);
-  // The base directory specification: a relative path in it is ignored.
+  // The XDG Base Directory Specification says that a relative path is ignored.
   if (const std::string xdg = environment("XDG_CACHE_HOME"); xdg.starts_with('/')) {
     return xdg + "/stfs";
   }
@@ -304,7 +307,7 @@ Cache::Cache(Options options) : options_(std::move(options)) {
     unusable_ = "the cache: this user has no home directory: name a directory in STFS_CACHE";
     return;
   }
-  // A daemon changes its working directory.
+  // Make the path absolute, because a daemon changes its working directory.
   const auto absolute = [](const std::string& path) {
     std::error_code ignored;
     const auto found = std::filesystem::absolute(path, ignored);
@@ -317,8 +320,8 @@ Cache::Cache(Options options) : options_(std::move(options)) {
   if (prepare() && !is_read_only_) empty_trash();
 }
 
-// Opens the directories, or sets unusable_. Again when the user has removed them: the descriptors
-// keep their numbers, which other threads use.
+// Opens the directories, or sets unusable_. Called again after the user has removed them: the
+// descriptors then keep their numbers, because other threads use them.
 bool Cache::prepare() {
   const bool is_first = !trash_;
   const auto install = [](UniqueFd& at, UniqueFd fd) {
@@ -331,8 +334,8 @@ bool Cache::prepare() {
     return UniqueFd();
   };
   int made = 0;  // the errno of the last mkdir(2)
-  // A directory in which another user may write could give us his bytes. The user may name one that
-  // only its owner can write, to read it.
+  // If another user can write to the directory, that user could give us wrong bytes. A directory
+  // that belongs to another user, and that only its owner can write to, may be named and is read.
   const auto checked = [&](UniqueFd fd, const std::string& path, bool is_top = false) {
     struct stat status {};
     if (!fd || ::fstat(fd.get(), &status) != 0) {
@@ -397,7 +400,7 @@ void Cache::prepare_again() {
   }
 }
 
-// Replaces a file as a whole.
+// Replaces a file atomically.
 bool Cache::write_file(int directory, const char* name, const std::string& text) const {
   const std::string temporary = random_name();
   const UniqueFd fd(
@@ -411,14 +414,14 @@ bool Cache::write_file(int directory, const char* name, const std::string& text)
   return false;
 }
 
-// Removes a name in trash, whatever it is.
+// Removes a name in trash, whatever kind of file it is.
 void Cache::discard(const std::string& name) const {
   if (::unlinkat(trash_.get(), name.c_str(), 0) == 0 || errno == ENOENT) return;
   std::error_code ignored;
   std::filesystem::remove_all(options_.directory + "/v1/trash/" + name, ignored);
 }
 
-// Removes what ended processes left. An entry that is being made is locked.
+// Removes what terminated processes have left in trash. An entry that is being created is locked.
 void Cache::empty_trash() const try {
   for (const std::string& name : names_in(options_.directory + "/v1/trash")) {
     if (name == "." || name == "..") continue;
@@ -478,9 +481,10 @@ Cache::Outcome Cache::open_place(const std::string& id, CacheEntry& entry) const
     return Outcome::kDamaged;
   }
   if (is_read_only_) return Outcome::kDone;
-  // The checksums tell which blocks that costs.
+  // `data` has the wrong size. Restore the size; checksums will show which blocks are lost.
   if (data.st_size != static_cast<off_t>(version.size)) {
-    // Not under another process: what it has checked would become zeros.
+    // Not while another process uses the file, because blocks that it has checked would become
+    // zeros.
     if (::flock(entry.data_fd_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       return Outcome::kDamaged;
     }
@@ -489,7 +493,7 @@ Cache::Outcome Cache::open_place(const std::string& id, CacheEntry& entry) const
       return Outcome::kFailed;
     }
     ::flock(entry.data_fd_.get(), LOCK_SH);
-    // Each change of a lock lets it go for a moment: it may have been evicted.
+    // A lock is released for a moment while it changes, so the entry may have been evicted.
     if (!is_named(entries_.get(), id, directory.get())) return Outcome::kBusy;
   }
   if (const std::string now = to_json(version, false); *text != now) {
@@ -512,7 +516,7 @@ Cache::Outcome Cache::make_place(const std::string& id, CacheEntry& entry, int& 
     };
     entry.data_fd_ = create("data");
     if (!entry.data_fd_) return errno;
-    // EWOULDBLOCK: another process takes it for a leftover.
+    // EWOULDBLOCK: another process is removing the file as a leftover.
     if (::flock(entry.data_fd_.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) return EBUSY;
     entry.map_fd_ = create("map");
     if (!entry.map_fd_) return errno;
@@ -533,7 +537,7 @@ Cache::Outcome Cache::make_place(const std::string& id, CacheEntry& entry, int& 
   error = make();
   if (error == 0) return Outcome::kDone;
   discard(temporary);
-  // Another process was first, or took ours for a leftover.
+  // Another process was faster, or removed our entry as a leftover.
   const bool was_late = error == EEXIST || error == ENOTEMPTY || error == ENOTDIR ||
                         error == ENOENT || error == EBUSY;
   return was_late ? Outcome::kBusy : Outcome::kFailed;
@@ -545,7 +549,7 @@ std::unique_ptr<CacheEntry> Cache::open(const RemoteVersion& version, bool exist
   if (to_json(version, false).size() > kMaxIdText) return nullptr;
   if (!is_read_only_ && !existing) prepare_again();
   const std::string id = id_of(version);
-  // Each try but the last meets another process that opens or evicts the same entry.
+  // Each failed try means that another process has just opened or evicted the same entry.
   for (int tries = 0; tries < 200; ++tries) {
     std::unique_ptr<CacheEntry> entry(new CacheEntry);
     entry->version_ = version;
@@ -555,7 +559,7 @@ std::unique_ptr<CacheEntry> Cache::open(const RemoteVersion& version, bool exist
     entry->is_read_only_ = is_read_only_;
     Outcome outcome = open_place(id, *entry);
     if (outcome == Outcome::kDamaged) {
-      entry->data_fd_ = UniqueFd();  // our lock must not keep it
+      entry->data_fd_ = UniqueFd();  // release our own lock, which would prevent the eviction
       if (is_read_only_ || !evict(id)) return nullptr;
       continue;
     }
@@ -623,7 +627,7 @@ std::vector<Cache::Place> Cache::places() const {
         continue;
       }
       place.bytes += bytes_on_disk(status);
-      place.used = status.st_mtim;  // at the end, of id.json
+      place.used = status.st_mtim;  // the last file is id.json
     }
     places.push_back(std::move(place));
   }
@@ -632,7 +636,8 @@ std::vector<Cache::Place> Cache::places() const {
   return places;
 }
 
-// Removes an entry that nobody uses. The bytes that were freed; nullopt when it must stay.
+// Removes an entry that is not in use. Returns the bytes freed, or nullopt if it could not be
+// removed.
 std::optional<std::uint64_t> Cache::evict(const std::string& id) const {
   std::uint64_t bytes = 0;
   UniqueFd data;
@@ -653,7 +658,7 @@ std::optional<std::uint64_t> Cache::evict(const std::string& id) const {
         bytes += bytes_on_disk(status);
       }
     }
-    if (!is_named(entries_.get(), id, directory.get())) return 0;  // somebody else was first
+    if (!is_named(entries_.get(), id, directory.get())) return 0;  // another process was faster
   }
   const std::string trash = id + "." + random_name();
   if (::renameat(entries_.get(), id.c_str(), trash_.get(), trash.c_str()) != 0) return std::nullopt;
@@ -717,7 +722,7 @@ std::uint64_t Cache::prune(std::uint64_t bytes) {
   return freed;
 }
 
-// Removes the names of versions that have no entry, or all.
+// Removes the names of versions that have no entry, or all names.
 void Cache::forget_names(bool all) const try {
   for (const std::string& file : names_in(options_.directory + "/v1/names")) {
     if (file == "." || file == "..") continue;

@@ -1,16 +1,18 @@
-// The cache: a directory with the blocks of remote objects that were fetched, shared by processes,
-// kept over mounts. It is never trusted: a block counts only if its checksum fits.
+// The cache: a directory with fetched blocks of remote objects. Processes share it, and it outlives
+// mounts. It is never trusted: a block counts as cached only if its checksum matches.
 //
-//   DIR/                     0700, owned by this user: else it is not used
+//   DIR/                     created with mode 0700; not used if another user owns it or can write
+//                            to it, with the exception below
 //     v1/entries/ID/         ID: SHA-256 of name and token of the version, 64 hex digits
-//       id.json              the RemoteVersion, without secrets; its mtime: when last used
-//       data                 sparse, of the object's size; block i at i * kBlock
-//       map                  sparse too: [ header of 64 bytes | 8 bytes for each block ]: 0 absent,
-//                            else the block's checksum. The header says whose map it is
-//     v1/CACHEDIR.TAG        backup programs skip v1; DIR may have other files
-//     v1/names/HASH.json     what a name meant when last asked (a version, a listing): for -o
-//                            offline, and to ask whether it still does
-//     v1/trash/              entries and files that are being made or removed
+//       id.json              the RemoteVersion, without secrets; its mtime is the time of last use
+//       data                 sparse, of the object's size; block i is at i * kBlock
+//       map                  also sparse: [ header of 64 bytes | 8 bytes for each block ]. The 8
+//                            bytes are 0 if the block is absent, else its checksum. The header
+//                            contains the ID
+//     v1/CACHEDIR.TAG        makes backup programs skip v1; DIR may have other files
+//     v1/names/HASH.json     the last known meaning of a name (a version, a listing): used with
+//                            -o offline, and to ask a server only whether it is still current
+//     v1/trash/              entries and files that are being created or removed
 //
 // The states of a block in the map, which all processes see:
 //
@@ -18,39 +20,39 @@
 //     ▲                  │ release, or the claiming process ends
 //     └──────────────────┘
 //
-//   claim     a lock of one byte of `map` for each block (fcntl(2), F_OFD_SETLK): dies with its
-//             process. Taken on a descriptor that is opened by the first claim, so that a fork of a
-//             supervisor holds none
-//   publish   one write of 8 aligned bytes, after all bytes of the block were written. There is no
-//             fsync: after a power failure the map may be newer than the data, and the checksum
-//             tells
-//   there     never written again, never punched
+//   claim     Locks one byte of `map` for the block (fcntl(2), F_OFD_SETLK). The lock ends with its
+//             process. Claims use a descriptor that the first claim opens, so that a supervisor
+//             that forks holds no lock.
+//   publish   Writes 8 aligned bytes at once, after all bytes of the block were written. There is
+//             no fsync: after a power failure the map may be newer than the data, and then the
+//             checksum does not match.
+//   there     The block is never written again, and no hole is punched into it.
 //
-// Both files are read and written by pread(2) and pwrite(2), never mapped: so neither a file that
-// another process truncates nor a full disk raises SIGBUS. Nor are replies sent from a mapping of
-// `data`: when it is truncated, the kernel fills the rest of the last page with zeros, and no check
-// before the reply sees what happens during it. A look at the map costs less than a microsecond;
-// callers keep the answer.
+// Both files are accessed with pread(2) and pwrite(2), never mapped, so that neither a full disk
+// nor another process that truncates a file causes SIGBUS. Replies are not sent from a mapping of
+// `data` either: if the file is truncated, the kernel fills the rest of the last page with zeros,
+// and a check before the reply cannot see a truncation during the reply. To look at the map costs
+// less than a microsecond; callers remember the result.
 //
-// An entry is in use while a process has `data` locked with a shared flock(2). (On NFS, flock(2)
-// locks all bytes of a file: on `map` it would refuse every claim.) Eviction takes the least
-// recently used entry that nobody uses: an exclusive flock without waiting, rename to trash,
-// unlink. So bytes that a process reads never go away under it. An entry is made in trash, with the
-// shared lock held, and renamed to its place when it is whole. On a file system without flock(2)
-// nothing is evicted.
+// An entry is in use while a process holds a shared flock(2) on `data`. (On NFS, flock(2) locks all
+// bytes of a file, so a lock on `map` would make every claim fail.) Eviction takes the least
+// recently used entry that is not in use: it takes an exclusive flock without waiting, renames the
+// entry into trash, and unlinks it. So bytes that a process reads are never evicted. An entry is
+// created in trash, with the shared lock held, and renamed to its place when it is complete. On a
+// file system without flock(2) nothing is evicted.
 //
-// When the user removes the directory, what is open stays readable, and the next open() makes the
+// If the user removes the directory, open files remain readable, and the next open() creates the
 // directory again.
 //
-// A read-only directory gives the entries that it has; writes return EROFS. Such is one on a disk
-// that is mounted so, and one that the user cannot write, if only its owner can and it is not the
-// user's default directory.
+// A read-only directory provides the entries that it has, and writes return EROFS. A directory is
+// read-only if its disk is mounted read-only. It is also read-only if this user cannot write to it,
+// if only its owner can, and if it is not the user's default directory.
 //
-// Checksum of a block: XXH3 of 64 bits over its bytes, seeded with the entry's ID and the block's
-// number; 0 is replaced by 1. It finds decay and mix-ups, but no attacker: only the user may
-// write here.
+// The checksum of a block is XXH3 with 64 bits over its bytes, seeded with the entry's ID and the
+// block's number; 0 is replaced by 1. It detects decay and mix-ups, but no attacker: only the user
+// can write to the directory.
 //
-// Thread safety: all members.
+// Thread safety: all members may be called from any thread.
 #pragma once
 
 #include "core/base/posix.h"
@@ -80,36 +82,43 @@ class CacheEntry {
 
   const RemoteVersion& version() const { return version_; }
   const std::string& id() const { return id_; }
-  bool is_new() const { return is_new_; }  // Cache::open() made it
-  std::uint64_t blocks() const;            // of the object
+  bool is_new() const { return is_new_; }  // created by this Cache::open()
+  std::uint64_t blocks() const;            // number of blocks of the object
   ByteRange range_of(std::uint64_t block) const;
 
+  // Returns true if the map has a checksum for the block. Does not check the bytes.
   bool is_there(std::uint64_t block) const;
-  // Reads a block and compares its checksum: 0; EILSEQ when it does not fit or `data` is too short,
-  // or the errno of the read, and the block is then absent; ENODATA for a block that was absent.
-  // `buffer` has kBlock bytes.
+  // Reads a block and compares its checksum. Returns 0, or ENODATA if the block is absent. Returns
+  // EILSEQ if the checksum does not match or `data` is too short, or the errno of the read; the
+  // block then becomes absent. `buffer` has kBlock bytes.
   int check(std::uint64_t block, std::span<std::byte> buffer) const;
-  void forget(std::uint64_t block) const;  // makes it absent
+  void forget(std::uint64_t block) const;  // makes the block absent
 
-  // Claims a block for this object of this process, or returns false: another has it. A block that
-  // is there need not be claimed: look again after a claim. An object does not exclude itself: its
-  // threads do. True on a file system without locks: a block is then fetched twice at worst.
+  // Claims a block for this object in this process. Returns false if another process has claimed
+  // it. A block that is there needs no claim, so check is_there() again after a claim. The claim
+  // does not exclude other threads that use this object; the caller has to. Returns true on a file
+  // system without locks: then two processes may fetch a block at the same time.
   bool claim(std::uint64_t block) const;
   void release(std::uint64_t block) const;
 
-  // Makes room on the disk for a range and its part of the map (fallocate(2)): 0, or an errno:
-  // ENOSPC, EDQUOT, EFBIG (RLIMIT_FSIZE), EIO, EROFS.
+  // Allocates disk space for a range and for its part of the map (fallocate(2)). Returns 0 or an
+  // errno: ENOSPC, EDQUOT, EFBIG (RLIMIT_FSIZE), EIO, EROFS, or EINVAL if the range does not lie in
+  // the object.
   int reserve(ByteRange range) const;
-  // Writes all bytes of a block, and then publishes it: 0 or an errno.
+  // Writes all bytes of a block, then publishes it. Returns 0 or an errno.
   int write(std::uint64_t block, std::span<const std::byte> bytes) const;
 
-  // As pread_exact(); ESTALE also when `data` was truncated meanwhile: what was read may be zeros.
+  // Reads bytes of `data`, like pread_exact(). Also returns ESTALE if `data` was truncated, because
+  // the bytes that were read may then be zeros.
   int read(std::span<std::byte> bytes, std::uint64_t offset) const;
-  int descriptor() const { return data_fd_.get(); }  // of `data`, which is as long as the object
-  // How often `data` was seen to take less room on the disk than before (st_blocks): a part was cut
-  // off and added again, or a hole punched, and any block may be zeros. Or it is there all the
-  // same, as where a file system compresses: check() tells. Counted before a read() that comes
-  // after the loss returns, unless another process has made the file grow by as much in between.
+  // Returns the descriptor of `data`, which is as long as the object. The entry owns the
+  // descriptor.
+  int descriptor() const { return data_fd_.get(); }
+  // Returns how often `data` was found to occupy less disk space (st_blocks) than before. A part of
+  // it was then cut off and added again, or a hole was punched, so any block may be zeros. The
+  // blocks may also be intact, if the file system compresses; check() decides. A read() after the
+  // loss counts it before it returns, unless another process has made the file grow by the same
+  // amount in between.
   std::uint64_t losses() const { return losses_; }
 
  private:
@@ -117,7 +126,7 @@ class CacheEntry {
   CacheEntry() = default;
 
   std::uint64_t checksum_of(std::uint64_t block, std::span<const std::byte> bytes) const;
-  int look_at_data() const;  // counts losses; 0, an errno, or ESTALE for another size
+  int look_at_data() const;  // counts losses; returns 0, an errno, or ESTALE for another size
 
   RemoteVersion version_;
   std::string id_, directory_;
@@ -125,7 +134,7 @@ class CacheEntry {
   std::uint64_t seed_ = 0;
   bool is_read_only_ = false;
   UniqueFd data_fd_, map_fd_;
-  mutable std::atomic<std::uint64_t> on_disk_ = 0;  // st_blocks of `data` at the last look
+  mutable std::atomic<std::uint64_t> on_disk_ = 0;  // st_blocks of `data` when it was last examined
   mutable std::atomic<std::uint64_t> losses_ = 0;
   mutable std::mutex claims_mutex_;
   mutable UniqueFd claims_fd_;
@@ -134,51 +143,53 @@ class CacheEntry {
 class Cache {
  public:
   struct Options {
-    std::string directory;   // "" : default_directory()
-    std::uint64_t size = 0;  // bytes of all entries; 0: no bound but the disk's
-    unsigned keep_free = 5;  // per cent of the disk
+    std::string directory;   // "": default_directory()
+    std::uint64_t size = 0;  // maximum bytes of all entries; 0: limited only by the disk
+    unsigned keep_free = 5;  // % of the disk that stays free
   };
-  // STFS_CACHE, else $XDG_CACHE_HOME/stfs, else $HOME/.cache/stfs, else that of the password
-  // database; "" when there is none.
+  // Returns STFS_CACHE, else $XDG_CACHE_HOME/stfs, else .cache/stfs in $HOME or in the home
+  // directory that the password database names; "" without a home directory.
   static std::string default_directory();
 
-  // Never throws for a directory that cannot be used: usable() then says why, entries are not
-  // given, and names are not kept.
+  // Does not throw if the directory cannot be used. unusable() then returns the reason, open()
+  // returns null, and names are not remembered.
   explicit Cache(Options options);
 
-  // "" when it can be used; else one line, "place: rule".
+  // Returns "" if the directory can be used, else the reason in one line, "place: rule".
   const std::string& unusable() const { return unusable_; }
   const std::string& directory() const { return options_.directory; }
 
-  // The entry of a version, made if it is not there (unless `existing`); null when it cannot be.
-  // An entry that is damaged (of another version, a map of another size) is replaced. Notes the
-  // use.
+  // Returns the entry of a version, and creates it if it does not exist (unless `existing`).
+  // Returns null if that fails. Replaces a damaged entry (of another version, or with a map of
+  // another size). Records the time of use.
   std::unique_ptr<CacheEntry> open(const RemoteVersion& version, bool existing = false);
 
-  // The JSON text that was remembered for a name (public_name()), or nullopt.
+  // Returns the JSON text that was remembered for a name (public_name()), or nullopt.
   std::optional<std::string> recall(const std::string& name) const;
-  bool remember(const std::string& name, const std::string& json) const;  // whether it did
+  // Remembers a text for a name. Returns false if that fails.
+  bool remember(const std::string& name, const std::string& json) const;
   void forget(const std::string& name) const;
 
-  // Evicts until `bytes` more, and their part of a map, fit under the bounds. `was_refused`: the
-  // file system refused as much, perhaps for a quota or a lack of inodes; then at least one entry
-  // goes. False when they do not fit all the same: what is left is in use.
+  // Evicts entries until `bytes` more, and their part of a map, fit within the limits.
+  // `was_refused`: the file system has just refused such a write, perhaps because of a quota or a
+  // lack of inodes; then evicts at least one entry. Returns false if the bytes do not fit even so,
+  // because the remaining entries are in use.
   bool make_room(std::uint64_t bytes, bool was_refused = false);
 
   struct Listed {
     std::string id;
     RemoteVersion version;
-    std::uint64_t bytes;         // on the disk, of the blocks that are there
-    std::uint64_t blocks_there;  // of version.size
+    std::uint64_t bytes;         // bytes on the disk, of all files of the entry
+    std::uint64_t blocks_there;  // number of cached blocks
     timespec used;
     bool in_use;
   };
   std::vector<Listed> list() const;  // the most recently used first
-  // Removes entries that nobody uses, the least recently used first, until at most `bytes` are
-  // left. Forgets the names of what has no entry; all names when no entry is left. Returns the
-  // bytes that were freed.
+  // Removes entries that are not in use, the least recently used first, until at most `bytes` are
+  // left. Forgets the names of versions that have no entry, and all names if `bytes` is 0 and no
+  // entry is left. Returns the number of bytes freed.
   std::uint64_t prune(std::uint64_t bytes);
-  // Removes one that nobody uses. False when it is in use.
+  // Removes an entry. Returns false if it is in use.
   bool remove(const std::string& id);
 
  private:
@@ -187,7 +198,7 @@ class Cache {
   struct Place {
     std::string id;
     std::uint64_t bytes;
-    timespec used;  // 0 for an entry that is damaged: it goes first
+    timespec used;  // 0 for a damaged entry, which is evicted first
   };
 
   bool prepare();
@@ -203,12 +214,12 @@ class Cache {
 
   Options options_;
   std::string unusable_;
-  bool is_named_ = false;      // STFS_CACHE or cache_dir names it
-  uid_t owner_ = ::geteuid();  // of all that is believed
+  bool is_named_ = false;      // STFS_CACHE or the option cache_dir names the directory
+  uid_t owner_ = ::geteuid();  // only files of this user are trusted
   bool is_read_only_ = false;
   UniqueFd entries_, names_, trash_;  // directories
-  std::mutex mutex_;                  // of eviction, and of:
-  std::uint64_t granted_ = 0;         // bytes that make_room() may grant without looking
+  std::mutex mutex_;                  // held during eviction; guards granted_
+  std::uint64_t granted_ = 0;         // bytes that make_room() may grant without a new check
 };
 
 }  // namespace stfs

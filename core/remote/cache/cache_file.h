@@ -1,17 +1,17 @@
-// A source whose bytes a network fills: one version of a remote object, of which some blocks are on
-// this machine. fetcher.h draws the states of a block.
+// A source that is fetched over the network: one version of a remote object. Some of its blocks are
+// available locally. fetcher.h draws the states of a block.
 //
-// Bytes that are here are read from the cache's file into a buffer, and never pinned: cache.h says
-// why. They need no check of the version: a block is written once and never changes. So verify() is
-// 0 for ever; an object that has changed or gone fails what needs the network: want() answers
-// ESTALE from then on, and has_changed() is true.
+// Bytes are read from the cache's file into a buffer, and never pinned; cache.h has the reason. The
+// version of local bytes needs no check, because a block is written once and never changes. So
+// verify() keeps returning 0 after the object has changed or was deleted. Only bytes that still
+// have to be fetched then fail: want() returns ESTALE from then on, and has_changed() returns true.
 //
 // Without a usable cache, or while the disk is full, blocks are kept in memory: at most
-// Fetcher::kMemory, and what somebody waits for. They stay at least until the callbacks of the
-// want() that brought them return; a reader who comes later may have to want them again.
+// Fetcher::kMemory bytes, and in addition the blocks that a reader waits for. Those stay at least
+// until the callback of their want() returns. A later reader may have to want them again.
 //
-// Thread safety and lifetime: as source.h says. The destructor answers each want() that waits with
-// ECANCELED, and waits for callbacks that are running.
+// Thread safety and lifetime: see source.h. The destructor fails each waiting want() with
+// ECANCELED, and waits for running callbacks.
 #pragma once
 
 #include "core/remote/cache/blocks.h"
@@ -29,8 +29,9 @@ namespace stfs {
 
 class CacheFile final : public Source {
  public:
-  // `entry` null: no cache. `first`: bytes from the beginning that came when the object was found;
-  // whole blocks of them are kept, on the disk if it `has_room`.
+  // `entry` is null if there is nothing to cache in. `first` has the first bytes of the object,
+  // which were received when the object was found. Its whole blocks are kept, on the disk if
+  // `has_room`, else in memory. `fetcher` must outlive this.
   CacheFile(const RemoteVersion& version, std::unique_ptr<Remote> remote,
             std::unique_ptr<CacheEntry> entry, Fetcher& fetcher, std::string_view first = {},
             bool has_room = true);
@@ -38,10 +39,11 @@ class CacheFile final : public Source {
 
   std::string token() const override { return file_.version.token; }
 
-  // The cache's map tells: the first read of a block checks it, and is EAGAIN when it is damaged.
+  // Trusts the cache's map. The first read of a block checks it, and returns EAGAIN if it is
+  // damaged.
   bool has(ByteRange range) const override;
-  // Looks at blocks of the cache for the first time, which reads and checks them: as long as a read
-  // of the local disk.
+  // Reads and checks the blocks in the cache that were not checked yet, which takes as long as a
+  // read from the local disk.
   void want(ByteRange range, Ready ready) const override;
   void prefetch(ByteRange range) const override;
   bool is_complete() const override { return file_.blocks.is_complete(); }
@@ -61,10 +63,10 @@ class CacheFile final : public Source {
   int verify() const override { return is_refused() ? ESTALE : 0; }
   std::string sha256() const override { return file_.version.sha256; }
   std::string failure_text() const override {
-    const std::string why = Source::failure_text();  // of mark_changed()
+    const std::string why = Source::failure_text();  // set if the source has changed
     return why.empty() ? fetcher_.failure_text(file_) : why;
   }
-  bool is_current() const override { return !has_changed(); }  // as far as known: asks nobody
+  bool is_current() const override { return !has_changed(); }  // sends no request
 
  private:
   Fetcher& fetcher_;

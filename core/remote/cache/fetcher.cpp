@@ -1,4 +1,4 @@
-// The queues, and those who wait.
+// The queues and the waiting readers.
 #include "core/remote/cache/fetcher.h"
 
 #include "core/base/posix.h"
@@ -25,7 +25,7 @@ Fetcher::~Fetcher() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-// --- want(), prefetch(): any thread
+// --- want() and prefetch(), called on any thread
 
 bool Fetcher::start_threads() try {
   while (threads_.size() < kAnswering + hosts_.size()) {
@@ -47,7 +47,7 @@ void Fetcher::move_all(File& file, BlockRun run, State from, State to) {
   for (std::uint64_t block = run.first; block < run.end; ++block) move(file, block, from, to);
 }
 
-// Queues what is absent as demand.
+// Queues the absent blocks of a run as demand.
 void Fetcher::queue(File& file, BlockRun run) {
   bool is_any = false;
   for (std::uint64_t block = run.first; block < run.end; ++block) {
@@ -94,7 +94,8 @@ void Fetcher::prefetch(File& file, ByteRange range) {
   if (options_.offline || is_held_) return;
   Blocks& blocks = file.blocks;
   BlockRun run = blocks.run_of({range.offset, std::min(range.length, kFarthest)});
-  // Blocks that are here or in the cache need not come; a reader checks those.
+  // Skip blocks that are in memory or in the cache. Blocks in the cache are checked when they are
+  // read.
   std::array<bool, kFarthest / Blocks::kBlock + 1> is_wanted{};
   for (std::uint64_t block = run.first; block < run.end; ++block) {
     const State state = blocks.state(block);
@@ -111,7 +112,7 @@ void Fetcher::prefetch(File& file, ByteRange range) {
     move(file, block, State::kUnknown, State::kAhead);
     move(file, block, State::kAbsent, State::kAhead);
   }
-  // The oldest runs make room.
+  // Remove the oldest runs to make room.
   for (auto old = ahead_.begin(); old != ahead_.end();) {
     BlockRun& left = old->run;
     if (old->file == &file) {
@@ -133,7 +134,7 @@ std::string Fetcher::failure_text(const File& file) {
 
 void Fetcher::add(File& file) {
   const std::string& name = file.version.name;
-  // All models of the Hub have one.
+  // All models of the Hub share one host.
   const bool is_hub = name.starts_with("hf://");
   const Lock lock(mutex_);
   const std::string host = is_hub ? "hf://" : name.substr(0, name.find('/', name.find("://") + 3));
@@ -168,7 +169,7 @@ void Fetcher::remove(File& file) {
   }
 }
 
-// --- Those who wait
+// --- Waiting readers
 
 void Fetcher::answer(File& file, Waiters::iterator waiter, int error) {
   waiter->error = error;
@@ -176,7 +177,7 @@ void Fetcher::answer(File& file, Waiters::iterator waiter, int error) {
   work_.notify_one();
 }
 
-// Blocks have come: answers those who have all of theirs.
+// Called after blocks have arrived. Calls back the readers whose blocks are all here.
 void Fetcher::advance(File& file) {
   for (auto next = file.waiting.begin(); next != file.waiting.end();) {
     const auto waiter = next++;
@@ -186,7 +187,7 @@ void Fetcher::advance(File& file) {
       answer(file, waiter, 0);
       continue;
     }
-    // The file of the cache turned out to be damaged since, or must be checked again.
+    // The cache's file turned out to be damaged since, or must be checked again.
     queue(file, {rest.first, rest.first + 1});
   }
 }
@@ -196,7 +197,7 @@ bool Fetcher::is_waited(const File& file, BlockRun run) const {
                              [&](const Waiter& waiter) { return waiter.rest.overlaps(run); });
 }
 
-// Whether memory must keep a block for a want() or its callback.
+// Returns true if memory must keep a block for a want() or its callback.
 bool Fetcher::is_needed(const File& file, std::uint64_t block) const {
   const auto needs = [&](const Waiter& waiter) {
     return waiter.file == &file && waiter.all.overlaps({block, block + 1});
@@ -209,7 +210,7 @@ void Fetcher::shrink(File& file) {
   file.blocks.shrink(kMemory, [&](std::uint64_t block) { return is_needed(file, block); });
 }
 
-// A range that a reader waited for in vain.
+// Returns why a reader's blocks did not arrive in time, for a message.
 std::string Fetcher::awaited(const Waiter& waiter) const {
   for (const Transfers* transfers : {&under_way_, &ended_}) {
     for (const auto& transfer : *transfers) {
@@ -228,7 +229,7 @@ std::string Fetcher::awaited(const Waiter& waiter) const {
 
 void Fetcher::expire(Clock::time_point now) {
   for (File* file : files_) {
-    BlockRun missed{std::numeric_limits<std::uint64_t>::max(), 0};  // from the first to the last
+    BlockRun missed{std::numeric_limits<std::uint64_t>::max(), 0};  // of all readers that timed out
     while (!file->waiting.empty() && file->waiting.front().began + options_.timeout <= now) {
       const auto waiter = file->waiting.begin();
       missed.first = std::min(missed.first, waiter->rest.first);
@@ -245,8 +246,9 @@ void Fetcher::expire(Clock::time_point now) {
   }
 }
 
-// Ends the transfers that were waited for in vain, or that left no connection to those who waited:
-// those that nobody waits for now, and those that took more than half of the time.
+// Aborts the transfers that readers waited for without result, and, if the host has no free
+// connection, its other transfers. Spares a transfer if another reader waits for it and it has
+// taken less than half of the timeout.
 void Fetcher::abandon(const File& file, BlockRun missed, Clock::time_point now) {
   const bool is_busy = file.host->requests >= options_.connections;
   for (const auto& transfer : under_way_) {
@@ -259,7 +261,8 @@ void Fetcher::abandon(const File& file, BlockRun missed, Clock::time_point now) 
   }
 }
 
-// Calls one who waits. False: there is none, or so many callbacks run that others must wait.
+// Calls back one reader. Returns false if no reader is to be called back, or if kAnswering
+// callbacks are running already.
 bool Fetcher::answer_one(Lock& lock) {
   if (answers_.empty() || running_.size() >= kAnswering) return false;
   running_.splice(running_.end(), answers_, answers_.begin());
@@ -268,10 +271,10 @@ bool Fetcher::answer_one(Lock& lock) {
   tally(options_.counters, &Counters::nanoseconds_waited,
         static_cast<std::uint64_t>(
             std::chrono::duration_cast<std::chrono::nanoseconds>(waited).count()));
-  work_.notify_one();  // the callback may take long: another thread looks after the rest
+  work_.notify_one();  // the callback may take long: another thread takes over
   lock.unlock();
   waiter->ready(waiter->error);
-  waiter->ready = nullptr;  // what it captured ends before the file does
+  waiter->ready = nullptr;  // destroy what it captured before the file is destroyed
   lock.lock();
   File& file = *waiter->file;
   running_.erase(waiter);

@@ -1,52 +1,58 @@
-// Brings blocks of remote objects to this machine, for all CacheFiles of a process: decides what is
-// asked for next, joins neighbouring blocks, sends requests again, and answers those who wait.
+// Fetches blocks of remote objects for all CacheFiles of a process. The fetcher decides which
+// blocks to request next, joins neighbouring blocks into one request, retries failed requests, and
+// calls back the readers that wait.
 //
 //   want() ──► demand ─┐                        ┌─► blocks into the cache entry (or memory)
 //                      ├─► requests of ≤ 8 MiB ─┤
-//   prefetch() ► ahead ┘   ≤ connections a host └─► ready(0) of those who wait for them
+//   prefetch() ► ahead ┘   ≤ connections per    └─► ready(0) for each reader whose blocks are here
+//                            host
 //
-// Demand goes before what is fetched ahead. A block is in one request at a time: in this process by
-// the state of the block, among processes by the claims of the cache entry. A block that another
-// process has claimed is delayed by a few milliseconds, again and again, until it is there or the
-// claim is gone. Where none comes for Options::patience (the process was stopped), this one fetches
-// them too, into memory, and for a minute waits for none.
+// Demand is served before prefetching. A block is in at most one request at a time: the block's
+// state ensures this within the process, and the claims of the cache entry ensure it among
+// processes. If another process has claimed a block, the fetcher checks every few milliseconds
+// until the block is in the cache or the claim is released. If no claimed block arrives within
+// Options::patience, because the other process was stopped, this process fetches the blocks itself,
+// into memory, and ignores the claims on the object for a minute.
 //
-// Fair: requests of those who wait take turns, 8 MiB each, so that a want() of gigabytes does not
-// hold up a small one.
+// Requests for waiting readers take turns, 8 MiB each, so that a want() of gigabytes does not delay
+// a small one.
 //
 // The states of a block in a CacheFile (one byte each, in this process):
 //
-//   unknown ──look──► here            the entry has it and its checksum fits
-//      │    └─look──► absent          (a block that this process did not fetch is checked once)
+//   unknown ──look──► here            the entry has the block, and its checksum matches
+//      │    └─look──► absent          (a block that another process fetched is checked once)
 //   absent ──want──► demanded ─┐
 //      └─prefetch──► ahead ────┴─start─► coming ──all bytes──► here
-//                      │                   └─ broken, or another process has claimed it
-//                      └─want─► demanded         └─► delayed ─► demanded, ahead
-//   all but here ──► absent           nobody waits any more, or given up
-//   here ──► absent                   only in memory (no usable cache), when others need the room;
-//                                     or when the entry's file turns out to be damaged
+//                      │                   └─ the transfer broke, or another process has claimed
+//                      └─want─► demanded         the block ─► delayed ─► demanded, ahead
+//   all but here ──► absent           no reader waits for the block any more, or the request failed
+//   here ──► absent                   the block was in memory (without a usable cache) and was
+//                                     evicted; or the entry's file turned out to be damaged
 //
-// The threads: want() and prefetch() only queue. Threads of one kind do the rest: they call those
-// who wait, two at a time; prepare requests and judge how they ended, one for a host at a time (it
-// may block while it gets credentials); end what waits too long. There is one for each host, and
-// two more: so neither a conversion, nor a slow reader, nor a host holds up the network. The thread
-// of Http receives bytes and writes them. All are started by the first want() that needs them:
-// until then the process may fork.
+// Threads: want() and prefetch() only add to the queues. A pool of identical threads does the rest:
+// they run callbacks, at most two at a time; they prepare requests and handle their results, one
+// thread per host at a time, because preparing may block while it gets credentials; and they fail
+// readers that have waited too long. The pool has two threads more than there are hosts, so a
+// conversion, a slow reader or a slow host never blocks the network. The thread of Http receives
+// the bytes and writes them. The first want() that needs the threads starts them; until then the
+// process may fork.
 //
-// Deadlines: a want() that is not answered within Options::timeout gets EIO, whatever becomes of
-// its request. The transfers that it waited for end with it: those that nobody else waits for, and
-// those that took more than half of the time. The next want() asks anew. A transfer also ends when
-// it brings less than 1 KiB a second (HttpRequest::stall), and after Options::longest.
+// Deadlines: a want() that is not complete within Options::timeout fails with EIO, whatever happens
+// to its request. Its transfers are aborted if no other reader waits for them, or if they have
+// already taken more than half of the timeout. The next want() requests the blocks again. A
+// transfer is also aborted if it delivers less than 1 KiB per second (HttpRequest::stall), and
+// after Options::longest.
 //
-// A block is received into memory, and then written to the cache's file, or kept where it is when
-// there is no cache or the disk refuses it. The part of a block that a broken transfer brought is
-// kept in memory, and only the rest is asked for.
+// A block is received into memory. It is then written to the cache's file, or stays in memory if
+// the object has no cache entry or the disk refuses the block. If a transfer breaks in the middle
+// of a block, the bytes received so far stay in memory, and only the rest is requested.
 //
-// One mutex guards the queues, the waiters and all changes of a block's state but those that
-// blocks.h names. It is not held while a system call of the cache, a Remote, Http or a callback
-// runs. It is taken before the mutex of the memory of Blocks.
+// Locking: one mutex guards the queues, the waiting readers, and all state changes of blocks except
+// those listed in blocks.h. It is not held during system calls on the cache, calls of a Remote or
+// of Http, or callbacks. It is acquired before the mutex of Blocks' memory, never after it.
 //
-// Thread safety: all members. Lifetime: outlives its CacheFiles.
+// Thread safety: all members may be called from any thread. Lifetime: the fetcher must outlive its
+// CacheFiles.
 #pragma once
 
 #include "core/remote/cache/blocks.h"
@@ -75,40 +81,49 @@ namespace stfs {
 class Fetcher {
  public:
   static constexpr std::uint64_t kLongestRequest = 8 << 20;  // bytes
-  static constexpr std::uint64_t kMemory = 16 << 20;         // bytes of a source without a cache
-  // The most that prefetch() queues of a source. New ranges push out those that wait longest.
+  static constexpr std::uint64_t kMemory = 16 << 20;  // bytes that a source without a cache keeps
+  // The maximum that prefetch() queues for one source, in bytes. New ranges displace the oldest.
   static constexpr std::uint64_t kFarthest = 64 << 20;
   static constexpr std::uint64_t kFarthestInMemory = 4 << 20;  // without a cache
 
   struct Options {
     std::chrono::milliseconds timeout{60'000};
-    // Requests for blocks of a host at a time: one that hangs holds up no other.
+    // The maximum number of concurrent requests per host. A host that hangs delays no other.
     unsigned connections = 8;
-    std::chrono::milliseconds longest{600'000};  // of a transfer
-    // How long to wait for a block that another process has claimed and does not bring; half of
-    // `timeout`, if that is less.
+    std::chrono::milliseconds longest{600'000};  // the maximum duration of a transfer
+    // How long to wait for blocks that another process has claimed but does not deliver. At most
+    // half of `timeout`.
     std::chrono::milliseconds patience{5'000};
-    bool offline = false;  // a block that is not in the cache: EIO at once
+    bool offline = false;  // want() of a block that is not in the cache fails with EIO at once
     Counters* counters = nullptr;
   };
 
-  // `cache` makes room when the disk is full. Both outlive this.
+  // `cache` evicts entries when the disk is full. `http` and `cache` must outlive the fetcher.
   Fetcher(const Options& options, Http& http, Cache& cache);
   Fetcher(const Fetcher&) = delete;
   Fetcher& operator=(const Fetcher&) = delete;
   ~Fetcher();
 
-  // While it is held, it starts no thread and sends nothing: want() of what is not here fails with
-  // EIO at once. For a process that forks those that fetch.
+  // While the fetcher is held, it starts no thread and sends no request, and want() of a missing
+  // block fails with EIO at once. For a supervisor: only the workers that it forks may fetch.
   void hold(bool is_held) { is_held_ = is_held; }
 
-  // An object, with what is queued and under way for it: a part of its CacheFile.
+  // The fetcher's state for one object: its blocks and its waiting readers. Owned by the object's
+  // CacheFile.
   struct File;
   void add(File& file);
-  // Answers those who wait with ECANCELED, and waits for what runs.
+  // Fails all waiting readers with ECANCELED. Returns when no transfer and no callback of the file
+  // runs any more.
   void remove(File& file);
+  // Calls `ready` once, with 0 when all blocks of the range are available locally, or with an
+  // errno: ESTALE if the object has changed, EACCES, EIO, ENOMEM or ECANCELED. `ready` runs on the
+  // calling thread if the result is known at once, and otherwise on a thread of the fetcher. The
+  // range must lie in the object.
   void want(File& file, ByteRange range, Source::Ready ready);
+  // Queues the missing blocks of the range, as far as the limits above allow. Does nothing while
+  // the fetcher is offline or held.
   void prefetch(File& file, ByteRange range);
+  // Returns why the last want() of the file failed, or "".
   std::string failure_text(const File& file);
   Counters* counters() const { return options_.counters; }
 
@@ -119,33 +134,35 @@ class Fetcher {
 
   static constexpr std::size_t kAnswering = 2;
   struct Host {
-    std::string name;               // "https://host:8000", "hf://"
-    unsigned requests = 0;          // that are under way
-    const File* serving = nullptr;  // of the thread that serves the host now
+    std::string name;       // "https://host:8000"; "hf://" for all of the Hub
+    unsigned requests = 0;  // requests in flight
+    // The file whose request a thread is preparing or finishing; null if no thread serves the host.
+    const File* serving = nullptr;
   };
   struct Waiter;
   using Waiters = std::list<Waiter>;
   struct Part;
   struct Transfer;
-  using Transfers = std::list<std::shared_ptr<Transfer>>;  // Http's callbacks share them
-  // Blocks that were queued. The state of each says whether it still is: an item may be stale.
+  using Transfers = std::list<std::shared_ptr<Transfer>>;  // shared with Http's callbacks
+  // A run of blocks in a queue. An item may be stale: a block counts as queued only while its state
+  // says so.
   struct Item {
     File* file;
     BlockRun run;
     bool is_retry = false;
     Backoff backoff = {};
     bool needs_new_connection = false;
-    // While another process claims its blocks: since when none of them came.
+    // Set while another process claims the blocks: the time since which none of them has arrived.
     std::optional<Clock::time_point> claimed_since = {};
     bool ignores_claims = false;
-    // While the item is delayed: the earliest time to fetch it, and whether it is fetched even if
-    // no reader waits for it.
+    // While the item is delayed: the earliest time to fetch it, and whether to fetch it even if no
+    // reader waits for it.
     Clock::time_point not_before = {};
     bool is_ahead = false;
   };
   using Items = std::list<Item>;
 
-  // All of these: the caller holds mutex_, and those that take the lock let it go for a while.
+  // The caller of these functions holds mutex_. Those that take a Lock release it for a while.
   bool start_threads();
   bool move(File& file, std::uint64_t block, State from, State to);
   void move_all(File& file, BlockRun run, State from, State to);
@@ -177,8 +194,8 @@ class Fetcher {
   Part take_part(const File& file, std::uint64_t block);
   void keep_part(Part part);
 
-  // The caller does not hold it.
-  void work();  // the threads
+  // The caller of these functions does not hold mutex_.
+  void work();  // the body of each thread
   bool on_head(Transfer& transfer, const HttpHead& head);
   bool on_data(Transfer& transfer, std::span<const std::byte> bytes);
   void on_end(const std::shared_ptr<Transfer>& transfer, const HttpEnd& end);
@@ -192,8 +209,8 @@ class Fetcher {
   Cache& cache_;
 
   std::mutex mutex_;
-  std::condition_variable work_;  // for the threads
-  std::condition_variable left_;  // for remove()
+  std::condition_variable work_;  // wakes a thread
+  std::condition_variable left_;  // wakes remove()
   bool stopping_ = false;
   std::atomic<bool> is_held_ = false;
   std::vector<std::thread> threads_;
@@ -203,28 +220,29 @@ class Fetcher {
   Items demand_, ahead_, delayed_;
   Transfers under_way_, ended_;
   Waiters answers_, running_;
-  std::list<Part> parts_;       // that broken transfers left, the oldest first
-  bool has_abandoned_ = false;  // Http does not know yet
+  std::list<Part> parts_;       // left by broken transfers, the oldest first
+  bool has_abandoned_ = false;  // a transfer was abandoned, and Http was not notified yet
 };
 
-struct Fetcher::Waiter {  // one want()
+// A want() that waits.
+struct Fetcher::Waiter {
   File* file;
   BlockRun all;
-  BlockRun rest;  // all blocks before it are here, or were
+  BlockRun rest;  // the blocks still to arrive; all blocks before it have arrived
   Source::Ready ready;
   Clock::time_point began;
   int error = 0;
 };
 
-// The beginning of a block.
+// The first bytes of a block, from a transfer that broke.
 struct Fetcher::Part {
   const File* file = nullptr;
   std::uint64_t block = 0;
   std::vector<std::byte> bytes = {};
 };
 
-// A request under way. The thread of Http has it until it ended; `done` changes under the lock, and
-// what is atomic is read by others meanwhile.
+// A request in flight. Until it ends, it belongs to the thread of Http, except that `done` changes
+// only under mutex_ and that other threads read the atomic members.
 struct Fetcher::Transfer {
   File* file = nullptr;
   std::atomic<bool> is_abandoned = false;  // HttpRequest::is_abandoned
@@ -232,15 +250,15 @@ struct Fetcher::Transfer {
   BlockRun run = {};
   ByteRange range = {};
   bool in_memory = false;
-  bool has_ahead = false;  // not all was wanted
-  unsigned renewals = 0;   // File::renewals when it was made
+  bool has_ahead = false;  // some blocks were only prefetched
+  unsigned renewals = 0;   // File::renewals when the request was made
   Backoff backoff = {};
 
   std::atomic<std::uint64_t> received = 0;  // bytes
-  std::uint64_t done = 0;                   // blocks
-  Part part = {};                           // of the block that comes
+  std::uint64_t done = 0;                   // complete blocks
+  Part part = {};                           // the block that is being received
   std::atomic<bool> was_accepted = false;
-  std::optional<HttpHead> head = {};  // of an answer that was not
+  std::optional<HttpHead> head = {};  // the head of a response that was not accepted
   Verdict verdict{Verdict::Kind::kAccept};
   HttpEnd end = {};
 };
@@ -252,15 +270,16 @@ struct Fetcher::File {
   Blocks blocks;
 
   Host* host = nullptr;            // set by add()
-  bool is_closed = false;          // no transfer is to begin
+  bool is_closed = false;          // no new transfer may begin
   Waiters waiting = {};            // the oldest first
-  std::uint64_t ahead = 0;         // blocks that are State::kAhead
-  unsigned renewals = 0;           // of credentials
-  bool is_renewed = false;         // and no answer was good since
-  Clock::time_point full_until{};  // no room on the disk: blocks go to memory
-  // No claimed block came for Options::patience: what readers want is fetched, whoever claimed it.
+  std::uint64_t ahead = 0;         // the number of blocks in State::kAhead
+  unsigned renewals = 0;           // how often the credentials were renewed
+  bool is_renewed = false;         // renewed, and no response was accepted since
+  Clock::time_point full_until{};  // until then the disk counts as full: blocks go to memory
+  // Until then claims of other processes are ignored, because no claimed block has arrived within
+  // Options::patience.
   Clock::time_point claims_ignored_until{};
-  Clock::time_point last_claimed_came{};  // a block that another process had claimed
+  Clock::time_point last_claimed_came{};  // when a block claimed by another process last arrived
   std::string reason = {};                // why the last request failed
   std::string failure = {};               // why the last want() failed
 };

@@ -1,4 +1,4 @@
-// The requests: what is done for a host, and what Http calls.
+// The requests: the work for each host, and the callbacks of Http.
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/remote/cache/fetcher.h"
@@ -11,20 +11,23 @@
 namespace stfs {
 namespace {
 
-constexpr std::chrono::milliseconds kPoll{5};  // blocks that another process has claimed
-constexpr std::chrono::seconds kFull{1};       // a disk without room is tried again
-// After a process stood still for Options::patience, what it has claimed is not waited for.
+// The pause between two checks of blocks that another process has claimed.
+constexpr std::chrono::milliseconds kPoll{5};
+constexpr std::chrono::seconds kFull{1};  // how long blocks go to memory after the disk was full
+// How long claims are ignored after no claimed block has arrived within Options::patience.
 constexpr std::chrono::seconds kClaimsIgnored{60};
-constexpr std::uint64_t kLongestInMemory = 2 << 20;  // bytes of a request without a cache
-constexpr unsigned kTriesAhead = 3;                  // for what nobody waits for
-constexpr std::uint64_t kProgress = 64 << 10;  // bytes of a transfer after which pauses begin anew
-constexpr std::size_t kMostKeptParts = 32;     // 8 MiB
+constexpr std::uint64_t kLongestInMemory = 2 << 20;  // bytes of a request for blocks in memory
+constexpr unsigned kTriesAhead = 3;                  // tries for blocks that no reader waits for
+// After this many bytes of a transfer, pauses between tries start again from the shortest.
+constexpr std::uint64_t kProgress = 64 << 10;
+constexpr std::size_t kMostKeptParts = 32;  // 8 MiB
 
 }  // namespace
 
-// --- For a host
+// --- The work for a host
 
-// Settles a transfer, or begins one, for a host that no other thread serves. False: there is none.
+// Settles a transfer or begins one, for a host that no other thread serves. Returns false if there
+// is nothing to do.
 bool Fetcher::serve_one(Lock& lock) {
   std::shared_ptr<Transfer> ended;
   const auto at = std::ranges::find_if(
@@ -39,7 +42,7 @@ bool Fetcher::serve_one(Lock& lock) {
   if (!ended && !item) return false;
   File& file = ended ? *ended->file : *item->file;
   file.host->serving = &file;
-  work_.notify_one();  // another thread looks after deadlines meanwhile
+  work_.notify_one();  // another thread watches the deadlines
   try {
     ended ? settle(lock, *ended) : begin(lock, *item);
   } catch (const std::exception&) {
@@ -58,10 +61,11 @@ bool Fetcher::uses_memory(const File& file) const {
          Clock::now() < file.full_until;
 }
 
-// The run of blocks to ask for next: of the first item that is not stale, and what is queued behind
-// it.
+// Returns the next run of blocks to request: the first item that is not stale and may be requested
+// now, joined with the queued blocks after it.
 std::optional<Fetcher::Item> Fetcher::next(Items& items, State state) {
-  // Without a look at the queues, which may be long. A claimed block needs no connection to come.
+  // If all hosts are busy, do not search the queues, which may be long. Claimed blocks are an
+  // exception, because they need no connection to arrive.
   const bool is_busy = std::ranges::all_of(hosts_, [this](const auto& host) {
     return host.second.serving != nullptr || host.second.requests >= options_.connections;
   });
@@ -70,7 +74,7 @@ std::optional<Fetcher::Item> Fetcher::next(Items& items, State state) {
     Item& item = *at;
     File& file = *item.file;
     Blocks& blocks = file.blocks;
-    if (file.source.has_changed()) {  // none of them can be fetched any more
+    if (file.source.has_changed()) {  // none of its blocks can be fetched any more
       move_all(file, item.run, state, State::kAbsent);
       item.run = {};
     }
@@ -92,11 +96,12 @@ std::optional<Fetcher::Item> Fetcher::next(Items& items, State state) {
            is_queued(blocks.state(run.end)) && (!item.claimed_since || run.end < item.run.end)) {
       ++run.end;
     }
-    if (state == State::kDemanded && !is_waited(file, run)) {  // they have gone
+    if (state == State::kDemanded && !is_waited(file, run)) {  // no reader waits any more
       move_all(file, run, State::kDemanded, State::kAbsent);
       continue;
     }
-    // A window that slides adds little by little: wait for more, while the line is busy.
+    // A sliding window adds few blocks at a time. Wait for more of them while the connections are
+    // busy.
     const bool is_short = (run.end - run.first) * Blocks::kBlock < longest;
     if (state == State::kAhead && is_short && requests * 2 >= options_.connections &&
         run.end < blocks.count()) {
@@ -105,22 +110,23 @@ std::optional<Fetcher::Item> Fetcher::next(Items& items, State state) {
     }
     Item found = item;
     found.run = run;
-    // The item moves to the end: readers that wait take turns.
+    // Move the item to the end, so that waiting readers take turns.
     if (state == State::kDemanded) items.splice(items.end(), items, at);
     return found;
   }
   return std::nullopt;
 }
 
-// Claims what can be claimed, from the beginning of a run, without a gap. Blocks before it are here
-// when this returns, or claimed by another process; those behind it are as they were.
+// Claims the first blocks of a run that can be claimed, without a gap, and returns them. The blocks
+// before them are available locally, or claimed by another process. The blocks after them are
+// unchanged.
 BlockRun Fetcher::claim(Blocks& blocks, BlockRun run) {
   const CacheEntry* entry = blocks.entry();
   if (entry == nullptr) return run;
   BlockRun ours{run.first, run.first};
   for (std::uint64_t block = run.first; block < run.end; ++block) {
     const bool is_claimed = entry->claim(block);
-    // A claimed block that is listed and not taken is damaged.
+    // If we could claim a block that is in the map, and its check fails, the block is damaged.
     const bool is_here = (!is_claimed || entry->is_there(block)) && blocks.take_published(block);
     if (is_claimed && !is_here) {
       ours.end = block + 1;
@@ -148,7 +154,7 @@ void Fetcher::release(Blocks& blocks, BlockRun run) {
   for (std::uint64_t block = run.first; block < run.end; ++block) blocks.entry()->release(block);
 }
 
-// Takes the part of a block that is kept; an empty one when there is none.
+// Takes the kept part of a block. Returns an empty part if none was kept.
 Fetcher::Part Fetcher::take_part(const File& file, std::uint64_t block) {
   const auto at = std::ranges::find_if(
       parts_, [&](const Part& part) { return part.file == &file && part.block == block; });
@@ -183,7 +189,7 @@ void Fetcher::begin(Lock& lock, Item item) {
   if (!run.empty() && !transfer->in_memory) {
     is_full = transfer->in_memory = !make_room(blocks, run);
   }
-  if (transfer->in_memory) {  // others may try to cache it
+  if (transfer->in_memory) {  // another process may try to cache these blocks
     release(blocks, run);
     run.end = std::min(run.end, run.first + kLongestInMemory / Blocks::kBlock);
   }
@@ -201,12 +207,12 @@ void Fetcher::begin(Lock& lock, Item item) {
     if (!run.empty()) request = file.remote->request(transfer->range);
   } catch (const Error& error) {
     failure = error.message();
-    // A store says so of what its credentials may not see, too.
+    // A store also reports an object as absent if its credentials may not see the object.
     if (error.code() == ErrorCode::kAbsent) refusal = EACCES;
     release(blocks, run);
   }
   lock.lock();
-  if (!part.bytes.empty()) keep_part(std::move(part));  // not of this request
+  if (!part.bytes.empty()) keep_part(std::move(part));  // of a block that is not in this request
   if (is_full) file.full_until = Clock::now() + kFull;
   wait_for_others(item, run.first);
   Item rest = item;
@@ -215,7 +221,7 @@ void Fetcher::begin(Lock& lock, Item item) {
   advance(file);
   if (!failure.empty()) {
     fail(file, run, refusal, failure);
-  } else if (file.is_closed) {  // remove() waits, and has told Http already
+  } else if (file.is_closed) {  // remove() waits, and has notified Http already
     lock.unlock();
     release(blocks, run);
     lock.lock();
@@ -227,7 +233,8 @@ void Fetcher::begin(Lock& lock, Item item) {
   }
 }
 
-// Delays the blocks of an item before `end` that have not come: another process has claimed them.
+// Delays the blocks of an item before `end` that have not arrived, because another process has
+// claimed them.
 void Fetcher::wait_for_others(Item item, std::uint64_t end) {
   File& file = *item.file;
   item.run.end = end;
@@ -237,7 +244,7 @@ void Fetcher::wait_for_others(Item item, std::uint64_t end) {
     (is_here ? has_come : is_any) = true;
   }
   const Clock::time_point now = Clock::now();
-  if (has_come && item.claimed_since) {  // the other process lives
+  if (has_come && item.claimed_since) {  // the other process is running
     file.claims_ignored_until = {};
     file.last_claimed_came = now;
   }
@@ -255,7 +262,8 @@ void Fetcher::wait_for_others(Item item, std::uint64_t end) {
 }
 
 void Fetcher::send(Lock& lock, const std::shared_ptr<Transfer>& transfer, HttpRequest request) {
-  // A stalled transfer ends within the timeout of reads, so that a later read starts a new one.
+  // A stalled transfer ends within the timeout of reads, so that a later read starts a new
+  // transfer.
   request.stall = std::min(request.stall, options_.timeout);
   request.limit = options_.longest;
   request.is_abandoned = {transfer, &transfer->is_abandoned};
@@ -278,7 +286,7 @@ void Fetcher::send(Lock& lock, const std::shared_ptr<Transfer>& transfer, HttpRe
   lock.lock();
 }
 
-// Queues blocks that were in a request, before all others.
+// Returns blocks of a request to the front of the queue.
 void Fetcher::queue_again(Item item, State from) {
   if (item.run.empty()) return;
   const bool is_demand = is_waited(*item.file, item.run);
@@ -301,7 +309,8 @@ void Fetcher::settle(Lock& lock, Transfer& transfer) {
   const Verdict::Kind kind = transfer.verdict.kind;
   const bool has_part = !transfer.part.bytes.empty();
   if (kind == Verdict::Kind::kAccept && has_part) keep_part(std::move(transfer.part));
-  // A server that sends objects whole cannot resume: the next request begins with the block.
+  // A server that sends objects only as a whole cannot resume: the next request starts with this
+  // block.
   if (has_part && transfer.head && transfer.head->status == 200) return again(transfer, rest);
   if (transfer.is_abandoned && transfer.end.error == ECANCELED) {
     if (is_waited(file, rest)) return again(transfer, rest);
@@ -318,7 +327,7 @@ void Fetcher::settle(Lock& lock, Transfer& transfer) {
     case NextTry::kNone: break;
   }
   if (kind == Kind::kRenew) return renew(lock, transfer, rest);
-  if (kind == Kind::kChanged) {  // bytes that are not here can never be fetched
+  if (kind == Kind::kChanged) {  // missing bytes can never be fetched
     file.failure = printable(text);
     file.source.mark_changed();
     while (!file.waiting.empty()) answer(file, file.waiting.begin(), ESTALE);
@@ -334,7 +343,7 @@ void Fetcher::again(const Transfer& transfer, BlockRun rest, bool needs_new_conn
 
 void Fetcher::renew(Lock& lock, Transfer& transfer, BlockRun rest) {
   File& file = *transfer.file;
-  if (transfer.renewals != file.renewals) return again(transfer, rest);  // it was sent before
+  if (transfer.renewals != file.renewals) return again(transfer, rest);  // renewed since
   std::string text = transfer.verdict.text;
   if (!std::exchange(file.is_renewed, true)) {
     ++file.renewals;
@@ -362,7 +371,7 @@ void Fetcher::retry(const Transfer& transfer, BlockRun rest, const std::string& 
   const bool has_progress = transfer.done > 0 || transfer.received >= kProgress;
   Item item{&file, rest, true, has_progress ? Backoff() : transfer.backoff};
   item.is_ahead = transfer.has_ahead;
-  // A server may ask for a day; the next want() after a timeout asks again.
+  // A server may ask for a pause of a day. After a timeout the next want() sends a request anyway.
   const auto pause = item.backoff.next(transfer.head ? &*transfer.head : nullptr);
   item.not_before = Clock::now() + std::min(pause, options_.timeout);
   delayed_.push_back(item);
@@ -383,7 +392,7 @@ void Fetcher::wake_delayed() {
   }
 }
 
-// Ends all that waits for a run, and does not ask for it again.
+// Fails all readers that wait for a run, and removes the run from the queues.
 void Fetcher::fail(File& file, BlockRun run, int error, const std::string& reason) {
   file.failure = printable(reason);
   const ByteRange range = file.blocks.range_of(run);
@@ -397,7 +406,7 @@ void Fetcher::fail(File& file, BlockRun run, int error, const std::string& reaso
   }
 }
 
-// --- The thread of Http
+// --- Called on the thread of Http
 
 bool Fetcher::on_head(Transfer& transfer, const HttpHead& head) {
   transfer.verdict = transfer.file->remote->judge(head, transfer.range);

@@ -1,4 +1,4 @@
-// The transfers, on libcurl.
+// Transfers with libcurl.
 #include "core/remote/http/http.h"
 
 #include "core/base/error.h"
@@ -31,9 +31,9 @@ namespace stfs {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// A request that was started, over all its redirects.
+// A request that was started, with all its redirects.
 struct HttpTransfer {
-  static constexpr std::uint64_t kLowestRate = 1024;  // bytes a second
+  static constexpr std::uint64_t kLowestRate = 1024;  // bytes per second
 
   struct EasyDeleter {
     void operator()(CURL* handle) const { libcurl().easy_cleanup(handle); }
@@ -44,53 +44,54 @@ struct HttpTransfer {
 
   HttpRequest request;
   HttpCallbacks callbacks;
-  const HttpEnvironment* environment = nullptr;  // of the Http
+  const HttpEnvironment* environment = nullptr;  // owned by Http::Impl
   Clock::time_point began = Clock::now();
   bool insecure_http = false;
   Counters* counters = nullptr;
 
-  WebUrl at;                            // asked now
-  std::string origin;                   // of it
-  bool is_at_first = true;              // still at the first origin: secrets may be sent
-  unsigned redirects = 0;               // so far
-  HttpPlace by = HttpPlace::kLoopback;  // the place that redirected to `at`
+  WebUrl at;                // the URL that is requested now
+  std::string origin;       // the origin of `at`
+  bool is_at_first = true;  // no redirect has left the first origin: secrets may be sent
+  unsigned redirects = 0;   // number of redirects so far
+  HttpPlace by = HttpPlace::kLoopback;  // the place of the connection that redirected to `at`
   bool was_kept = false;                // HttpEnd::was_kept
   std::vector<std::string> secrets;     // HttpHead::secrets
 
-  // The pool that it takes its connection from; all transfers of the pool share its ownership.
+  // The pool that the connection belongs to. The transfers of a pool own it together.
   std::shared_ptr<CURLSH> pool = {};
 
-  // The connection to `at`. `easy` is null while libcurl has none.
+  // State of the request to `at`. `easy` is null while libcurl has no request.
   std::unique_ptr<CURL, EasyDeleter> easy = {};
   std::unique_ptr<curl_slist, ListDeleter> headers = {};
   std::array<char, CURL_ERROR_SIZE> curl_text{};
-  Clock::time_point since{};  // a stall is measured from here
-  std::uint64_t came = 0;     // bytes since then
-  bool has_socket = false;    // opened one: its connection was not kept from another request
+  Clock::time_point since{};  // the start of the period in which a stall is measured
+  std::uint64_t came = 0;     // bytes received since then
+  bool has_socket = false;    // a socket was opened, so the connection was not reused
   bool has_proxy = false;
   HttpPlace peer = HttpPlace::kElsewhere;
   HttpHead head = {};
   std::size_t header_bytes = 0;
   bool has_head = false;
-  std::optional<WebUrl> next = {};  // where the answer redirects to
-  std::size_t unread = 0;           // bytes of a body that nobody wants
-  HttpEnd failure = {};             // found in a callback, which then ends the transfer
+  std::optional<WebUrl> next = {};  // the target, if the response is a redirect to be followed
+  std::size_t unread = 0;           // bytes received of a body that is discarded
+  HttpEnd failure = {};             // set by a callback, which then ends the transfer
 
   void restart_stall() {
     since = Clock::now();
     came = 0;
   }
-  // The bytes that must come within `stall`.
+  // Returns the number of bytes that must arrive within `stall`.
   std::uint64_t least() const {
     const auto time = static_cast<std::uint64_t>(request.stall.count());
     return std::max<std::uint64_t>(1, time * kLowestRate / 1000);
   }
-  // The end of HttpRequest::limit.
+  // Returns the time at which HttpRequest::limit is reached.
   Clock::time_point end() const {
     return request.limit.count() == 0 ? Clock::time_point::max() : began + request.limit;
   }
   bool is_abandoned() const { return request.is_abandoned && *request.is_abandoned; }
   HttpPlace place() const { return has_proxy ? HttpPlace::kElsewhere : peer; }
+  // Records the first error. Returns false, so that callbacks can return the result.
   bool fail(int error, std::string text) {
     if (failure.error == 0) failure = {error, std::move(text)};
     return false;
@@ -102,26 +103,27 @@ namespace {
 using Transfer = HttpTransfer;
 using HeaderList = std::unique_ptr<curl_slist, Transfer::ListDeleter>;
 
-constexpr std::size_t kMostHeaders = 64 << 10;  // bytes of all headers of an answer
-constexpr std::size_t kMostUnread = 16 << 10;   // bytes of a redirect's body: else a new connection
+constexpr std::size_t kMostHeaders = 64 << 10;  // bytes of all headers of a response
+// If the body of a redirect has more bytes, a new connection costs less than reading the body.
+constexpr std::size_t kMostUnread = 16 << 10;
 constexpr unsigned kMostRedirects = 10;
 
 bool is_redirect(int status) {
   return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
 }
 
-// "" when a URL may be asked; else why not.
+// Returns why a URL must not be requested, or "" if it may.
 std::string_view refusal_of(const Transfer& transfer, const WebUrl& url) {
   if (url.scheme == "https" || transfer.insecure_http || url.is_loopback()) return "";
-  // The addresses that hand out roles speak http alone.
+  // The addresses that hand out roles support only http.
   const bool is_asked_directly = transfer.redirects == 0 && !transfer.request.use_proxy;
   if (is_asked_directly && place_of(url.host) == HttpPlace::kRoles) return "";
   return "http is not encrypted: use https, or permit it with insecure_http (-o insecure_http, "
          "--insecure-http)";
 }
 
-// Whether a connection may be made to an address of this place, whatever the name of its host.
-// Fails the transfer if not.
+// Returns true if the transfer may connect to an address of this place. Otherwise fails the
+// transfer. Checks the address itself, because any name may resolve to any address.
 bool may_connect(Transfer& transfer, HttpPlace place) {
   if (transfer.has_proxy) return true;
   const std::string_view why =
@@ -135,7 +137,7 @@ bool may_connect(Transfer& transfer, HttpPlace place) {
   return true;
 }
 
-// Functions that libcurl calls are noexcept: without memory the process ends.
+// The functions that libcurl calls are noexcept: if memory runs out, the process is terminated.
 curl_socket_t open_socket(void* data, curlsocktype, curl_sockaddr* address) noexcept {
   auto& transfer = *static_cast<Transfer*>(data);
   transfer.has_socket = true;
@@ -144,17 +146,18 @@ curl_socket_t open_socket(void* data, curlsocktype, curl_sockaddr* address) noex
   return ::socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
 }
 
-// Called before each request is sent, also over a connection that was kept.
+// libcurl calls this before each request is sent, including requests on a reused connection.
 int before_request(void* data, char* ip, char*, int, int) noexcept {
   auto& transfer = *static_cast<Transfer*>(data);
   transfer.peer = place_of(std::string(ip));
-  // libcurl tries the other addresses of a host after one that was refused.
+  // If an address of the host was refused, libcurl tries its other addresses. Forget that failure.
   transfer.failure = {};
   transfer.was_kept = transfer.was_kept || !transfer.has_socket;
   return may_connect(transfer, transfer.peer) ? CURL_PREREQFUNC_OK : CURL_PREREQFUNC_ABORT;
 }
 
-// Decides where a redirect leads, for all who follow one. Sets `next`, or fails.
+// Handles a redirect response. Sets `next` if the redirect is to be followed, and leaves it empty
+// if the response is to be passed on. Fails the transfer if a rule refuses the redirect.
 bool redirect(Transfer& transfer) {
   const std::string_view location = transfer.head.header("location");
   if (location.empty()) return transfer.fail(EPROTO, "redirects without saying where to");
@@ -177,7 +180,7 @@ bool redirect(Transfer& transfer) {
   return true;
 }
 
-// Why a proxy leads nowhere: its answer to CONNECT, or 407 to any request.
+// Returns why a proxy cannot be used. `status` is its response to CONNECT, or 407 to any request.
 std::string proxy_refusal(const Transfer& transfer, long status) {
   return "the proxy answered " + std::to_string(status) + ": " +
          (status == 407 ? "it wants a user and a password: name them in " + transfer.at.scheme +
@@ -187,12 +190,12 @@ std::string proxy_refusal(const Transfer& transfer, long status) {
                           : "it does not lead to " + transfer.at.host);
 }
 
-// The empty line after the headers of an answer.
+// Handles the empty line after the headers of a response.
 bool end_of_head(Transfer& transfer) {
   HttpHead& head = transfer.head;
   if (head.status < 200) {
     if (head.status == 101) return transfer.fail(EPROTO, "its server changes the protocol");
-    return true;  // 100, 103: another head follows
+    return true;  // 100 or 103: another head follows
   }
   transfer.has_head = true;
   transfer.restart_stall();
@@ -214,7 +217,7 @@ bool end_of_head(Transfer& transfer) {
   if (transfer.request.follow && is_redirect(head.status) && !redirect(transfer)) return false;
   if (transfer.next) {
     const std::optional<std::uint64_t> body = decimal(length);
-    return body && *body <= kMostUnread;  // else a new connection costs less than the body
+    return body && *body <= kMostUnread;  // otherwise the connection is closed, see kMostUnread
   }
   if (transfer.callbacks.head && !transfer.callbacks.head(head)) {
     return transfer.fail(ECANCELED, "cancelled");
@@ -222,13 +225,13 @@ bool end_of_head(Transfer& transfer) {
   return true;
 }
 
-// One line of an answer's head. The name of a header is a token (RFC 9110, 5.6.2).
+// Handles one line of a response's head. The name of a header is a token (RFC 9110, 5.6.2).
 bool add_header(Transfer& transfer, std::string_view line) {
   transfer.header_bytes += line.size();
   if (transfer.header_bytes > kMostHeaders) {
     return transfer.fail(EPROTO, "its server sends more than 64 KiB of headers");
   }
-  if (transfer.has_head) return true;  // after the body of a chunked answer
+  if (transfer.has_head) return true;  // a trailer after the body of a chunked response
   HttpHead& head = transfer.head;
   if (line.starts_with("HTTP/")) {
     const std::uint64_t status = line.size() > 12 ? decimal(line.substr(9, 3)).value_or(0) : 0;
@@ -241,7 +244,7 @@ bool add_header(Transfer& transfer, std::string_view line) {
     return true;
   }
   if (without_blanks(line).empty()) return end_of_head(transfer);
-  if (line.starts_with(' ') || line.starts_with('\t')) {  // of the line before
+  if (line.starts_with(' ') || line.starts_with('\t')) {  // continues the previous line
     if (!head.headers.empty()) head.headers.back().second.append(" ").append(without_blanks(line));
     return true;
   }
@@ -265,7 +268,7 @@ bool add_data(Transfer& transfer, std::string_view text) {
   return true;
 }
 
-// libcurl calls these with its own types; another result than the size ends the transfer.
+// The signature that libcurl requires. A result other than the number of bytes ends the transfer.
 template <auto kTake>
 std::size_t take(char* data, std::size_t size, std::size_t count, void* user) noexcept {
   auto& transfer = *static_cast<Transfer*>(user);
@@ -312,7 +315,8 @@ void set_headers(Transfer& transfer) {
   for (const std::string& line : lines) add_line(transfer.headers, line);
 }
 
-// Keeps what libcurl sends of a netrc file: "Authorization: Basic ", and the base64 of both words.
+// Records the secrets that libcurl takes from a netrc file: the base64 text in the header
+// Authorization, and the password in it.
 int keep_password(CURL*, curl_infotype kind, char* data, std::size_t size, void* user) noexcept {
   constexpr std::string_view kBegin = "\r\nAuthorization: Basic ";
   const std::string_view sent(data, size);
@@ -349,7 +353,7 @@ const std::string& ca_file_of(const Transfer& transfer) {
   return own.empty() ? transfer.environment->ca_file : own;
 }
 
-// Where the request goes, and what it must show there.
+// Sets the URL, the proxy, the CA files and the netrc file of a request.
 void set_route(CURL* easy, Transfer& transfer) {
   const HttpRequest& request = transfer.request;
   const HttpEnvironment& environment = *transfer.environment;
@@ -364,12 +368,12 @@ void set_route(CURL* easy, Transfer& transfer) {
   text(CURLOPT_URL, transfer.at.text());
   const std::string proxy = request.use_proxy ? environment.proxy_for(transfer.at) : "";
   transfer.has_proxy = !proxy.empty();
-  text(CURLOPT_PROXY, proxy);  // "": none, whatever the environment says
+  text(CURLOPT_PROXY, proxy);  // "": no proxy, even if the environment has one
   text(CURLOPT_NOPROXY, "");
   text(CURLOPT_PROTOCOLS_STR, "http,https");
   if (const std::string& file = ca_file_of(transfer); !file.empty()) text(CURLOPT_CAINFO, file);
   if (!environment.ca_directory.empty()) text(CURLOPT_CAPATH, environment.ca_directory);
-  // A password never goes over a line in the clear.
+  // Do not send a password over an unencrypted connection.
   const bool is_private = transfer.at.scheme == "https" || transfer.at.is_loopback();
   if (request.use_netrc && transfer.is_at_first && is_private) {
     libcurl().easy_setopt(easy, CURLOPT_NETRC, static_cast<long>(CURL_NETRC_OPTIONAL));
@@ -380,7 +384,7 @@ void set_route(CURL* easy, Transfer& transfer) {
   }
 }
 
-// Prepares the connection to `at`. Throws std::bad_alloc.
+// Prepares the request to `at`. Throws std::bad_alloc, or Error kUnreadable if libcurl is too old.
 void set_up(Transfer& transfer) {
   transfer.easy.reset(libcurl().easy_init());
   CURL* const easy = transfer.easy.get();
@@ -404,7 +408,7 @@ void set_up(Transfer& transfer) {
   };
   libcurl().easy_setopt(easy, CURLOPT_SHARE, transfer.pool.get());
   number(CURLOPT_NOSIGNAL, 1);
-  number(CURLOPT_QUICK_EXIT, 1);  // do not wait for a resolver when a transfer is given up
+  number(CURLOPT_QUICK_EXIT, 1);  // do not wait for the resolver when a transfer is aborted
   number(CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
   number(CURLOPT_HTTP09_ALLOWED, 0);
   number(CURLOPT_HTTP_CONTENT_DECODING, 0);
@@ -417,7 +421,8 @@ void set_up(Transfer& transfer) {
   number(CURLOPT_SSL_VERIFYHOST, 2);
   number(CURLOPT_TCP_KEEPALIVE, 1);
   number(CURLOPT_BUFFERSIZE, 512 << 10);
-  // libcurl divides the timeout among the addresses of a host, so that a dead one costs less.
+  // libcurl divides the timeout among the addresses of a host, so an unreachable address delays
+  // less.
   number(CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(transfer.request.stall.count()));
   libcurl().easy_setopt(easy, CURLOPT_HTTPHEADER, transfer.headers.get());
   libcurl().easy_setopt(easy, CURLOPT_ERRORBUFFER, transfer.curl_text.data());
@@ -432,7 +437,7 @@ void set_up(Transfer& transfer) {
   libcurl().easy_setopt(easy, CURLOPT_WRITEDATA, &transfer);
 }
 
-// Makes a pool of kept connections, and of the addresses of hosts. Throws std::bad_alloc.
+// Makes a pool of kept connections and resolved host names. Throws std::bad_alloc.
 std::shared_ptr<CURLSH> make_pool() {
   std::shared_ptr<CURLSH> pool(libcurl().share_init(),
                                [](CURLSH* share) { libcurl().share_cleanup(share); });
@@ -442,15 +447,16 @@ std::shared_ptr<CURLSH> make_pool() {
   return pool;
 }
 
-// Whether a handshake ended because the connection did, as when a server is restarted. libcurl has
-// one code for all that ends a handshake; its text has OpenSSL's error, or, where OpenSSL has none,
-// what the system said.
+// Returns true if a handshake failed because the connection broke, as when a server restarts.
+// libcurl has one code for all failed handshakes. Its text contains OpenSSL's error or, if OpenSSL
+// reports none, the error of the system call.
 bool has_broken_off(std::string_view said) {
   return said.find("SSL_connect: ") != std::string_view::npos ||
          said.find("unexpected eof") != std::string_view::npos;
 }
 
-// ": checked with the certificates of FILE and DIRECTORY": those that were given, or libcurl's own.
+// Returns ": checked with the certificates of FILE and DIRECTORY". The names are the configured
+// ones, or libcurl's defaults.
 std::string authorities_of(Transfer& transfer) {
   std::string names;
   const auto add = [&](const std::string& given, CURLINFO built_in) {
@@ -464,8 +470,8 @@ std::string authorities_of(Transfer& transfer) {
   return names.empty() ? "" : ": checked with the certificates of " + names;
 }
 
-// libcurl's reason why a transfer broke, in our words where its own may say more than they should:
-// they may hold a URL.
+// Returns libcurl's reason why a transfer broke. Some reasons are replaced by texts of ours,
+// because libcurl's text may contain a URL.
 HttpEnd end_of(CURLcode code, Transfer& transfer) {
   if (code == CURLE_OK && !transfer.has_head) {
     return transfer.head.status != 0 ? HttpEnd{EIO, "its answer broke off"}
@@ -504,7 +510,7 @@ HttpEnd end_of(CURLcode code, Transfer& transfer) {
       if (has_broken_off(said))
         return {EIO, "the connection to " + host + " broke in its handshake"};
       return {EPROTO, "no secure connection to " + host + ": " + said};
-    case CURLE_READ_ERROR:  // nothing else is read: bodies are in memory
+    case CURLE_READ_ERROR:  // only the netrc file is read, because bodies are in memory
       return {EACCES, printable(transfer.environment->netrc) +
                           ": not understood as a netrc file: is a quote not closed?"};
     case CURLE_UNSUPPORTED_PROTOCOL:
@@ -512,7 +518,7 @@ HttpEnd end_of(CURLcode code, Transfer& transfer) {
       return {EPROTO, "the server of " + host + " does not speak HTTP/1.1"};
     case CURLE_OUT_OF_MEMORY:
     case static_cast<CURLcode>(100):  // CURLE_TOO_LARGE of newer versions
-      // Also what it says of a header that is too long for it.
+      // libcurl returns the same code for a header that is too long for it.
       if (transfer.header_bytes > 0 && !transfer.has_head) {
         return {EPROTO, "the server of " + host + " sends more than 64 KiB of headers"};
       }
@@ -550,12 +556,12 @@ class Http::Impl {
 
   void start_thread_once();
   void run();
-  bool take_started();  // whether to end
+  bool take_started();  // returns true if the thread has to end
   void begin_waiting();
   void begin(std::unique_ptr<Transfer> transfer);
   void take_ended();
   void end_late();
-  int next_deadline() const;  // milliseconds from now
+  int next_deadline() const;  // in milliseconds from now
   std::unique_ptr<Transfer> remove(Transfer& transfer);
   bool is_full(const Transfer& transfer) const;
   void finish(std::unique_ptr<Transfer> transfer, HttpEnd end);
@@ -565,16 +571,17 @@ class Http::Impl {
   const HttpEnvironment environment_ = environment_of_http();
 
   std::mutex mutex_;
-  Transfers started_;  // guarded by mutex_, as is_ending_; multi_ and thread_ are set under it
+  // mutex_ guards started_ and is_ending_, and is held while multi_ and thread_ are set.
+  Transfers started_;
   bool is_ending_ = false;
   std::unique_ptr<CURLM, MultiDeleter> multi_;
   std::thread thread_;
 
-  // Used by the thread alone:
-  Transfers waiting_;                        // in the order of their start
-  Transfers active_;                         // that libcurl has
-  std::shared_ptr<CURLSH> pool_;             // of transfers that begin; null before the next one
-  std::map<std::string, unsigned> at_once_;  // active ones by origin
+  // Used only by the thread:
+  Transfers waiting_;                        // in the order in which they were started
+  Transfers active_;                         // transfers that libcurl has
+  std::shared_ptr<CURLSH> pool_;             // the pool for new transfers; null: begin() makes one
+  std::map<std::string, unsigned> at_once_;  // number of active transfers per origin
 };
 
 void Http::Impl::start(std::unique_ptr<Transfer> transfer) {
@@ -587,7 +594,8 @@ void Http::Impl::start(std::unique_ptr<Transfer> transfer) {
 void Http::Impl::start_thread_once() {
   static const CURLcode initialised = libcurl().global_init(CURL_GLOBAL_DEFAULT);
   if (initialised == CURLE_OK) multi_.reset(libcurl().multi_init());
-  // multi_init() succeeds without the descriptors that wake its thread; multi_wakeup() then fails.
+  // multi_init() succeeds even if it cannot create the descriptors that wake the thread; only
+  // multi_wakeup() reports it.
   if (multi_ && libcurl().multi_wakeup(multi_.get()) != CURLM_OK) multi_.reset();
   if (!multi_) {
     throw Error(ErrorCode::kUnreadable, "",
@@ -642,7 +650,7 @@ void Http::Impl::begin_waiting() {
 void Http::Impl::begin(std::unique_ptr<Transfer> transfer) {
   HttpEnd& failure = transfer->failure;
   if (failure.error == 0 && transfer->is_abandoned()) failure = {ECANCELED, "abandoned"};
-  if (failure.error == 0) {  // start() may have found one
+  if (failure.error == 0) {  // start() may have set a failure
     try {
       if (!pool_) pool_ = make_pool();
       transfer->pool = pool_;
@@ -665,7 +673,7 @@ void Http::Impl::begin(std::unique_ptr<Transfer> transfer) {
   finish(std::move(transfer), std::move(end));
 }
 
-// Takes a transfer from libcurl.
+// Removes a transfer from libcurl and from active_.
 std::unique_ptr<Transfer> Http::Impl::remove(Transfer& transfer) {
   libcurl().multi_remove_handle(multi_.get(), transfer.easy.get());
   const auto at = std::ranges::find_if(
@@ -681,7 +689,7 @@ void Http::Impl::take_ended() {
   int left = 0;
   while (const CURLMsg* const message = libcurl().multi_info_read(multi_.get(), &left)) {
     if (message->msg != CURLMSG_DONE) continue;
-    const CURLcode code = message->data.result;  // the message dies with its handle
+    const CURLcode code = message->data.result;  // the message is freed together with its handle
     char* user = nullptr;
     libcurl().easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &user);
     auto& ended = *reinterpret_cast<Transfer*>(user);
@@ -692,7 +700,7 @@ void Http::Impl::take_ended() {
       finish(std::move(removed), std::move(end));
       continue;
     }
-    // The answer was a redirect; how its body ended does not matter.
+    // The response was a redirect, so it does not matter how its body ended.
     if (ended.head.status == 303 && ended.request.method != "HEAD") {
       ended.request.method = "GET";
       ended.request.body.clear();
@@ -751,8 +759,9 @@ int Http::Impl::next_deadline() const {
 void Http::Impl::finish(std::unique_ptr<Transfer> transfer, HttpEnd end) {
   transfer->easy.reset();
   end.was_kept = transfer->was_kept;
-  // After a laptop's sleep or a change of its network, no kept connection answers any more. So a
-  // transfer that stalls or breaks ends them all: the next try opens a connection.
+  // After a laptop has slept or changed its network, the kept connections no longer respond. So
+  // if a transfer stalls or breaks, no connection of its pool is reused: the next request opens a
+  // new one.
   const bool was_silent = end.error == ECANCELED && end.was_kept && !transfer->has_head;
   const bool has_failed = end.error == EIO || end.error == ETIMEDOUT || was_silent;
   if (has_failed && transfer->pool == pool_) pool_.reset();
@@ -760,7 +769,7 @@ void Http::Impl::finish(std::unique_ptr<Transfer> transfer, HttpEnd end) {
   transfer->callbacks.end(end);
 }
 
-// A callback may start another transfer: it ends too.
+// A callback may start another transfer, which has to end as well.
 void Http::Impl::end_all() {
   do {
     Transfers all;

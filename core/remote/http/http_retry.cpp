@@ -1,4 +1,4 @@
-// The parts of http.h that send a request again.
+// The part of http.h that sends requests again.
 #include "core/base/error.h"
 #include "core/remote/http/http.h"
 #include "core/remote/http/http_rules.h"
@@ -22,7 +22,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// Tries of get() when no answer came: a name that cannot be resolved, a refused connection.
+// The maximum number of tries in get() without any response: the name cannot be resolved, or the
+// connection is refused.
 constexpr unsigned kMostSilent = 5;
 
 }  // namespace
@@ -54,7 +55,7 @@ HttpAnswer Http::get(const HttpRequest& request, std::size_t most,
         std::max(milliseconds(1), one.limit.count() == 0 ? left : std::min(one.limit, left));
     HttpAnswer answer;
     bool is_cut = false;
-    const auto ended = std::make_shared<std::promise<HttpEnd>>();  // which outlives set_value()
+    const auto ended = std::make_shared<std::promise<HttpEnd>>();  // must outlive set_value()
     start(std::move(one), {.head =
                                [&](const HttpHead& head) {
                                  answer.head = head;
@@ -125,7 +126,8 @@ std::optional<std::int64_t> parse_http_date(std::string_view text) {
 
 namespace {
 
-// The seconds for which `RateLimit: "api";r=0;t=55` asks: those of a quota that is used up.
+// Returns the pause that `RateLimit: "api";r=0;t=55` asks for, in seconds: the longest of all
+// quotas that are used up.
 std::uint64_t seconds_of_rate_limit(std::string_view text) {
   std::uint64_t longest = 0;
   while (!text.empty()) {

@@ -21,11 +21,11 @@ namespace stfs {
 namespace {
 
 struct Network4 {
-  std::uint32_t address;  // in host order
+  std::uint32_t address;  // in host byte order
   unsigned bits;
   HttpPlace place;
 };
-// The first that holds an address decides.
+// The first network that contains an address determines its place.
 constexpr std::array<Network4, 11> kNetworks4{{
     {0x7F000000, 8, HttpPlace::kLoopback},
     {0x00000000, 8, HttpPlace::kLoopback},
@@ -40,7 +40,7 @@ constexpr std::array<Network4, 11> kNetworks4{{
     {0xC0000000, 24, HttpPlace::kPrivate},  // 192.0.0.0/24
 }};
 
-HttpPlace place_of_v4(std::uint32_t address) {  // in host order
+HttpPlace place_of_v4(std::uint32_t address) {  // in host byte order
   for (const Network4& network : kNetworks4) {
     if ((address ^ network.address) >> (32 - network.bits) == 0) return network.place;
   }
@@ -49,7 +49,7 @@ HttpPlace place_of_v4(std::uint32_t address) {  // in host order
 
 HttpPlace place_of_v6(const in6_addr& address) {
   constexpr std::array<std::uint8_t, 12> kMapped{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-  constexpr std::array<std::uint8_t, 12> kCompatible{};  // holds :: and ::1 as 0.0.0.0 and 0.0.0.1
+  constexpr std::array<std::uint8_t, 12> kCompatible{};  // :: and ::1 are 0.0.0.0 and 0.0.0.1
   constexpr std::array<std::uint8_t, 12> kNat64{0, 0x64, 0xff, 0x9b};
   constexpr std::array<std::uint8_t, 6> kLocalNat64{0, 0x64, 0xff, 0x9b, 0, 1};
   constexpr std::array<std::uint8_t, 14> kRolesOfEc2{0xfd, 0, 0x0e, 0xc2, 0, 0, 0,
@@ -70,19 +70,20 @@ HttpPlace place_of_v6(const in6_addr& address) {
                                                             : HttpPlace::kElsewhere;
 }
 
-// Where distributions keep the certificates that they trust. A build to carry does not know on
-// which one it runs.
+// Returns the file in which the distribution keeps its trusted certificates. A portable build does
+// not know on which distribution it runs.
 std::string system_ca_file() {
   for (const char* const path :
        {"/etc/ssl/certs/ca-certificates.crt",                          // Debian, Arch
         "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",           // Red Hat
-        "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem",  // older ones, SUSE
+        "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem",  // older Red Hat, SUSE
         "/etc/ssl/cert.pem"}) {                                        // Alpine
     if (::access(path, R_OK) == 0) return path;
   }
   return "";
 }
 
+// Returns the value of the first variable that is set and not empty, or "".
 std::string variable(std::initializer_list<const char*> names) {
   for (const char* const name : names) {
     if (std::string value = environment(name); !value.empty()) return value;
@@ -95,7 +96,7 @@ std::optional<std::array<std::uint8_t, 16>> bytes_of(int family, const std::stri
   return ::inet_pton(family, text.c_str(), bytes.data()) == 1 ? std::optional(bytes) : std::nullopt;
 }
 
-// Whether an address lies in "10.0.0.0/8", or is "10.1.2.3".
+// Returns true if the address `host` is in a network "10.0.0.0/8", or is the address "10.1.2.3".
 bool is_in_network(const std::string& host, std::string_view network) {
   const std::size_t slash = network.find('/');
   const std::string base(network.substr(0, slash));
@@ -115,7 +116,8 @@ bool is_in_network(const std::string& host, std::string_view network) {
   return false;
 }
 
-// As NO_PROXY lists hosts: names, which mean their subdomains too, addresses, networks, "*".
+// Returns true if a list in the form of NO_PROXY contains the host. The list has names, which
+// include their subdomains, addresses, networks, and "*".
 bool is_listed(const std::string& host, std::string_view list) {
   while (!list.empty()) {
     const std::size_t end = std::min(list.find_first_of(", "), list.size());
@@ -164,7 +166,8 @@ std::string HttpEnvironment::proxy_for(const WebUrl& url) const {
 
 HttpEnvironment environment_of_http() {
   HttpEnvironment environment;
-  // Not HTTP_PROXY: a web server hands a client's header "Proxy" to its programs under that name.
+  // HTTP_PROXY is not read, because a web server passes a client's header "Proxy" to its CGI
+  // programs in that variable.
   environment.http_proxy = variable({"http_proxy", "all_proxy", "ALL_PROXY"});
   environment.https_proxy = variable({"https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"});
   environment.no_proxy = variable({"no_proxy", "NO_PROXY"});

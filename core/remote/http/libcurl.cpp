@@ -9,7 +9,7 @@
 namespace stfs {
 namespace {
 
-#ifdef STFS_CARRIED  // libcurl is linked into what is carried
+#ifdef STFS_CARRIED  // a portable build has libcurl linked in
 Libcurl load() {
   Libcurl curl{};
 #define STFS_TAKE(name) curl.name = &::curl_##name;

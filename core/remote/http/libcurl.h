@@ -1,7 +1,7 @@
-// libcurl, loaded when the first URL is parsed: it brings 27 more libraries, and loading them takes
-// longer than most commands on a local file.
+// libcurl, loaded when the first URL is parsed, because it depends on 27 other libraries, and
+// loading them takes longer than most commands on a local file.
 //
-// Thread safety: libcurl() may be called by any thread, and is never unloaded.
+// Thread safety: libcurl() may be called from any thread. The library is never unloaded.
 #pragma once
 
 #include <curl/curl.h>
@@ -23,7 +23,8 @@ struct Libcurl {
 #undef STFS_MEMBER
 };
 
-// Loads it if no call did. Throws Error{kUnreadable} if this machine has no libcurl.
+// Returns the functions; loads the library on the first call. Throws Error kUnreadable if libcurl
+// is not installed on this machine or lacks a function.
 const Libcurl& libcurl();
 
 }  // namespace stfs

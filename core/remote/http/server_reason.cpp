@@ -13,9 +13,10 @@
 namespace stfs {
 namespace {
 
-constexpr std::size_t kMostReason = std::size_t{1} << 16;  // bytes of a body that are looked at
+constexpr std::size_t kMostReason = std::size_t{1} << 16;  // bytes of a body that are searched
 constexpr std::size_t kMostQuoted = 200;                   // characters
-constexpr std::size_t kLeastSecret = 4;  // bytes; a shorter one is a secret only as a whole word
+// A secret with fewer bytes is hidden only if it is a whole word.
+constexpr std::size_t kLeastSecret = 4;
 
 bool is_of_a_code(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
@@ -25,7 +26,7 @@ void add_parameters(std::string_view query, std::vector<std::string>& secrets) {
   while (!query.empty()) {
     const std::string_view one = query.substr(0, query.find('&'));
     query.remove_prefix(std::min(one.size() + 1, query.size()));
-    const std::string value(one.substr(one.find('=') + 1));  // all of it without "="
+    const std::string value(one.substr(one.find('=') + 1));  // the whole parameter if it has no "="
     secrets.push_back(percent_decode(value));
     secrets.push_back(value);
   }
@@ -78,7 +79,7 @@ std::vector<std::string> secrets_of(const HttpRequest& request) {
 
 std::string quoted(std::string_view said, std::vector<std::string> secrets) {
   std::string text;
-  for (const char c : said) {  // a run of blanks becomes a space
+  for (const char c : said) {  // replaces each run of blanks by a space
     const bool is_blank = c == ' ' || c == '\t' || c == '\r' || c == '\n';
     if (!is_blank) text += c;
     if (is_blank && !text.empty() && text.back() != ' ') text += ' ';
@@ -96,9 +97,9 @@ std::string quoted(std::string_view said, std::vector<std::string> secrets) {
 ServerReason reason_in(const std::string& body) {
   const std::string text = without_blanks(std::string_view(body).substr(0, kMostReason));
   ServerReason reason;
-  if (text.find('<') < 4) {  // also after a byte order mark
+  if (text.find('<') < 4) {  // a byte order mark may precede it
     pugi::xml_document document;
-    document.load_buffer(text.data(), text.size());  // what it understands of a part is taken
+    document.load_buffer(text.data(), text.size());  // parses the part before the cut
     pugi::xml_node node = document.document_element();
     if (node.child("Error")) node = node.child("Error");  // STS
     reason.code = node.child_value("Code");

@@ -1,4 +1,4 @@
-// A server's own reason for refusing a request, as messages quote it.
+// The reason that a server gives for refusing a request, as messages quote it.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -11,23 +11,25 @@
 
 namespace stfs {
 
-// The texts of a request that no message may show, since a server may send them back: the values of
-// its headers `secrets`, and of the parameters in its query and its body.
+// Returns the texts of a request that messages must not show, even if a server sends them back: the
+// values of its headers `secrets`, and the parameter values in its query and its body.
 std::vector<std::string> secrets_of(const HttpRequest& request);
 
 // Returns `said` in quotes, escaped and cut to 200 characters, with "***" in place of each secret.
 std::string quoted(std::string_view said, std::vector<std::string> secrets);
 
-// The reason in the body of an answer: `<Error>` of XML (S3, STS, Azure), "error", "errors" or
-// "message" of JSON, or the text. Each part is "" where there is none, as on a page of HTML.
+// Returns the reason in the body of a response: `<Error>` of XML (S3, STS, Azure), "error",
+// "errors" or "message" of JSON, or the plain text. A part that the body does not contain is "":
+// both are "" for a page of HTML.
 struct ServerReason {
-  std::string code;  // letters and digits
+  std::string code;  // only letters and digits
   std::string message;
 };
 ServerReason reason_in(const std::string& body);
 
-// ` AccessDenied: "Access Denied"`, what follows after "the server answered 403"; "" for an answer
-// without a reason. A header X-Error-Message comes before the body.
+// Returns the text that a message adds after "the server answered 403", or "" if the response has
+// no reason. Example: ` AccessDenied: "Access Denied"`. A header X-Error-Message takes precedence
+// over the body.
 std::string reason_text(const HttpAnswer& answer, const std::vector<std::string>& secrets);
 
 }  // namespace stfs

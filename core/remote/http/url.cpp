@@ -30,7 +30,7 @@ int hex_digit_value(char c) {
 
 bool is_url_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
 
-// The length of the scheme before the first ":"; 0 for none.
+// Returns the length of the scheme before the first ":", or 0 if the text has none.
 std::size_t leading_scheme(std::string_view url) {
   const std::size_t colon = url.find(':');
   if (colon == std::string_view::npos || colon == 0 || !is_ascii_letter(url[0])) return 0;
@@ -45,7 +45,8 @@ struct CurlUrlDeleter {
 };
 using CurlUrl = std::unique_ptr<CURLU, CurlUrlDeleter>;
 
-// Sets a URL, or what a URL that is set resolves to; with CURLU_PATH_AS_IS its dots stay.
+// Sets `url` to a URL, or, if it is set already, to the target of a relative URL. With
+// CURLU_PATH_AS_IS the segments "." and ".." of the path are kept.
 bool set_url(CURLU* url, std::string_view text, unsigned flags) {
   constexpr unsigned kFlags = CURLU_DISALLOW_USER | CURLU_URLENCODE | CURLU_ALLOW_SPACE;
   return std::ranges::none_of(text, is_url_control) &&
@@ -68,7 +69,8 @@ std::optional<WebUrl> parts_of(CURLU* url) {
                .path = part_of(url, CURLUPART_PATH),
                .query = part_of(url, CURLUPART_QUERY)};
   if (parts.host.starts_with('[')) parts.host = parts.host.substr(1, parts.host.size() - 2);
-  // libcurl has decoded the host once, and would decode a "%" that is left when it connects.
+  // libcurl has decoded the host once. If a "%" is left, it would be decoded again when libcurl
+  // connects.
   const bool is_plain =
       std::ranges::all_of(parts.host, [](char c) { return c > ' ' && c < 0x7f && c != '%'; });
   const bool is_web = parts.scheme == "http" || parts.scheme == "https";
@@ -77,7 +79,8 @@ std::optional<WebUrl> parts_of(CURLU* url) {
   return parts;
 }
 
-// "https:///path", "///path": libcurl takes what follows for the host.
+// Returns true for "https:///path" and "///path", because libcurl would take the first component of
+// the path for the host.
 bool has_no_authority(std::string_view url) {
   const std::size_t begin = url.find("//");
   const bool is_first = begin == 0 || (!scheme_of(url).empty() && begin == url.find("://") + 1);
@@ -89,19 +92,19 @@ bool is_web_name(std::string_view name) {
   return scheme == "http" || scheme == "https";
 }
 
-// Where the name of a web server's object ends and its query begins. A "?" in the name of another
-// store is a letter like any other.
+// Returns where the path of an http or https URL ends and its query or fragment begins. In the
+// names of other stores "?" and "#" are ordinary characters, so the path is the rest of the name.
 std::size_t end_of_path(std::string_view name) {
   return is_web_name(name) ? std::min(name.find_first_of("?#"), name.size()) : name.size();
 }
 
-// The query with its "?", without the fragment.
+// Returns the query with its "?", without the fragment.
 std::string_view query_of(std::string_view name) {
   const std::string_view rest = name.substr(end_of_path(name));
   return rest.starts_with('?') ? rest.substr(0, rest.find('#')) : std::string_view();
 }
 
-// The parameters of a query as they stand, each with its name in lower case.
+// The parameters of a query, unchanged, each after its name in lower case.
 using Parameters = std::vector<std::pair<std::string, std::string_view>>;
 Parameters parameters_of(std::string_view query) {
   Parameters parameters;
@@ -114,7 +117,7 @@ Parameters parameters_of(std::string_view query) {
   return parameters;
 }
 
-// The seconds since the epoch of "20250201T100000Z" or "2025-02-01T10:00:00Z".
+// Parses "20250201T100000Z" or "2025-02-01T10:00:00Z" into seconds since the epoch.
 std::optional<std::int64_t> signed_time(const std::string& text) {
   for (const char* const format : {"%Y%m%dT%H%M%SZ", "%Y-%m-%dT%H:%M:%SZ"}) {
     std::tm parts{};
@@ -124,7 +127,7 @@ std::optional<std::int64_t> signed_time(const std::string& text) {
   return std::nullopt;
 }
 
-// Where the path begins: behind "scheme://host".
+// Returns where the path begins, which is after "scheme://host".
 std::size_t begin_of_path(std::string_view url) {
   return std::min(url.find('/', scheme_of(url).size() + 3), end_of_path(url));
 }
@@ -148,13 +151,13 @@ std::string public_name(std::string_view name) {
   if (scheme.empty()) return std::string(name);
   const std::string beginning = std::string(scheme) + "://";
   std::string_view rest = name.substr(beginning.size());
-  if (scheme == "hf") return beginning + std::string(rest);  // its "@" is a revision
+  if (scheme == "hf") return beginning + std::string(rest);  // the "@" precedes a revision
   const std::string_view authority = rest.substr(0, rest.find_first_of("/?#"));
   if (const std::size_t at = authority.rfind('@'); at != std::string_view::npos) {
     rest.remove_prefix(at + 1);
   } else if (is_web_name(name) && rest.find('@') < rest.size() &&
              !parse_web_url(beginning + std::string(authority))) {
-    // Perhaps a password with "/" or "?" in it.
+    // The URL may contain a password with "/" or "?" in it.
     const std::size_t last = rest.rfind('@');
     if (last != std::string_view::npos) rest.remove_prefix(last + 1);
   }
@@ -165,8 +168,8 @@ std::string public_name(std::string_view name) {
 std::string without_signature(std::string_view name) {
   const std::string_view query = query_of(name);
   if (query.empty()) return std::string(name);
-  // Parameters that a signature brings, by the one that has it. Others of these stores choose a
-  // version or change the answer: they stay.
+  // The parameters of each kind of signature, with the one that shows its presence. All other
+  // parameters are kept, because they may choose a version or change the response.
   struct Scheme {
     std::string_view signature;
     std::vector<std::string_view> names;
@@ -195,7 +198,7 @@ std::string without_signature(std::string_view name) {
            }) != parameters.end();
   };
   for (const Scheme& scheme : schemes) {
-    const bool is_of_azure = scheme.signature == "sig";  // a word that others use: it needs "sv"
+    const bool is_of_azure = scheme.signature == "sig";  // a common word, so "sv" is required
     if (!has(scheme.signature) || (is_of_azure && !has("sv"))) continue;
     std::erase_if(parameters, [&](const auto& one) {
       return std::ranges::find(scheme.names, std::string_view(one.first)) != scheme.names.end();
@@ -280,7 +283,7 @@ bool WebUrl::is_loopback() const {
 }
 
 std::optional<WebUrl> parse_web_url(std::string_view url) {
-  if (scheme_of(url).empty()) return std::nullopt;  // libcurl takes "https:/host" too
+  if (scheme_of(url).empty()) return std::nullopt;  // libcurl would accept "https:/host"
   if (has_no_authority(url)) return std::nullopt;
   const CurlUrl parsed(libcurl().url());
   return set_url(parsed.get(), url, CURLU_PATH_AS_IS) ? parts_of(parsed.get()) : std::nullopt;

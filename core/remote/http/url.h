@@ -1,4 +1,4 @@
-// Names of sources: a path of the local file system, or a URL.
+// Names of sources: paths in the local file system, and URLs.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -10,56 +10,63 @@
 
 namespace stfs {
 
-// Whether a name is a URL ("https://..", "s3://..", any scheme). A name that is a file on the local
-// disk too is a URL all the same: name the file "./s3:/..".
+// Returns true if a name is a URL ("https://..", "s3://..", any scheme), even if a local file has
+// the same name. To name such a file, write "./s3:/..".
 bool is_url(std::string_view name);
-// "https"; "" for a path. Those of stfs are in lower case, whatever the URL has.
+// Returns the scheme, such as "https", or "" for a path. The schemes that stfs supports are
+// returned in lower case, however the URL spells them.
 std::string_view scheme_of(std::string_view url);
 
-// A name without secrets, for messages, attributes and the cache: no user and password, no query
-// (a signed URL has its signature there), no fragment. Only http and https have a query: a "?" or
-// "#" of another name is a letter of an object's name.
+// Returns a name without secrets, for messages, attributes and the cache: without user and
+// password, without the query (a signed URL has its signature there), and without the fragment.
+// Only http and https URLs have queries and fragments: in other names "?" and "#" are ordinary
+// characters.
 std::string public_name(std::string_view name);
 
-// As the functions of std::filesystem::path do, and of a URL's path: the name of the directory that
-// holds a file, a file of a directory, the last component. A query of `directory` is kept behind
-// the new path, since it may hold what permits to read it. Of http and https, `relative` is
-// percent-encoded in the URL, and a last component is decoded.
+// Like the functions of std::filesystem::path, also for URLs: the directory that contains a file, a
+// file in a directory, and the last component. parent_name() and child_name() keep the query of a
+// URL after the new path, because it may contain the permission to read. In http and https URLs,
+// child_name() percent-encodes `relative`, and last_component() decodes its result.
 std::string parent_name(const std::string& name);
 std::string child_name(const std::string& directory, const std::string& relative);
 std::string last_component(const std::string& name);
 
-// A URL of http or https without the parameters of its query that sign it (S3, Google, Azure,
-// CloudFront, OSS): the rest names the object, whoever signed it and when. Any other name is
-// returned as it stands.
+// Returns an http or https URL without the query parameters that sign it (S3, Google, Azure,
+// CloudFront, OSS), so that the same object has the same name, regardless of the signature.
+// Returns any other name unchanged.
 std::string without_signature(std::string_view name);
-// The time at which the signature in a URL's query expires, in seconds since the epoch; nullopt
-// when the query does not say it.
+// Returns the time at which the signature in a URL's query expires, in seconds since the epoch, or
+// nullopt if the query does not contain it.
 std::optional<std::int64_t> signature_expiry(std::string_view name);
 
-// An absolute http or https URL in its parts, as libcurl understands it: the parser that judges is
-// the one that connects. Percent-encoding of path and query is left as it stands; spaces and bytes
-// outside of ASCII are encoded. Addresses of IPv4 are written in full ("127.1" is 127.0.0.1).
+// The parts of an absolute http or https URL. libcurl parses it, so that the host that is checked
+// is the host that is connected to. Percent-encoding in path and query is unchanged; spaces and
+// bytes outside ASCII become percent-encoded. IPv4 addresses are written in full ("127.1" is
+// 127.0.0.1).
 struct WebUrl {
   std::string scheme, host;  // lower case; an IPv6 address without brackets
-  std::uint64_t port = 0;    // the scheme's own when the URL names none
+  std::uint64_t port = 0;    // the default port of the scheme if the URL has none
   std::string path, query;   // "/a/b"; without "?"
 
-  std::string origin() const;     // "https://host:443": where a secret may go
+  std::string origin() const;     // "https://host:443": the scope of a secret
   std::string authority() const;  // "host", "host:8080"
   std::string text() const;
   bool is_loopback() const;  // 127.0.0.0/8, ::1, localhost, *.localhost
 };
-// nullopt for any other text: another scheme, no host, a control character, a user before the host,
-// a host that is not ASCII. Throws Error where this machine has no libcurl.
+// Parses a URL. Returns nullopt if the text is not a URL of http or https, or contains a control
+// character, a user before the host, or a host that is not ASCII. Throws Error kUnreadable if
+// libcurl() does.
 std::optional<WebUrl> parse_web_url(std::string_view url);
-// The target of a redirect: an absolute URL, or one relative to `base`.
+// Returns the target of a redirect from `base`. `location` is an absolute or relative URL. Returns
+// nullopt like parse_web_url().
 std::optional<WebUrl> resolve_url(const WebUrl& base, std::string_view location);
 
-// Percent-encodes every byte but letters, digits, "-._~" and those of `keep` (RFC 3986, 2.3).
+// Percent-encodes every byte except letters, digits, "-._~" (RFC 3986, 2.3) and the characters in
+// `keep`.
 std::string percent_encode(std::string_view text, std::string_view keep = "");
-std::string percent_decode(std::string_view text);  // a "%" without two digits stays
-// A number of decimal digits alone; nullopt for any other text.
+// Decodes percent-encoded bytes. A "%" without two hexadecimal digits is unchanged.
+std::string percent_decode(std::string_view text);
+// Parses a number that consists only of decimal digits. Returns nullopt for any other text.
 std::optional<std::uint64_t> decimal(std::string_view text);
 
 }  // namespace stfs

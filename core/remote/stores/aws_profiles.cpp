@@ -57,7 +57,7 @@ void fail_credentials(const std::string& what) {
 AwsProfiles parse_aws_profiles(const std::string& text) {
   AwsProfiles profiles;
   std::map<std::string, std::string>* section = nullptr;
-  std::string outer;  // of nested values: its own value is empty
+  std::string outer;  // the key that nested values belong to; its own value is empty
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
     const std::string_view line = std::string_view(text).substr(at, end - at);
@@ -66,7 +66,7 @@ AwsProfiles parse_aws_profiles(const std::string& text) {
     if (content.empty() || content[0] == '#' || content[0] == ';') continue;
     if (content[0] == '[') {
       std::string name = without_blanks(std::string_view(content).substr(1, content.find(']') - 1));
-      // "profile  x": one space.
+      // "profile  x" becomes "profile x".
       if (const std::size_t space = name.find_first_of(" \t"); space != std::string::npos) {
         name.replace(space, std::string::npos, " " + without_blanks(name.substr(space)));
       }

@@ -1,7 +1,7 @@
-// The environment and the files in which the AWS tools keep settings and credentials.
+// The environment variables and files in which the AWS tools keep settings and credentials.
 //
-// Thread safety: the functions may be called from any thread; the classes are immutable. The
-// constructor of AwsVariables must not run while another thread sets a variable.
+// Thread safety: the functions may be called from any thread, and the classes are immutable. The
+// constructor of AwsVariables must not run while another thread sets an environment variable.
 #pragma once
 
 #include <map>
@@ -10,38 +10,40 @@
 
 namespace stfs {
 
-// HOME and the variables whose names begin with AWS_, as they are when it is made.
+// A copy of HOME and of the variables whose names begin with AWS_, made by the constructor.
 class AwsVariables {
  public:
   AwsVariables();
-  std::string operator[](const std::string& name) const;  // "" when it is not set
+  std::string operator[](const std::string& name) const;  // "" if it is not set
 
  private:
   std::map<std::string, std::string> values_;
 };
 
-bool aws_true(std::string_view text);  // "true", in any case
+bool aws_true(std::string_view text);  // returns true for "true" in upper or lower case
 // Throws Error kUnreadable about "AWS credentials".
 [[noreturn]] void fail_credentials(const std::string& what);
 
-// The sections of a file such as ~/.aws/config. A nested value, as of `s3 =` in [services x], has
-// the name "s3.endpoint_url".
+// The sections of a file such as ~/.aws/config. A nested value, such as endpoint_url below `s3 =`
+// in [services x], has the name "s3.endpoint_url".
 using AwsProfiles = std::map<std::string, std::map<std::string, std::string>>;
 AwsProfiles parse_aws_profiles(const std::string& text);
 
-// ~/.aws/credentials and ~/.aws/config, or those that the environment names. A file that is not
-// there has no profiles.
+// ~/.aws/credentials and ~/.aws/config, or the files that the environment names. A missing file has
+// no profiles.
 struct AwsFiles {
-  // Throws Error kUnreadable for a file that cannot be read, and when AWS_PROFILE is in none.
+  // Throws Error kUnreadable if a file cannot be read, or if no file has the profile AWS_PROFILE.
   explicit AwsFiles(const AwsVariables& variables);
 
-  const std::map<std::string, std::string>* section(const std::string& name) const;  // of config
-  // A value of a profile, or "": of config alone, or of credentials first.
+  // Returns a profile of the config file, or nullptr. Valid as long as this.
+  const std::map<std::string, std::string>* section(const std::string& name) const;
+  // Return a value of a profile, or "". of_config() reads only the config file; value() reads the
+  // credentials file first.
   std::string of_config(const std::string& name, const std::string& key) const;
   std::string value(const std::string& name, const std::string& key) const;
 
   AwsProfiles credentials, config;
-  std::string profile;  // AWS_PROFILE, or "default"
+  std::string profile;  // AWS_PROFILE, else AWS_DEFAULT_PROFILE, else "default"
 };
 
 }  // namespace stfs

@@ -16,13 +16,13 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::uint64_t kLargestFile = 1ULL << 50;
-// Limits of a JSON answer. A model of 100,000 files has a million values.
+// Limits of a JSON response. A model with 100,000 files has a million values.
 constexpr int kDeepest = 64;
 constexpr std::size_t kMostValues = 4'000'000;
-constexpr std::size_t kMostFiles = 250'000;  // of a model
+constexpr std::size_t kMostFiles = 250'000;  // in one model
 
-// The seconds after which the Hub takes requests again: RateLimit ("api";r=0;t=55), or Retry-After;
-// 0 when neither says so.
+// Returns the seconds after which the Hub accepts requests again, from RateLimit ("api";r=0;t=55)
+// or Retry-After, or 0 if neither contains a number.
 unsigned seconds_to_wait(const HttpHead& head) {
   std::string_view text = head.header("ratelimit");
   const std::size_t at = text.find(";t=");
@@ -47,13 +47,13 @@ std::optional<std::uint64_t> size_at(const Json& object) {
   return is_size && *at <= kLargestFile ? std::optional(at->get<std::uint64_t>()) : std::nullopt;
 }
 
-// The first of two texts that is a digest; "" for none.
+// Returns the first of two texts that is a digest, or "" if neither is.
 std::string digest_of(const std::string& one, const std::string& other, std::size_t digits) {
   return is_digest(one, digits) ? one : is_digest(other, digits) ? other : "";
 }
 
-// An entry of "siblings" ({"rfilename", "size", "blobId", "lfs": {"size", "sha256"}}), or of a tree
-// ({"type", "path", "size", "oid", "lfs": {"size", "oid"}}).
+// Reads an entry of "siblings" ({"rfilename", "size", "blobId", "lfs": {"size", "sha256"}}), or of
+// a tree ({"type", "path", "size", "oid", "lfs": {"size", "oid"}}).
 HubFile file_of(const Json& entry) {
   HubFile file;
   file.size = size_at(entry);
@@ -68,14 +68,14 @@ HubFile file_of(const Json& entry) {
   return file;
 }
 
-// Hands over the entries of an answer one by one, and returns the texts at its top: so an answer
-// takes no memory but that of the files in it. `list` is the key of the list of entries in an
-// object at the top; "" when the top is the list.
+// Passes the entries of a response to `take` one by one, and returns the rest of the response, so
+// that only one entry is in memory at a time. `list` is the key of the list of entries in the
+// top-level object; "" if the list itself is the top level.
 Json read_answer(const std::string& text, const std::string& place, const std::string& list,
                  const std::function<void(const Json&)>& take) {
   const int entry_depth = list.empty() ? 1 : 2;
   std::size_t values = 0;
-  std::string key;  // of the object at the top
+  std::string key;  // the current key in the top-level object
   const auto keep = [&](int depth, Json::parse_event_t event, Json& parsed) {
     if (depth > kDeepest) throw_not_the_hub(place, "its JSON is nested too deeply");
     if (++values > kMostValues) throw_not_the_hub(place, "its JSON has too many values");
@@ -105,7 +105,8 @@ void add_file(HubModel& model, const std::string& path, const Json& entry,
   if (model.files.size() > kMostFiles) throw_not_the_hub(place, "it names too many files");
 }
 
-// RFC 3339 in UTC, as the API writes times: "2025-02-01T10:00:00.000Z". 0 for any other text.
+// Parses the API's times, RFC 3339 in UTC: "2025-02-01T10:00:00.000Z". Returns 0 for any other
+// text.
 timespec time_of(const std::string& text) {
   tm parts{};
   const char* const end = ::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &parts);
@@ -182,7 +183,7 @@ void refuse_hub_answer(const HttpHead& head, const std::string& place, const std
       head.header("x-error-message") == "Invalid credentials in Authorization header") {
     fail(ErrorCode::kUnreadable, "the Hub does not accept this token: see HF_TOKEN");
   }
-  // The Hub answers 401 for a model that is not there, too.
+  // The Hub also returns 401 for a model that does not exist.
   if (code == "RepoNotFound" || head.status == 401 || head.status == 404) {
     fail(ErrorCode::kAbsent, said + ": " +
                                  (has_token ? "no such model, or this token may not see it"

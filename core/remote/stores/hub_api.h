@@ -1,5 +1,6 @@
-// The answers of the Hub's API: models, trees, refusals. Nothing in them is trusted: names stay
-// inside the model, sizes and digests are valid or count as not told.
+// Parses the responses of the Hub's API: models, trees and errors. Responses are not trusted: file
+// names that leave the model are skipped, and sizes and digests that are not valid count as
+// unknown.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -16,35 +17,35 @@
 namespace stfs {
 
 struct HubFile {
-  std::optional<std::uint64_t> size = {};
-  std::string sha256 = {};  // of Git LFS and Xet
-  std::string blob = {};    // git's SHA-1, of other files
+  std::optional<std::uint64_t> size = {};  // bytes
+  std::string sha256 = {};                 // of the bytes, for a file in Git LFS or Xet; else ""
+  std::string blob = {};                   // git's SHA-1, for any other file; else ""
 
   bool is_known() const { return size && (!sha256.empty() || !blob.empty()); }
 };
 
 // A model at one commit.
 struct HubModel {
-  std::string id;      // as the Hub writes it now
+  std::string id;      // the current name as the Hub writes it
   std::string commit;  // 40 hex digits
-  timespec mtime{};    // of the commit
+  timespec mtime{};    // the time that the Hub reports for the model (lastModified)
   std::map<std::string, HubFile> files = {};
 };
 
-// The answer of /api/models/ID/revision/REV?blobs=true. Throws Error kUnreadable.
+// Parses a response of /api/models/ID/revision/REV?blobs=true. Throws Error kUnreadable.
 HubModel parse_hub_model(const std::string& json, const HubName& asked);
-// Adds a page of /api/models/ID/tree/COMMIT?recursive=true: the files, and what was not known of
-// them. Throws Error kUnreadable.
+// Adds one page of /api/models/ID/tree/COMMIT?recursive=true to `model`: new files, and the facts
+// that were missing for known ones. Throws Error kUnreadable.
 void add_hub_tree(const std::string& json, const std::string& place, HubModel& model);
-// The target of `Link: <URL>; rel="next"`; "" when there is none.
+// Returns the target of `Link: <URL>; rel="next"`, or "" if the header has no such link.
 std::string next_hub_page(std::string_view link);
 
-// Throws the Error that an answer other than 2xx means. `place` names the request. `body` is that
-// of the answer, if it was read.
+// Throws the Error for a response with a status other than 2xx. `place` is the place in the
+// message, and `body` is the body of the response if it was read.
 [[noreturn]] void refuse_hub_answer(const HttpHead& head, const std::string& place,
                                     const std::string& id, const HubOptions& options,
                                     const std::string& body = "");
-// Throws Error kUnreadable: the Hub's answer breaks its rule.
+// Throws Error kUnreadable: the Hub's response is not valid.
 [[noreturn]] void throw_not_the_hub(const std::string& place, const std::string& what);
 
 }  // namespace stfs

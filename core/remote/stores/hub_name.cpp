@@ -15,7 +15,7 @@
 namespace stfs {
 namespace {
 
-// The Hub's rule for an organisation, and for the name of a model.
+// The Hub's rule for the name of an organisation and of a model.
 bool is_id_part(std::string_view part) {
   const auto may_end = [](char c) { return c != '-' && c != '.'; };
   return !part.empty() && part.size() <= 96 && may_end(part.front()) && may_end(part.back()) &&
@@ -26,8 +26,8 @@ bool is_id_part(std::string_view part) {
          });
 }
 
-// The length of the revision that `text` begins with, up to a slash or the end. The Hub's own refs
-// have slashes.
+// Returns the length of the revision at the start of `text`. A revision ends at a slash or at the
+// end, but the Hub's own refs contain slashes.
 std::size_t revision_length(std::string_view text) {
   for (const std::string_view ref : {"refs/pr/", "refs/convert/"}) {
     if (!text.starts_with(ref)) continue;
@@ -37,7 +37,7 @@ std::size_t revision_length(std::string_view text) {
   return std::min(text.find('/'), text.size());
 }
 
-// The directory of the Hub's client; "" when there is no home directory.
+// Returns the directory of the Hub's client, or "" if HOME is not set.
 std::string hub_home() {
   if (const std::string home = environment("HF_HOME"); !home.empty()) return with_home(home);
   if (const std::string cache = environment("XDG_CACHE_HOME"); !cache.empty()) {
@@ -47,7 +47,8 @@ std::string hub_home() {
   return home.empty() ? "" : home + "/.cache/huggingface";
 }
 
-// A token without the blanks around it. `place` is where it was found.
+// Returns a token without leading and trailing blanks. `place` is the place of the token, for
+// messages.
 std::string clean_token(std::string_view text, const std::string& place) {
   std::string token = without_blanks(text);
   if (!std::ranges::all_of(token, [](char c) { return c > ' ' && c < 0x7f; })) {

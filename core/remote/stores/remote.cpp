@@ -17,7 +17,7 @@
 namespace stfs {
 namespace {
 
-constexpr std::size_t kLongestJson = 64 << 10;  // of one version
+constexpr std::size_t kLongestJson = 64 << 10;  // bytes of the JSON of one version
 constexpr std::int64_t kNanoseconds = 1'000'000'000;
 constexpr const char* kChangedText = "it has changed on its server";
 
@@ -33,7 +33,7 @@ constexpr std::array<TextField, 7> kTextFields{{{"name", &RemoteVersion::name},
                                                 {"version_id", &RemoteVersion::version_id},
                                                 {"sha256", &RemoteVersion::sha256}}};
 
-// Version::token is printed.
+// Returns true if the text may be a Version::token, which is printed.
 bool is_stored_token(const std::string& text) {
   return !text.empty() && std::ranges::all_of(text, [](char c) { return c > ' ' && c < 0x7f; });
 }
@@ -48,7 +48,8 @@ std::string to_json(const RemoteVersion& version, bool with_secrets) {
                    static_cast<std::int64_t>(version.mtime.tv_nsec)};
   json["is_weak"] = version.is_weak;
   if (with_secrets && !version.url.empty()) json["url"] = version.url;
-  // A byte that is no UTF-8 becomes U+FFFD: the version then equals none, and is asked for again.
+  // A byte that is not UTF-8 becomes U+FFFD. The version then equals no other, so the server is
+  // asked again.
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
@@ -142,11 +143,13 @@ Verdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange rang
   if (!content || content->range.length == 0) {
     return {Kind::kRefused, "its server does not say which bytes it sends"};
   }
-  // Before the range is compared: an object that shrank cannot answer the same range.
+  // Compare sizes before ranges, because an object that became smaller cannot return the same
+  // range.
   if (content->size != version.size) return {Kind::kChanged, kChangedText};
-  // The whole text is compared: a strong ETag that became weak no longer says that the bytes are
-  // the same. Of a weak one that differs the bytes may differ, too.
-  // The same bytes may be written again: a time counts where nothing better does.
+  // The validators are compared as text: if a strong ETag has become weak, it no longer proves that
+  // the bytes are the same. If a weak ETag differs, the bytes may differ as well. A time is
+  // compared only if nothing better identifies the version, because the same bytes may be written
+  // again.
   const bool is_pinned = !version.version_id.empty() || !version.etag.empty();
   const std::string_view etag = head.header("etag");
   struct Validator {

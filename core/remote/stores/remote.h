@@ -1,8 +1,8 @@
-// Objects elsewhere. A Store is a place that has objects: a web server, a bucket of S3, a model on
-// the Hub. A Remote is one version of one object: it knows how to ask for its bytes, and whether an
-// answer is of that version.
+// Remote objects. A Store is a service that holds objects: a web server, an S3 bucket or a model on
+// the Hub. A Remote is one version of one object: it makes the requests for the object's bytes and
+// checks whether a response belongs to that version.
 //
-// Store and Remote hold secrets. None of them stands in a RemoteVersion but in `url`, which is
+// Store and Remote hold secrets. In a RemoteVersion only `url` may contain a secret, so `url` is
 // never printed, logged or written to a disk.
 #pragma once
 
@@ -20,57 +20,63 @@
 
 namespace stfs {
 
-// The facts about an object, found when it was opened: enough to open it again without asking.
+// The facts about an object that were found when it was opened. They are enough to open it again
+// without a request.
 struct RemoteVersion {
-  std::string name;  // Source::path(): a URL without secrets that pins what it can pin
-                     // (hf://org/name@COMMIT/file)
-  std::string url;   // that requests begin with, if `name` does not say it; may hold secrets
-  std::uint64_t size = 0;
-  timespec mtime{};       // 0 when the store tells none
-  std::string token;      // Version::token: kind and validator, "s3-..", "hf-<sha256>", "web-.."
-  std::string etag;       // strong, as the server writes it; "" when the answers' ETag says nothing
-  std::string weak_etag;  // without W/, of a version that has no strong one; "" for none
-  std::string last_modified;  // as the server writes it; "" for none
-  std::string version_id;     // of a bucket with versions; "" for none
-  std::string sha256;         // 64 hex digits of all bytes; "" when nobody said it
-  bool is_weak = false;       // nothing but time and size tells versions apart
+  // Source::path(): a URL without secrets, pinned as far as the store can pin it
+  // (hf://org/name@COMMIT/file).
+  std::string name;
+  std::string url;  // the URL for requests if `name` does not contain all of it; may hold secrets
+  std::uint64_t size = 0;  // bytes
+  timespec mtime{};        // 0 if the store does not report a time
+  std::string token;       // Version::token: store and validator, "s3-..", "hf-<sha256>", "web-.."
+  // The strong ETag as the server writes it; "" if it sends none, or if responses carry other
+  // ETags.
+  std::string etag;
+  std::string weak_etag;      // without W/; "" if there is a strong ETag or no ETag
+  std::string last_modified;  // as the server writes it; "" if it sends none
+  std::string version_id;     // in an S3 bucket with versions; "" otherwise
+  std::string sha256;         // 64 hex digits of all bytes; "" if the store does not report it
+  bool is_weak = false;       // only time and size distinguish versions
 };
 
-// JSON of one line, without `url` unless `with_secrets`; and back: nullopt for any other text.
+// Converts a version to one line of JSON, without `url` unless `with_secrets`, and back.
+// parse_remote_version() returns nullopt for any other text.
 std::string to_json(const RemoteVersion& version, bool with_secrets);
 std::optional<RemoteVersion> parse_remote_version(std::string_view text);
 
-// The next step after an answer to a request for a range of a version.
+// What to do after a response to a request for a range of a version.
 struct Verdict {
   enum class Kind {
     kAccept,
-    kRetry,    // temporary: send it again later
+    kRetry,    // a temporary error: send the request again later
     kRenew,    // 401, 403: the credentials or the signed URL may have expired
-    kChanged,  // the object is another version, or gone: ESTALE, for ever
-    kRefused,  // the server does what it must not: EIO, `text` says what
+    kChanged,  // the object has another version or was deleted: ESTALE, permanently
+    kRefused,  // the server breaks a rule, which `text` names: EIO
   };
   Kind kind;
   std::string text = {};
 };
 
-// Accepts 206 with the exact Content-Range, and 200 if the range is the whole object; both with the
-// same validators, no content encoding and the exact length. 404, 410, 412 and 416 mean changed,
-// and so does another size or validator. Any other 200 comes from a server that ignores ranges. For
-// the rules see SEMANTICS, "Remote sources".
+// Checks the head of a response. Accepts status 206 with exactly the requested Content-Range, and
+// 200 if the range is the whole object. In both cases the validators must equal the version's, the
+// length must be exact, and there must be no content encoding. Status 404, 410, 412 or 416, another
+// size or another validator mean that the object has changed. Any other 200 comes from a server
+// that ignores ranges, and is refused. For the rules see SEMANTICS, "Remote sources".
 Verdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange range);
 
-// `Content-Range: bytes FIRST-LAST/SIZE`, or `bytes */SIZE` of an answer 416, whose range is empty;
-// nullopt for any other text.
+// Parses `bytes FIRST-LAST/SIZE`, or `bytes */SIZE`, which a 416 response has; its range is then
+// empty. Returns nullopt for any other text.
 struct ContentRange {
   ByteRange range;
-  std::uint64_t size = 0;  // of the whole object
+  std::uint64_t size = 0;  // bytes of the whole object
 };
 std::optional<ContentRange> parse_content_range(std::string_view text);
-// Why the bytes of an answer are not those of the object: they are compressed, or come in parts; ""
-// when they are.
+// Returns why the body of a response does not consist of the object's bytes (it is compressed, or
+// has several parts), or "" if it does.
 std::string encoding_refusal(const HttpHead& head);
 
-// Thread safety: all members.
+// One version of one object. Thread safety: all members may be called from any thread.
 class Remote {
  public:
   Remote() = default;
@@ -78,23 +84,26 @@ class Remote {
   Remote& operator=(const Remote&) = delete;
   virtual ~Remote() = default;
 
-  // The request for a range, with secrets, and If-Match where the version has a strong ETag. May
-  // block while it gets credentials or a signed URL; so not on the thread of Http. Throws Error.
+  // Returns the request for a range, with secrets, and with If-Match if the version has a strong
+  // ETag. May block while it gets credentials or a signed URL, so it must not be called on the
+  // thread of Http. Throws Error.
   virtual HttpRequest request(ByteRange range) = 0;
+  // Checks the head of a response to such a request, like stfs::judge() with the store's own
+  // additions.
   virtual Verdict judge(const HttpHead& head, ByteRange range) const = 0;
-  // An answer was 401 or 403 (Verdict::kRenew): the next request() shall use new credentials or a
-  // new URL. False when there is nothing to renew.
+  // Called after a 401 or 403 response (Verdict::kRenew). Makes the next request() use new
+  // credentials or a new URL. Returns false if there is nothing to renew.
   virtual bool renew() = 0;
 };
 
-// A version that was found, and the bytes that came with the answer: the first ones of the object,
-// maybe none.
+// A version that was found, and the object's first bytes, if the response contained any.
 struct Found {
   RemoteVersion version;
   std::string first = {};
 };
 
-// Thread safety: all members may be called from any thread, also several at a time. They block.
+// A service that holds objects. Thread safety: all members may be called from several threads at
+// the same time. They block.
 class Store {
  public:
   Store() = default;
@@ -102,24 +111,27 @@ class Store {
   Store& operator=(const Store&) = delete;
   virtual ~Store() = default;
 
-  using Patience = std::optional<std::chrono::milliseconds>;  // of Http::get()
+  using Patience = std::optional<std::chrono::milliseconds>;  // as in Http::get()
 
-  // The version of an object that is there now. `known` may be one that a cache has: a store can
-  // then ask whether it is still the one, and answer without bytes. Throws Error: kAbsent, or
-  // kUnreadable.
+  // Returns the object's current version. `known` may be a version from the cache: the store may
+  // then ask only whether it is still current, and return it without bytes. Throws Error kUsage for
+  // an invalid name, kAbsent if the object does not exist, kHidden if the object may be absent or
+  // forbidden, and kUnreadable.
   virtual Found find(const std::string& name, const RemoteVersion* known,
                      Patience patience = {}) = 0;
-  // Whether a name may be read as a directory. If it may, its entries' names (files directly in
-  // it), sorted; nullopt when it is a file. Throws Error as find() does.
+  // Returns the sorted names of the files directly in a directory, or nullopt if `name` is a file
+  // or the store cannot list it. Throws Error like find().
   virtual std::optional<std::vector<std::string>> list(const std::string& name) = 0;
-  // The names of the files and directories in a directory, those of directories with a slash at the
-  // end, sorted. Throws Error as find() does, and kUsage where there are no directories.
+  // Returns the sorted names of the files and directories in a directory; a directory's name ends
+  // in a slash. Throws Error like find(), and kUsage if the store has no directories.
   virtual std::vector<std::string> entries(const std::string& name) = 0;
-  // What the store keeps of names is asked for again.
+  // Discards the store's knowledge about names, so that the server is asked again.
   virtual void forget() {}
-  // A version that find() gave, here or in another process. Asks nobody.
+  // Returns the Remote for a version that find() returned, in this or another process. Sends no
+  // request.
   virtual std::unique_ptr<Remote> remote(const RemoteVersion& version) = 0;
-  // The name with what can be pinned: the commit in place of a branch. Asks at most once.
+  // Returns the name with a commit in place of a branch, if the store can pin names. Sends at most
+  // one request.
   virtual std::string pinned(const std::string& name) { return name; }
 };
 

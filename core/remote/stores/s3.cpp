@@ -30,7 +30,7 @@ namespace stfs {
 namespace {
 
 constexpr std::uint64_t kFirstBlock = Source::kFetchUnit;
-constexpr std::size_t kMostListing = std::size_t{1} << 24;  // of one page: 1000 keys, encoded
+constexpr std::size_t kMostListing = std::size_t{1} << 24;  // bytes of a page of 1000 keys
 constexpr std::size_t kMostListedNames = 100'000;           // in a directory
 constexpr std::size_t kMostListingPages = 1000;
 
@@ -50,7 +50,7 @@ S3Name parse_s3_name(const std::string& name) {
                            return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
                                   (c >= '0' && c <= '9') || c == '-' || c == '.' || c == '_';
                          });
-  if (!is_bucket) {  // what stands before an "@" may be a key with its secret
+  if (!is_bucket) {  // the part before an "@" may be an access key and its secret
     const std::size_t at = name.rfind('@');
     throw Error(ErrorCode::kUsage,
                 at == std::string::npos ? name : std::string(kScheme) + name.substr(at + 1),
@@ -59,7 +59,7 @@ S3Name parse_s3_name(const std::string& name) {
   return parts;
 }
 
-// A text of a header that is kept: short, and safe to send again.
+// Returns the value of a header if it is short and safe to send again, and "" otherwise.
 std::string short_word(std::string_view text) {
   const bool is_word = text.size() <= 1024 &&
                        std::ranges::all_of(text, [](char c) { return c >= ' ' && c < '\x7f'; });
@@ -72,14 +72,14 @@ bool is_region(std::string_view text) {
   });
 }
 
-// Whether the same request with new credentials may succeed.
+// Returns true if the same request with new credentials may succeed.
 bool is_expired(std::string_view code) {
   constexpr std::array kCodes{"ExpiredToken", "ExpiredTokenException", "InvalidToken",
                               "TokenRefreshRequired", "InvalidAccessKeyId"};
   return std::ranges::find(kCodes, code) != kCodes.end();
 }
 
-// Temporary, with a status that says nothing of it.
+// Returns true for a temporary error whose status does not show that it is temporary.
 bool is_slow_down(const HttpAnswer& answer) {
   if (answer.head.status != 400 && answer.head.status != 403) return false;
   const std::string code = aws_error_code(answer.body);
@@ -88,13 +88,13 @@ bool is_slow_down(const HttpAnswer& answer) {
 
 struct S3Answer {
   HttpAnswer answer;
-  std::string code = {};    // of an error
-  std::string reason = {};  // the same with its message, as reason_text() has them
+  std::string code = {};    // the code of an error
+  std::string reason = {};  // code and message, as reason_text() returns them
   bool is_signed = false;
-  bool is_unsigned = false;  // because the user wants it so
+  bool is_unsigned = false;  // the user has disabled signatures
 };
 
-// What the user can do about a refusal; "" when the server's own reason says it all.
+// Returns what the user can do about an error, or "" if the server's own reason is enough.
 std::string advice_on(const S3Answer& refused) {
   const std::string& code = refused.code;
   const auto says = [&](std::string_view word) {
@@ -140,7 +140,7 @@ std::string advice_on(const S3Answer& refused) {
   const std::string advice = advice_on(refused);
   const bool is_forbidden =
       status == 401 || (status == 403 && code != "InvalidObjectState") || is_expired(code);
-  // Without s3:ListBucket, an object that is not there is answered so too.
+  // Without s3:ListBucket, the server returns 403 for an object that does not exist, too.
   const bool is_hidden = status == 403 && (code.empty() || code == "AccessDenied");
   throw Error(
       is_hidden ? ErrorCode::kHidden : ErrorCode::kUnreadable, name,
@@ -162,10 +162,10 @@ class S3Remote : public Remote {
   S3Store& store_;
   const RemoteVersion version_;
   const S3Name name_;
-  mutable std::atomic<bool> was_forbidden_ = false;  // an answer was 403
-  std::atomic<bool> by_version_ = true;              // ask for the version id
+  mutable std::atomic<bool> was_forbidden_ = false;  // a response was 403
+  std::atomic<bool> by_version_ = true;              // requests contain the version id
   std::mutex mutex_;
-  std::optional<S3Credentials> used_;  // by the last request
+  std::optional<S3Credentials> used_;  // the credentials of the last request
 };
 
 class S3Store : public Store {
@@ -189,12 +189,13 @@ class S3Store : public Store {
   };
   HttpRequest make_request(const Target& target, const std::optional<S3Credentials>& credentials);
   S3CredentialChain& chain();
-  // nullopt when no place has any, or when requests shall not be signed.
+  // Returns nullopt if no place has credentials, or if requests must not be signed.
   std::optional<S3Credentials> credentials() {
     return is_unsigned() ? std::nullopt : chain().get();
   }
   bool is_unsigned() { return options_.is_unsigned || chain().settings().is_unsigned; }
-  // Whether an answer says that a bucket is in another region: ask again.
+  // Returns true if a response says that the bucket is in another region. Then remembers the
+  // region, and the request should be sent again.
   bool learn_region(const std::string& bucket, const HttpHead& head);
 
  private:
@@ -203,7 +204,7 @@ class S3Store : public Store {
                        const S3Settings& settings) const;
   RemoteVersion version_of(const std::string& name, const HttpHead& head, std::uint64_t size);
   std::string token_of(const RemoteVersion& version);
-  // The names directly under a prefix, as entries() has them; nullopt when nothing is there.
+  // Returns the names directly under a prefix, like entries(), or nullopt for an empty prefix.
   std::optional<std::vector<std::string>> list_prefix(const std::string& name,
                                                       const S3Name& prefix);
   pugi::xml_document parse_page(const std::string& name, const S3Answer& answer);
@@ -213,7 +214,7 @@ class S3Store : public Store {
   const S3Options options_;
   std::mutex mutex_;
   std::unique_ptr<S3CredentialChain> chain_;
-  std::map<std::string, std::string> regions_;  // of buckets, where a server said it
+  std::map<std::string, std::string> regions_;  // regions of buckets, as servers reported them
 };
 
 S3CredentialChain& S3Store::chain() {
@@ -228,16 +229,16 @@ bool S3Store::learn_region(const std::string& bucket, const HttpHead& head) {
   if (!is_region(region)) return false;
   const std::lock_guard lock(mutex_);
   const auto [at, is_new] = regions_.emplace(bucket, region);
-  // Others that asked at the same time ask again too; a server that changes its mind is not
-  // followed.
+  // Concurrent requests to the old region are sent again as well. If a server later reports another
+  // region, the first one is kept.
   return is_new || (head.status == 400 ? false : at->second == region);
 }
 
-// Whether the bucket's name stands in the host of its URLs, and not in their path.
+// Returns true if URLs have the bucket's name in the host, not in the path.
 bool S3Store::is_virtual_host(const std::string& bucket, const std::string& host,
                               const S3Settings& settings) const {
-  // A certificate is for one label before "s3", a host has no upper case, and an address has no
-  // names below it.
+  // The name must be valid in a host, and by default must not contain a dot: a certificate covers
+  // only one label before "s3", a host has no upper case, and an IP address has no subdomains.
   const bool is_name =
       bucket.size() <= 63 && std::ranges::all_of(bucket, [](char c) {
         return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-' || c == '.';
@@ -293,7 +294,7 @@ HttpRequest S3Store::make_request(const Target& target,
   S3Request request;
   const bool is_virtual = is_virtual_host(name.bucket, host, settings);
   request.path = base + (is_virtual ? "/" : "/" + name.bucket + "/") + name.key;
-  // An endpoint may name the bucket already.
+  // The endpoint's host may already begin with the bucket's name.
   const bool has_bucket = is_virtual && host.starts_with(name.bucket + ".");
   request.host = is_virtual && !has_bucket ? name.bucket + "." + host : host;
   request.query = target.query;
@@ -331,7 +332,7 @@ S3Answer S3Store::ask(const Target& target, std::size_t most, Patience patience)
                     .is_unsigned = is_unsigned()};
     const HttpHead& head = result.answer.head;
     if (head.status >= 300) {
-      // The query is the name of an object, and no secret.
+      // The query contains the name of an object, which is not a secret.
       std::vector<std::string> secrets = secrets_of({.url = "", .secrets = request.secrets});
       if (credentials) secrets.push_back(credentials->secret);
       result.code = aws_error_code(result.answer.body);
@@ -358,14 +359,14 @@ RemoteVersion S3Store::version_of(const std::string& name, const HttpHead& head,
   if (is_tag(etag)) version.etag = etag;
   if (etag.starts_with("W/") && is_tag(etag.substr(2))) version.weak_etag = etag.substr(2);
   version.version_id = short_word(head.header("x-amz-version-id"));
-  if (version.version_id == "null") version.version_id.clear();  // of a bucket without versions
+  if (version.version_id == "null") version.version_id.clear();  // the bucket has no versions
   version.is_weak = version.etag.empty() && version.version_id.empty();
   version.token = token_of(version);
   return version;
 }
 
 std::string S3Store::token_of(const RemoteVersion& version) {
-  // Two places may give one name and one ETag to different bytes.
+  // Two endpoints may use the same name and ETag for different bytes.
   std::string identity = chain().settings().endpoint;
   for (const std::string& part :
        {version.name, version.version_id, version.version_id.empty() ? version.etag : "",
@@ -381,7 +382,7 @@ Found S3Store::find(const std::string& name, const RemoteVersion* known, Patienc
   if (target.name.key.empty()) {
     throw Error(ErrorCode::kUnreadable, name, "a bucket, not an object");
   }
-  // A version of the same name at another endpoint is another object.
+  // A version of the same name at another endpoint is a different object.
   if (known != nullptr && known->token != token_of(*known)) known = nullptr;
   if (known != nullptr && !known->etag.empty()) {
     target.headers.push_back("If-None-Match: " + known->etag);
@@ -391,7 +392,7 @@ Found S3Store::find(const std::string& name, const RemoteVersion* known, Patienc
     const std::string_view id = found.answer.head.header("x-amz-version-id");
     if (id.empty() || id == "null" || id == known->version_id) return {*known, {}};
   }
-  if (found.answer.head.status == 304) {  // the same bytes, written again
+  if (found.answer.head.status == 304) {  // the same bytes were written again, as a new version
     target.headers.clear();
     found = ask(target, kFirstBlock, patience);
   }
@@ -430,7 +431,7 @@ Found S3Store::find(const std::string& name, const RemoteVersion* known, Patienc
   return {std::move(version), std::move(found.answer.body)};
 }
 
-// A name that a listing gave, without the prefix; nullopt for one that is no name of a file.
+// Returns a listed key without the prefix, or nullopt if the rest is not a file name.
 std::optional<std::string> listed_name(std::string key, const std::string& prefix,
                                        bool is_encoded) {
   if (is_encoded) {
@@ -506,15 +507,15 @@ std::optional<std::vector<std::string>> S3Store::list(const std::string& name) {
   const S3Name asked = parse_s3_name(name);
   S3Name prefix = asked;
   if (!asked.key.empty() && !asked.key.ends_with('/')) {
-    // The object itself is the first of all names that begin with its own, and "model/.." may come
-    // after thousands of "model-..".
+    // Ask for the first key that begins with this name, which is the object itself if it exists.
+    // The keys "model/.." may come after thousands of keys "model-..".
     const S3Answer first = ask({.name = {asked.bucket, ""},
                                 .query = {{"list-type", "2"},
                                           {"max-keys", "1"},
                                           {"encoding-type", "url"},
                                           {"prefix", asked.key}}},
                                kMostListing);
-    // An object may be readable where listing is not permitted.
+    // The user may be permitted to read the object but not to list the bucket.
     if (first.answer.head.status == 403 || first.answer.head.status == 401) return std::nullopt;
     const pugi::xml_document document = parse_page(name, first);
     const pugi::xml_node listing = document.document_element();
@@ -528,7 +529,7 @@ std::optional<std::vector<std::string>> S3Store::list(const std::string& name) {
     prefix.key += '/';
     if (key == asked.key) {
       if (object.child_value("Size") != std::string_view("0")) return std::nullopt;
-      if (!list_prefix(name, prefix)) return std::nullopt;  // the object marks no directory
+      if (!list_prefix(name, prefix)) return std::nullopt;  // an empty file
     }
   }
   auto names = list_prefix(name, prefix);
@@ -563,7 +564,7 @@ HttpRequest S3Remote::request(ByteRange range) {
 Verdict S3Remote::judge(const HttpHead& head, ByteRange range) const {
   if (store_.learn_region(name_.bucket, head)) return {Verdict::Kind::kRetry, "another region"};
   if (head.status == 403) was_forbidden_ = true;
-  // S3 answers so to an expired token; the status says no more.
+  // S3 returns 400 for an expired token, and for other errors.
   if (head.status == 400) return {Verdict::Kind::kRenew, "the server answered 400"};
   return stfs::judge(version_, head, range);
 }
@@ -576,7 +577,7 @@ bool S3Remote::renew() {
   }
   const bool is_new = store_.chain().renew(used);
   if (!was_forbidden_ || version_.version_id.empty() || version_.etag.empty()) return is_new;
-  by_version_ = false;  // s3:GetObjectVersion may be what is missing
+  by_version_ = false;  // the permission s3:GetObjectVersion may be missing
   return true;
 }
 

@@ -35,19 +35,20 @@ namespace {
 using WallClock = std::chrono::system_clock;
 using namespace std::chrono_literals;
 
-// The most bytes of a text that holds credentials.
+// The maximum size of a text that contains credentials.
 constexpr std::size_t kMostCredentialBytes = std::size_t{1} << 16;
-constexpr auto kExpiryMargin = 5min;  // before expiry
-constexpr auto kLookPause = 30s;      // between two looks while the old ones are valid
+constexpr auto kExpiryMargin = 5min;  // credentials are renewed this long before they expire
+constexpr auto kLookPause = 30s;      //  minimum pause between two searches
 constexpr auto kProcessLimit = 60s;
 
-// Whether a text may stand in a header.
+// Returns true if a text is safe in a header.
 bool is_header_word(std::string_view text) {
   return text.size() <= kMostCredentialBytes &&
          std::ranges::all_of(text, [](char c) { return c > ' ' && c < '\x7f'; });
 }
 
-// "2026-01-31T08:00:00Z"; also with a fraction, and "+00:00".
+// Parses "2026-01-31T08:00:00Z", also with a fraction of a second, and with an offset such as
+// "+00:00".
 std::optional<WallClock::time_point> parse_expiry(const std::string& text) {
   std::tm parts{};
   const char* rest = ::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &parts);
@@ -68,7 +69,8 @@ std::optional<WallClock::time_point> parse_expiry(const std::string& text) {
   return WallClock::time_point(seconds);
 }
 
-// Throws when a text is no credential, without saying it.
+// Returns the credentials, or throws Error if they are not valid. The message does not contain
+// them.
 S3Credentials checked_credentials(S3Credentials credentials, const std::string& from) {
   if (credentials.key.empty() || credentials.secret.empty()) {
     fail_credentials(from + ": gave no access key and secret key");
@@ -107,7 +109,8 @@ S3Credentials credentials_of_xml(const std::string& text, const std::string& fro
                              from);
 }
 
-// The output of a command as /bin/sh runs it, as the AWS tools do: 64 KiB and a minute at most.
+// Returns the output of a command that /bin/sh runs, as in the AWS tools. The command may take a
+// minute and print 64 KiB.
 std::string process_output(const std::string& command) {
   const std::string from = "credential_process of the profile";
   std::array<int, 2> ends{};
@@ -117,7 +120,7 @@ std::string process_output(const std::string& command) {
   const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!nothing) fail_credentials(from + ": /dev/null: " + errno_text(errno));
   pid_t pid = -1;
-  // A group of its own, so that what it started can be ended too.
+  // The command gets a process group of its own, so that its children can be killed as well.
   const SpawnOptions options{.descriptors = {{nothing.get(), 0}, {in.get(), 1}},
                              .leads_group = true};
   if (const int error = spawn({"/bin/sh", "-c", command}, options, pid))
@@ -140,7 +143,7 @@ std::string process_output(const std::string& command) {
     if (n <= 0) break;
     output.append(buffer.data(), static_cast<std::size_t>(n));
   }
-  // The program may go on after it has closed its output: wait for its end.
+  // The program may continue to run after it has closed its output. Wait until it ends.
   int status = 0;
   pid_t waited = 0;
   while (is_whole && (waited = ::waitpid(pid, &status, WNOHANG)) == 0) {
@@ -155,12 +158,12 @@ std::string process_output(const std::string& command) {
   if (output.size() > kMostCredentialBytes) fail_credentials(from + ": printed more than 64 KiB");
   if (!is_whole) fail_credentials(from + ": did not end within a minute");
   if (waited == pid && (!WIFEXITED(status) || WEXITSTATUS(status) != 0)) {
-    fail_credentials(from + ": failed");  // the command may have a secret in its arguments
+    fail_credentials(from + ": failed");  // its arguments may contain a secret
   }
   return output;
 }
 
-// One look at all places.
+// One search of all places.
 class CredentialLook {
  public:
   CredentialLook(Http& http, const S3Settings& settings, const AwsVariables& variables)
@@ -193,7 +196,8 @@ class CredentialLook {
   std::optional<S3Credentials> from_container() const;
   std::optional<S3Credentials> from_instance() const;
 
-  // The identities that STS exchanges are secrets too: https, whatever -o insecure_http permits.
+  // The identities that are sent to STS are secrets too, so STS is always contacted over https,
+  // even with -o insecure_http.
   WebUrl sts() const {
     std::string text = variables_["AWS_ENDPOINT_URL_STS"];
     if (text.empty()) {
@@ -259,7 +263,7 @@ S3Credentials CredentialLook::from_role(const std::string& name, const std::stri
   }
   std::optional<S3Credentials> source;
   if (const std::string other = files_.value(name, "source_profile"); !other.empty()) {
-    // A profile that is its own source has the keys beside role_arn.
+    // A profile that names itself as its source has the keys next to role_arn.
     source = other == name ? S3Credentials{files_.value(name, "aws_access_key_id"),
                                            files_.value(name, "aws_secret_access_key"),
                                            files_.value(name, "aws_session_token")}
@@ -366,7 +370,7 @@ std::optional<S3Credentials> CredentialLook::from_instance() const {
     const HttpAnswer answer =
         ask("/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds: 21600"}, {});
     if (answer.head.status == 200) token = without_blanks(answer.body);
-  } catch (const Error&) {  // most machines are no instance
+  } catch (const Error&) {  // most machines are not instances
   }
   if (token.empty() || !is_header_word(token)) return std::nullopt;
   const std::string secret = "X-aws-ec2-metadata-token: " + token;
@@ -421,7 +425,7 @@ S3CredentialChain::S3CredentialChain(Http& http, Clock now)
     : http_(http), now_(std::move(now)), settings_(read_settings(variables_)) {}
 
 bool S3CredentialChain::has_just_looked() const {
-  const auto now = now_();  // a clock may be set back
+  const auto now = now_();  // the clock may have been set back
   return last_look_ <= now && now < last_look_ + kLookPause;
 }
 
@@ -475,7 +479,8 @@ bool S3CredentialChain::renew(const std::optional<S3Credentials>& refused) {
   };
   const std::lock_guard lock(mutex_);
   if (!is_refused(current_)) return true;
-  // A look gave them again: another one at once would too, for each read of each file.
+  // A search has just found the same credentials. A new one for each read of each file would find
+  // them again.
   if (is_known_ && is_refused(refused_) && has_just_looked()) return false;
   refused_ = refused;
   is_known_ = false;

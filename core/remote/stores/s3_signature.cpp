@@ -18,14 +18,14 @@
 namespace stfs {
 namespace {
 
-// HMAC() sets up OpenSSL, as the first https request does.
+// HMAC() initialises OpenSSL, like the first https request.
 std::string hmac_sha256(std::string_view key, std::string_view text) {
   std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
   unsigned length = 0;
   if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
            reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest.data(),
            &length) == nullptr) {
-    throw std::bad_alloc();  // the only way in which it fails
+    throw std::bad_alloc();  // the only reason for which HMAC() fails here
   }
   return {reinterpret_cast<const char*>(digest.data()), length};
 }
@@ -40,7 +40,7 @@ std::string amz_time(std::chrono::system_clock::time_point now) {
 
 }  // namespace
 
-// S3 encodes a path once and keeps "//" and ".." as they are, unlike the other services.
+// Unlike other services, S3 encodes a path once and keeps "//" and "..".
 std::string canonical_path(const std::string& path) { return percent_encode(path, "/"); }
 
 std::string canonical_query(std::vector<std::pair<std::string, std::string>> query) {

@@ -24,22 +24,23 @@ namespace {
 
 constexpr std::size_t kLongestValidator = 512;  // bytes
 
-// A text that can stand in a header, in JSON and on a terminal.
+// Returns true for a text that is safe in a header, in JSON and on a terminal.
 bool is_plain_validator(std::string_view text) {
   return !text.empty() && text.size() <= kLongestValidator &&
          std::ranges::all_of(text, [](char c) { return c >= ' ' && c < 0x7f; });
 }
 
-// RFC 9110, 8.8.3: a strong one is quoted, and "W/" stands before a weak one.
+// Returns true for a strong ETag, which is quoted. A weak one has the prefix "W/" (RFC 9110,
+// 8.8.3).
 bool is_strong_etag(std::string_view etag) {
   return is_plain_validator(etag) && etag.size() >= 2 && etag.starts_with('"') &&
          etag.find('"', 1) == etag.size() - 1;
 }
 
-// Two URLs that differ in their query alone are two objects, with one public name; but not where
-// they differ in who signed them and when.
+// Returns the token of a version. Two URLs that differ only in their query are two objects with the
+// same public name, but parameters that sign a URL do not count.
 std::string web_token(const WebUrl& url, const RemoteVersion& version) {
-  std::string identity = without_signature(url.text()) + '\0';  // no part holds a NUL
+  std::string identity = without_signature(url.text()) + '\0';  // no part contains a NUL
   if (!version.etag.empty()) {
     identity += version.etag + '\0';
   } else {
@@ -49,7 +50,8 @@ std::string web_token(const WebUrl& url, const RemoteVersion& version) {
   return "web-" + sha256_hex(identity);
 }
 
-// ": its signed URL expired at TIME: get a new one"; "" if the query says no time, or a later one.
+// Returns ": its signed URL expired at TIME: get a new one", or "" if the query contains no time or
+// a future one.
 std::string expired_text(const std::string& url) {
   const auto now = std::chrono::duration_cast<std::chrono::seconds>(
                        std::chrono::system_clock::now().time_since_epoch())
@@ -109,7 +111,7 @@ class WebStore final : public Store {
   throw Error(ErrorCode::kUnreadable, public_name(name), rule);
 }
 
-// The version that an answer with bytes, or of an object without any, belongs to.
+// Returns the version that a response describes. `size` is the size of the object in bytes.
 RemoteVersion web_version(const std::string& name, const WebUrl& url, const HttpHead& head,
                           std::uint64_t size) {
   RemoteVersion version;
@@ -133,7 +135,7 @@ RemoteVersion web_version(const std::string& name, const WebUrl& url, const Http
   return version;
 }
 
-// What the user can do about an answer 401, 403 or 400.
+// Returns what the user can do about a 401, 403 or 400 response, as the end of a message.
 std::string advice_on(const WebUrl& url, const HttpAnswer& answer, const std::string& reason) {
   const std::string said = lower_case(reason);
   if (std::string text = expired_text(url.text()); !text.empty()) return text;
@@ -156,7 +158,7 @@ std::string advice_on(const WebUrl& url, const HttpAnswer& answer, const std::st
   return ": name a user and a password for its host in ~/.netrc";
 }
 
-// Throws for an answer without the object.
+// Throws the Error for a response that does not contain the object.
 [[noreturn]] void refuse_web_answer(const std::string& name, const WebUrl& url,
                                     const HttpAnswer& answer) {
   const HttpHead& head = answer.head;
@@ -170,7 +172,7 @@ std::string advice_on(const WebUrl& url, const HttpAnswer& answer, const std::st
   const std::string reason = status >= 400 ? reason_text(answer, head.secrets) : "";
   const std::string said = "its server answered " + std::to_string(status) + reason;
   if (status == 401 || status == 403) {
-    // Stores behind a web server answer 403 for an object that is not there.
+    // Storage services return 403 for an object that does not exist, too.
     throw Error(status == 403 ? ErrorCode::kHidden : ErrorCode::kUnreadable, public_name(name),
                 "Permission denied: " + said + advice_on(url, answer, reason));
   }
@@ -196,7 +198,7 @@ Found WebStore::find(const std::string& name, const RemoteVersion* known, Patien
   HttpRequest request{.url = url->text()};
   request.range = ByteRange{.offset = 0, .length = Source::kFetchUnit};
   request.use_netrc = true;
-  // A version of another query has the same public name.
+  // Another object may have the same public name, because the name has no query.
   const bool asks =
       known != nullptr && is_strong_etag(known->etag) && known->token == web_token(*url, *known);
   if (asks) request.headers.push_back("If-None-Match: " + known->etag);
@@ -211,7 +213,7 @@ Found WebStore::find(const std::string& name, const RemoteVersion* known, Patien
   const bool is_empty = (head.status == 416 && content && content->size == 0) ||
                         (head.status == 200 && head.header("content-length") == "0");
   if (is_empty) return {.version = web_version(name, *url, head, 0)};
-  // All of a small object was asked for.
+  // A server without range requests may send a small object whole.
   const bool is_whole = head.status == 200 &&
                         decimal(head.header("content-length")) == answer.body.size() &&
                         !lower_case(head.header("content-type")).starts_with("text/html");

@@ -1,10 +1,11 @@
-// Objects of any web server that answers ranges.
+// Objects on any web server that supports range requests.
 //
-// find() is one request of Source::kFetchUnit bytes from the beginning of the object, which
-// replaces HEAD: the answer tells size and validators, and the bytes are the header's first. With a
-// version that the cache has, the request says If-None-Match, and 304 answers it without bytes.
+// find() is one request for the first Source::kFetchUnit bytes of the object. It replaces a HEAD
+// request: the response contains size and validators, and its bytes are the ones that loading reads
+// first. If the cache has a version with a strong ETag, the request has If-None-Match, and the
+// server may return 304 without bytes.
 //
-// A web server has no directories: list() gives nullopt.
+// A web server has no directories, so list() returns nullopt.
 #pragma once
 
 #include "core/remote/stores/remote.h"
@@ -13,7 +14,7 @@
 
 namespace stfs {
 
-// `http` outlives the store, and the store its Remotes.
+// `http` must outlive the store, and the store must outlive its Remotes.
 std::unique_ptr<Store> make_web_store(Http& http);
 
 }  // namespace stfs

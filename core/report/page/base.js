@@ -12,7 +12,7 @@ const make = (tag, attributes = {}, ...children) => {
 };
 const data = JSON.parse(find('#data').textContent);
 
-// --- the tensors: a line of the table in <noscript> each
+// --- the tensors: one line per tensor in the table in <noscript>
 
 const kEntities = { '&lt;': '<', '&gt;': '>', '&quot;': '"', '&amp;': '&' };
 const plain = (html) =>
@@ -30,26 +30,26 @@ const value = (i, key) => {
   return cell ? Number(cell) : NaN;
 };
 const elements = (i) => {
-  if (data.elements[i] !== undefined) return data.elements[i]; // more dimensions than the row shows
+  if (data.elements[i] !== undefined) return data.elements[i]; // has more dimensions than the row shows
   const shape = rows[i][column.get('shape')];
   return shape ? shape.split('×').reduce((product, dim) => product * Number(dim), 1) : 1;
 };
 const rms = (i) => Math.hypot(value(i, 'mean'), value(i, 'std'));
 const reach = (i) => Math.max(-value(i, 'min'), value(i, 'max')) / value(i, 'std');
 const pictures = new Map(data.pictures);
-// The rows behind the tensors are those of removed ones.
+// The rows after the tensors are rows of removed tensors.
 const kTensors = data.tensors;
 const each = (act) => { for (let i = 0; i < kTensors; ++i) act(i); };
 const isAgainst = column.has('change');
 const isBroken = (i) => data.severity[i] === 2;
-// How far a tensor is from that of the other checkpoint: 0 is equal; infinite where no number says it.
+// The distance of a tensor from the other checkpoint: 0 if equal, infinite if no number expresses it.
 const change = (i) => {
   const kind = text(i, 'change');
   if (kind === 'equal') return 0;
   const distance = value(i, 'distance');
   return Number.isNaN(distance) ? Infinity : distance;
 };
-// What is broken in it, as short as a cell.
+// What is broken in a tensor, short enough for a cell.
 const fault = (i) => (data.nan[i] ? 'NaN' : data.inf[i] ? '∞' : value(i, 'zeros') === elements(i) ? '0' : '!');
 
 // --- numbers and colours
@@ -82,30 +82,30 @@ const ramp = (stops, part) => {
   return mix(stops[i], stops[i + 1], at - i);
 };
 const css = (color) => `rgb(${color.join(' ')})`;
-// From dark to light and from blue to yellow: also for people who see two colours alone.
+// From dark to light and from blue to yellow, so that people with colour blindness can distinguish the colours.
 const kRising = [[58, 44, 116], [45, 95, 148], [34, 146, 141], [112, 199, 99], [248, 226, 66]];
 const kWhite = [255, 255, 255];
 const kBroken = [207, 34, 46];
-// As the pictures of core/values/picture/png.h: white is the middle. On a dark page, it is dark.
+// As in the pictures of core/values/picture/png.h: white is the middle, or a dark colour on a dark page.
 const kDiverging = [[20, 80, 165], [120, 180, 220], [255, 255, 255], [244, 165, 130], [202, 48, 40]];
 const kDarkDiverging = [[110, 180, 255], [50, 95, 150], [28, 33, 40], [150, 72, 52], [255, 150, 115]];
-// Red is for what is broken: numbers against others of their kind end in orange.
+// Red means broken, so the scale for comparisons with others of the same kind ends in orange.
 const kAgainst = [[38, 98, 170], [148, 190, 226], [246, 247, 248], [248, 200, 120], [217, 119, 6]];
 const kDarkAgainst = [[96, 165, 250], [40, 84, 136], [33, 39, 47], [128, 84, 20], [245, 166, 35]];
 const against = () => (dark.matches ? kDarkAgainst : kAgainst);
-// What is as it was, or zero.
+// For unchanged tensors and for zero.
 const still = () => (dark.matches ? [48, 54, 61] : [226, 230, 234]);
-// Differ in lightness too.
+// These colours differ in lightness too.
 const kTypeColors = [[68, 119, 170], [204, 187, 68], [34, 136, 51], [238, 102, 119], [102, 204, 238],
   [170, 51, 119], [90, 70, 60]];
 const kOther = [128, 128, 128];
-// Black or white: the one with more contrast.
+// Returns black or white, whichever has more contrast.
 const ink = (color) => {
   const [red, green, blue] = color.map((c) => (c / 255) ** 2.2);
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 ? '#000' : '#fff';
 };
 
-// A canvas as sharp as the screen.
+// Returns a drawing context with the resolution of the screen.
 const sized = (canvas, width, height) => {
   const ratio = window.devicePixelRatio || 1;
   canvas.width = Math.round(width * ratio);
@@ -115,7 +115,7 @@ const sized = (canvas, width, height) => {
   return context;
 };
 
-// Buttons of which one is pressed.
+// Shows a group of buttons; exactly one of them is pressed.
 const choice = (group, entries, pressed, chosen) => {
   const buttons = entries.map(([key, name]) => make('button', {
     type: 'button', textContent: name, 'aria-pressed': String(key === pressed),

@@ -30,7 +30,7 @@ const stacks = (() => {
   return [...found.values()].filter((stack) => stack.layers.size > 1).sort((a, b) => b.bytes - a.bytes);
 })();
 
-// Over all elements of some tensors.
+// Returns the mean over all elements of several tensors.
 const weighted = (of) => (cell) => {
   let sum = 0;
   let count = 0;
@@ -52,7 +52,7 @@ const kMetrics = {
   equal: { name: 'Share of equal elements', of: weighted((i) => value(i, 'equal')), show: share, scale: 'share', isChange: true },
 };
 
-// The colour of a number: relative to the median of its column, or between the least and the most.
+// Colours a number relative to the median of its column, or between the smallest and the largest number.
 const colouring = (metric, columns) => {
   const all = columns.flat().filter((x) => Number.isFinite(x) && x > 0);
   if (metric.scale === 'median') {
@@ -68,7 +68,7 @@ const colouring = (metric, columns) => {
     };
   }
   if (metric.scale === 'log') {
-    // Without the few that are farthest: they would leave one colour to all others.
+    // Ignore the few extreme numbers, which would leave the same colour to all others.
     all.sort((a, b) => a - b);
     const low = Math.log(all[Math.floor(all.length * 0.02)]);
     const high = Math.log(all[Math.ceil(all.length * 0.98) - 1]);
@@ -130,7 +130,7 @@ class Layers {
       const isRed = metric.isChange ? lost !== undefined && /finite|NaN/.test(text(lost, 'change')) : broken !== undefined;
       const color = isRed ? kBroken : Number.isNaN(number) ? kOther : scale.color(number, x);
       const what = isRed ? fault(lost ?? broken) : '';
-      const isShare = what === '0' && metric === kMetrics.zeros; // says it as well
+      const isShare = what === '0' && metric === kMetrics.zeros; // the number shows it already
       td.textContent = isRed && !isShare ? what : lost !== undefined ? text(lost, 'change').split(',')[0] : metric.show(number);
       td.title = `layer ${layer}, ${role}: ${metric.name} ${metric.show(number)}${broken !== undefined ? `, broken (${fault(broken)})` : odd ? ', odd' : ''}`;
       td.setAttribute('aria-label', td.title);

@@ -24,7 +24,7 @@ const modules = (() => {
       node.children.set('\n', { name: '(itself)', bytes: own, children: new Map(), up: node, tensor: node.tensor });
       node.tensor = undefined;
     }
-    // As data goes through a model: rows come by name.
+    // In the order in which data passes through a model. Within a stage the rows are sorted by name.
     node.list = [...node.children.values()].sort((a, b) => stage(a.name) - stage(b.name));
     node.children = null;
     node.list.forEach(finish);
@@ -33,20 +33,20 @@ const modules = (() => {
   return root;
 })();
 
-// Strip treemap (Bederson, Shneiderman, Wattenberg 2002): boxes in their order, in rows from the top, each
-// row as long as that makes its boxes squarer. Calls place(child, x, y, width, height).
+// A strip treemap (Bederson, Shneiderman, Wattenberg 2002): boxes keep their order, in rows from the top. Each row
+// has the length that makes its boxes most like squares. Calls place(child, x, y, width, height).
 const inStrips = (list, x, y, width, height, place) => {
   const items = list.filter((child) => child.bytes > 0);
   const left = items.reduce((sum, child) => sum + child.bytes, 0);
-  const scale = width * height / left; // area of a byte
-  // How far from squares the boxes of a row are, by their bytes.
+  const scale = width * height / left; // area per byte
+  // How much the boxes of a row differ from squares, weighted by their bytes.
   const cost = (from, to, sum) => {
     const high = sum * scale / width;
     let total = 0;
     for (let i = from; i < to; ++i) total += items[i].bytes * Math.abs(Math.log(items[i].bytes * scale / (high * high)));
     return total;
   };
-  // Where each row ends: the best of all ways, or of many items as they come.
+  // The end of each row: the best of all combinations, or for many items the best choice row by row.
   const ends = [];
   if (items.length <= 80) {
     const best = [0];
@@ -98,7 +98,7 @@ const map = (() => {
   const typeColor = new Map(types.map((type, i) => [type, kTypeColors[i] ?? kOther]));
   const sizes = [];
   each((i) => sizes.push(value(i, 'bytes') || 0));
-  // Where 2 % and 98 % of the bytes lie: small tensors, such as norms, do not stretch the scale.
+  // The values below which 2 % and 98 % of the bytes are: small tensors, such as norms, do not stretch the scale.
   const endsOf = (of, widest) => {
     const found = sizes.map((size, i) => [of(i), size])
       .filter(([x]) => x > 0 && Number.isFinite(x)).sort((p, q) => p[0] - q[0]);
@@ -111,9 +111,9 @@ const map = (() => {
     const widen = Math.max(0, Math.log(widest) - (to - from)) / 2;
     return { low: from - widen, high: to + widen, all };
   };
-  // A factor of four at least: less is no difference to look at.
+  // At least a factor of four, because smaller differences do not matter.
   const ends = { rms: endsOf(rms, 4), change: isAgainst ? endsOf(change, 4) : null };
-  // The RMS of a tensor, to the median of those whose names differ in numbers alone.
+  // The RMS of a tensor relative to the median of the tensors whose names only differ in numbers.
   const ratios = (() => {
     const kinds = new Map();
     each((i) => {
@@ -138,7 +138,7 @@ const map = (() => {
     rms: { name: 'RMS', of: rms, unit: '' },
   };
   const modes = ['type', isAgainst ? 'change' : '', ratios.size > 0 ? 'kind' : '', 'rms'].filter(Boolean);
-  // The colours of types say little where nearly all bytes are of one.
+  // If nearly all bytes have the same type, the colours of types show little.
   let by = isAgainst ? 'change'
     : !(ends.rms.all > 0.5 * modules.bytes && totals.get(types[0]) > 0.95 * modules.bytes) ? 'type' : ratios.size > 0 ? 'kind' : 'rms';
   const kNew = [130, 80, 223];
@@ -157,7 +157,7 @@ const map = (() => {
     const { low, high } = ends[by];
     return x > 0 ? ramp(kRising, (Math.log(x) - low) / (high - low)) : still();
   };
-  // How far it lies beyond the colours, as a factor.
+  // Returns the factor by which a value is outside of the range of the colours.
   const beyond = (i) => {
     const x = by === 'type' ? NaN : kModes[by].of(i);
     if (!(x > 0) || !Number.isFinite(x)) return 1;
@@ -170,17 +170,17 @@ const map = (() => {
     const x = kModes[by].of(i);
     return isBroken(i) ? fault(i) : by === 'kind' ? `RMS ${short(rms(i))}, ${short(x)} × the median of its kind` : `RMS ${short(x)}`;
   };
-  // A tensor that stands for a module too small to be divided.
+  // Returns a tensor to represent a module that is too small to be divided.
   const first = (node) => {
     while (node.tensor === undefined && node.list.length > 0) node = node.list[0];
     return node.tensor;
   };
-  // The modules that are shown: a chain of only children is one module.
+  // Returns the module that is shown: a chain of only children counts as one module.
   const joined = (node) => {
     while (node.list.length === 1) node = node.list[0];
     return node;
   };
-  // What is shown of a module: its parts, and the parts of one that is most of it.
+  // Returns the parts of a module that are shown. If one part is most of the module, it is replaced by its parts.
   const partsOf = (node) => {
     let parts = node.list.map(joined);
     for (;;) {
@@ -194,14 +194,14 @@ const map = (() => {
     for (let at = node; at !== above; at = at.up) parts.unshift(at.name === '' ? '(empty)' : at.name);
     return parts.join('.');
   };
-  // The last parts of the name of a module, without its chain of only children, as there is room.
+  // Returns the last parts of a module's name that fit, without the module's chain of only children.
   const fitting = (node, width) => {
     while (node.up !== place && node.up.list.length === 1) node = node.up;
     const parts = label(node, place).split('.').slice(-2);
     if (parts.join('.').length * 7 > width - 8) parts.shift();
     return parts.join('.');
   };
-  let leaves = []; // what is drawn: [x, y, width, height, tensor]
+  let leaves = []; // the boxes that are drawn: [x, y, width, height, tensor]
   const nameLeaf = (context, node, above, x, y, width, height, tensor, shade) => {
     if (width < 34 || height < 15) return;
     const name = label(node, above).replace(/\.weight$/, '');
@@ -310,7 +310,7 @@ const map = (() => {
     }
     legend.replaceChildren(...parts);
   };
-  // To the nearest box on that side.
+  // Moves the focus to the nearest box in a direction.
   const step = (from, dx, dy) => {
     const middle = (box) => [box.offsetLeft + box.offsetWidth / 2, box.offsetTop + box.offsetHeight / 2];
     const [x, y] = middle(from);

@@ -1,16 +1,16 @@
-// --- the table: only the rows in sight are in the document
+// --- the table: only the visible rows are in the document
 
 const list = (() => {
   const kRow = 28;
   const hasNotes = rows.some((row) => row.length > column.get('notes'));
   let sortKey = null;
   const narrow = matchMedia('(max-width: 600px)');
-  // What differs, and what is odd, is looked for first.
+  // Users look first for what differs and for what is odd.
   const differs = ['change', 'distance', 'equal', 'largest'].filter((key) => column.has(key));
   const notes = hasNotes ? ['notes'] : [];
   const wide = ['name', ...differs, ...notes, 'type', 'shape', 'bytes', 'min', 'max', 'mean', 'std', 'zeros', ...(column.has('file') ? ['file'] : [])];
   const kFirst = isAgainst ? 'distance' : 'std';
-  // On a phone: the name, and the column by which the rows are sorted.
+  // On a phone: only the name and the column by which the rows are sorted.
   const keysNow = () => (narrow.matches ? ['name', sortKey && sortKey !== 'name' ? sortKey : kFirst] : wide);
   let keys = wide;
   const scroll = find('#scroll');
@@ -22,7 +22,7 @@ const list = (() => {
     std: 'Std', zeros: 'Zeros', change: 'Difference', distance: 'Distance', equal: 'Equal', largest: 'Largest', file: 'File', notes: 'Notes' };
   const kWidths = { type: 70, shape: 104, bytes: 84, min: 84, max: 84, mean: 84, std: 84, equal: 74, zeros: 92, file: 52, notes: 180, change: 124 };
   let isDown = false;
-  // Without a sorting: in the order of names; against another checkpoint, what differs first.
+  // If the user has not sorted: in the order of names, or with another checkpoint, tensors that differ first.
   const kLost = ['now NaN', 'now infinite', 'was not finite', 'added', 'removed', 'shape', 'type'];
   const rank = (i) => {
     const at = kLost.findIndex((kind) => text(i, 'change').startsWith(kind));
@@ -38,8 +38,8 @@ const list = (() => {
   let sorted = unsorted();
   let order = sorted;
   let texts = null;
-  let chosen = null; // the tensors of a cell of the layers, else all
-  let active = 0; // the place in `order` that the Tab key reaches
+  let chosen = null; // the tensors of a cell of the layers; null: all
+  let active = 0; // the position in `order` that the Tab key reaches
   const shown = new Map();
   const top = make('tr', { className: 'space', ariaHidden: 'true' }, make('td', { colSpan: keys.length }));
   const bottom = top.cloneNode(true);
@@ -76,7 +76,7 @@ const list = (() => {
     return row;
   };
   const render = () => {
-    // Before rows go: what makes a browser lay out the shorter table makes it scroll.
+    // Read the position before rows are removed, because a layout of the shorter table would change it.
     const first = Math.ceil(scroll.scrollTop / kRow);
     const from = Math.max(0, first - 13);
     const to = Math.min(order.length, from + Math.ceil(scroll.clientHeight / kRow) + 25);
@@ -100,7 +100,7 @@ const list = (() => {
   const refresh = () => {
     for (const row of shown.values()) row.remove();
     shown.clear();
-    // No empty frame below few rows.
+    // If there are only a few rows, show no empty frame below them.
     scroll.style.height = order.length < 12 ? `${(order.length + 1) * kRow + 14}px` : '';
     scroll.style.minHeight = order.length < 12 ? '0' : '';
     table.setAttribute('aria-rowcount', order.length + 1);
@@ -118,7 +118,7 @@ const list = (() => {
     const move = moves[event.key];
     if (!move) return;
     active = Math.min(Math.max(active + move, 0), order.length - 1);
-    // Below the head of the table, which covers a row.
+    // Keep the row below the head of the table, which covers one row.
     const visible = scroll.clientHeight - 3 * kRow;
     scroll.scrollTop = Math.min(Math.max(scroll.scrollTop, active * kRow - visible), active * kRow);
     render();
@@ -146,7 +146,7 @@ const list = (() => {
     })));
     table.style.minWidth = narrow.matches ? '' : keys.reduce((sum, key) => sum + (key === 'name' ? 300 : kWidths[key] ?? 86), 0) + 'px';
     if (!narrow.matches) return;
-    // The other columns have no head to click on.
+    // The other columns are not shown, so their heads cannot be clicked.
     const th = table.tHead.rows[0].cells[1];
     find('button', th).firstChild.data = '';
     find('button', th).setAttribute('aria-label', `Sort by ${kNames[th.key]}`);
@@ -160,8 +160,8 @@ const list = (() => {
     if (sortKey !== key) { sortKey = key; isDown = startsDown; }
     else if (isDown === startsDown) isDown = !isDown;
     else sortKey = null;
-    // What has no number stands where one looks for it: added and removed tensors with the largest
-    // changes, those with NaN before all.
+    // Values that are not numbers are placed where users look for them: added and removed tensors with the largest
+    // changes, tensors with NaN before all others.
     const far = { change: (i) => -rank(i), distance: change, equal: (i) => (change(i) === Infinity ? -1 : value(i, 'equal')),
       largest: (i) => (change(i) === Infinity ? Infinity : value(i, 'largest')),
       notes: (i) => (data.nan[i] ?? 0) + (data.inf[i] ?? 0) + (data.severity[i] ?? 0) / 4 || (text(i, 'notes') ? 0.1 : NaN) };
@@ -175,7 +175,7 @@ const list = (() => {
         const x = values[a];
         const y = values[b];
         if (isNone(x) || isNone(y)) return isNone(x) - isNone(y);
-        return x < y ? -sign : x > y ? sign : 0; // then as without a sorting
+        return x < y ? -sign : x > y ? sign : 0; // if equal, keep the order of unsorted()
       });
     }
     head();

@@ -10,7 +10,7 @@ const tensor = (() => {
   let at = null;
 
   const kSpace = 'http://www.w3.org/2000/svg';
-  // Heights between 0 and 1: bars, and a line for those of the other checkpoint.
+  // Draws heights between 0 and 1 as bars, and the heights of the other checkpoint as a line.
   const bars = (heights, before) => {
     const svg = document.createElementNS(kSpace, 'svg');
     svg.setAttribute('viewBox', `0 0 ${heights.length} 100`);
@@ -64,7 +64,7 @@ const tensor = (() => {
     const image = context.createImageData(canvas.width, canvas.height);
     [...digits].forEach((digit, i) => image.data.set([...colors[kDigits.get(digit)], 255], 4 * i));
     context.putImageData(image, 0, 0);
-    // Very long pixels would show nothing else.
+    // Without this limit, a wide picture of few rows would be too flat to see.
     canvas.style.aspectRatio = canvas.width / Math.max(canvas.height, canvas.width / 4);
     const ends = isStrength ? [`× ${short(limit)}`, short(middle), `÷ ${short(limit)}`]
       : [middle + limit, middle, middle - limit].map(short);
@@ -139,7 +139,7 @@ const tensor = (() => {
     shown: () => at,
     start() {
       addEventListener('hashchange', fromHash);
-      // The link to the tensor that is shown already changes no hash.
+      // A click on a link to the tensor that is already shown does not change the hash.
       addEventListener('click', (event) => {
         const link = event.target.closest?.('a[href^="#t"]');
         if (link && link.getAttribute('href') === location.hash) fromHash();

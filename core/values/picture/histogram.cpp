@@ -14,13 +14,13 @@ namespace {
 
 using markup::grouped;
 
-// All lengths are in units of the picture, at first pixels.
+// All lengths are in units of the picture, which are pixels at its original size.
 constexpr int kWidth = 720;
 constexpr int kLeft = 40;
 constexpr int kBar = 5;
 constexpr int kRight = kLeft + kBar * static_cast<int>(Histogram::kBins);
 constexpr int kLinearTop = 84;
-constexpr int kPanel = 140;  // the height of each of the two
+constexpr int kPanel = 140;  // the height of each of the two panels
 constexpr int kLogTop = kLinearTop + kPanel + 44;
 constexpr int kAxis = kLogTop + kPanel;
 constexpr int kTextTop = kAxis + 64;
@@ -63,7 +63,7 @@ class Svg {
             std::to_string(y1) + "H" + number(x2, "%.1f") + "V" + std::to_string(y2) + "H" +
             number(x1, "%.1f") + "Z\"/>\n";
   }
-  // A bar for each bin, `heights` above `bottom`.
+  // Draws a bar for each bin, `heights` above `bottom`.
   void bars(const std::array<double, Histogram::kBins>& heights, int bottom) {
     out_ += "<path class=\"c\" d=\"M" + std::to_string(kLeft) + " " + std::to_string(bottom);
     for (const double height : heights) {
@@ -82,7 +82,7 @@ double position(const Histogram& histogram, double value) {
   return kLeft + std::clamp(share, 0.0, 1.0) * (kRight - kLeft);
 }
 
-// Some four to eight round numbers.
+// Draws about four to eight round numbers.
 void draw_axis(Svg& svg, const Histogram& histogram) {
   const double width = histogram.high - histogram.low;
   double step = std::pow(10, std::floor(std::log10(width / 4)));
@@ -115,7 +115,7 @@ void draw_counts(Svg& svg, const Histogram& histogram) {
   svg.bars(heights, kLinearTop + kPanel);
   svg.line(kLeft, kLinearTop + kPanel, kRight, kLinearTop + kPanel);
 
-  // From half a value, so that a single one can be seen.
+  // Starts at half a value, so that a bar for a single value is visible.
   const double decades = std::max(1.0, std::log10(2 * static_cast<double>(most)));
   const auto height = [&](double count) { return kPanel * std::log10(2 * count) / decades; };
   svg.text(kLeft, kLogTop - 6, "s", "the same, on a logarithmic scale");
@@ -132,7 +132,7 @@ void draw_counts(Svg& svg, const Histogram& histogram) {
   svg.bars(heights, kAxis);
 }
 
-// Below the axis: from 1 % to 99 % a line, from 25 % to 75 % a box, the median.
+// Draws below the axis: a line from 1 % to 99 %, a box from 25 % to 75 %, and the median.
 void draw_quantiles(Svg& svg, const Distribution& distribution) {
   const auto at = [&](std::size_t i) {
     return position(distribution.histogram, distribution.quantiles[i]);

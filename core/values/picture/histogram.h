@@ -1,6 +1,7 @@
-// A histogram as an SVG picture, for a browser or a viewer, in light and dark: the counts of 128
-// bins on a linear and on a logarithmic scale, quantiles, statistics, and what lies outside. The
-// element <metadata> holds the numbers as JSON: low, high, counts, below, above, quantiles.
+// Draws a histogram as an SVG picture for browsers and viewers, with light and dark colours: the
+// counts of 128 bins on a linear and on a logarithmic scale, quantiles, statistics, and the number
+// of values outside of the bins. The element <metadata> contains the numbers as JSON: low, high,
+// counts, below, above, quantiles.
 //
 // Thread safety: the function may be called from any thread.
 #pragma once

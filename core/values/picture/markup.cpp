@@ -92,7 +92,7 @@ std::string number(double value, int digits) {
   if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.*g", digits, value);
-  // Near the largest double, fewer digits may be more than it.
+  // Near the largest double, rounding to fewer digits may exceed it.
   if (std::isinf(std::strtod(text.data(), nullptr))) {
     std::snprintf(text.data(), text.size(), "%.17g", value);
   }

@@ -1,5 +1,6 @@
-// Texts of a user or of a file, and numbers, as a page or a picture shows them: HTML that holds no
-// tag, no control character and no mark that reorders text, or JSON without `<`.
+// Prepares texts of a user or of a file, and numbers, for a page or a picture: as HTML that
+// contains no tag, no control character and no character that reorders text, or as JSON without
+// `<`.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -12,25 +13,27 @@
 
 namespace stfs::markup {
 
-// Only what HTML demands: for a text that is safe already.
+// Escapes only what HTML requires. Use it for a text that is already safe.
 std::string html_of(std::string_view text);
 
 // html_of(printable(text)).
 std::string escaped(std::string_view text);
 
-// html_of() of a sentence, made printable, in which names may have been made visible already.
+// Returns html_of() of a sentence that is made printable; names in it may have been made printable
+// before.
 std::string sentence(std::string_view text);
 
-// At most about `most` bytes; the rest is left out in the middle.
+// Returns a text of at most about `most` bytes, with the rest left out in the middle.
 std::string shortened(std::string_view text, std::size_t most = 400);
 
 // A name, shortened and escaped.
 std::string name_of(std::string_view name);
 
-// A printable text, shortened so that html_of() of it has at most about `most` bytes too.
+// Shortens a printable text so that html_of() of it has at most about `most` bytes too.
 std::string fitted(std::string_view text, std::size_t most);
 
-// A JSON string without `<`, which would begin a tag or a comment: for a text that is safe already.
+// Returns a JSON string without `<`, which could begin a tag or a comment. Use it for a text that
+// is already safe.
 std::string json_of(std::string_view text);
 
 // json_of(printable(text)).
@@ -39,10 +42,11 @@ std::string json_text(std::string_view text);
 std::string grouped(std::uint64_t count);                         // 1234567 -> "1,234,567"
 std::string counted(std::uint64_t count, std::string_view noun);  // "1 file", "2 files"
 std::string human_count(std::uint64_t count);                     // 6738415616 -> "6.74 B"
-std::string number(double value, int digits);       // as JavaScript reads it: finite if it is
-std::string json_number(double value, int digits);  // NaN and infinity are null
+// Formats a number as JavaScript reads it. A finite value stays finite.
+std::string number(double value, int digits);
+std::string json_number(double value, int digits);  // NaN and infinity become null
 
-inline constexpr std::size_t kMostDimensions = 16;             // that shape_text() shows
+inline constexpr std::size_t kMostDimensions = 16;  // the maximum that shape_text() shows
 std::string shape_text(std::span<const std::uint64_t> shape);  // "4096×11008"
 
 }  // namespace stfs::markup

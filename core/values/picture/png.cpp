@@ -25,7 +25,7 @@ struct Color {
   int red, green, blue;
 };
 constexpr Color kWhite{255, 255, 255};
-// Half and full strength. Lightness falls evenly, from 100 to 45 and 35 (CIELAB).
+// At half and at full strength. Lightness decreases evenly, from 100 to 45 and 35 (CIELAB).
 constexpr std::array kPositive = {Color{244, 165, 130}, Color{202, 48, 40}};
 constexpr std::array kNegative = {Color{120, 180, 220}, Color{20, 80, 165}};
 
@@ -65,7 +65,8 @@ constexpr float value_of(std::uint32_t key) {
   return std::bit_cast<float>(key >> 1 | (~key << 31));
 }
 
-// Two threads may have elements of one block.
+// Sets the pixel to `key` if `key` is larger. Atomic, because two threads may have elements of one
+// block.
 void raise(std::uint32_t& pixel, std::uint32_t key) {
   const std::atomic_ref shared(pixel);
   std::uint32_t seen = shared.load(std::memory_order_relaxed);
@@ -83,7 +84,7 @@ void add_u32(std::string& out, std::size_t value) {  // big-endian
   for (const unsigned shift : {24U, 16U, 8U, 0U}) out += static_cast<char>(value >> shift & 0xFF);
 }
 
-// Appends a chunk whose data `add` appends.
+// Appends a chunk; `add` appends its data.
 template <class Add>
 void add_chunk(std::string& out, std::string_view type, const Add& add) {
   const std::size_t begin = out.size();
@@ -96,9 +97,9 @@ void add_chunk(std::string& out, std::string_view type, const Add& add) {
   add_u32(out, ::crc32_z(0, summed, out.size() - begin - 4));
 }
 
-constexpr std::size_t kMostStored = 65535;  // bytes of a stored block
+constexpr std::size_t kMostStored = 65535;  // the maximum bytes of a stored block
 
-// A row of deflate: its filter byte and its pixels.
+// Appends a row to the deflate stream: its filter byte and its pixels.
 void add_stored(std::string& out, std::string_view row, bool is_last_row) {
   while (!row.empty()) {
     const std::string_view block = row.substr(0, kMostStored);
@@ -175,7 +176,7 @@ std::uint8_t picture_color(float value, double limit) {
   if (std::isnan(value)) return kNan;
   if (std::isinf(value)) return kInfinity;
   if (value == 0) return kZero;
-  // Equal values have no deviation: their sign is shown.
+  // Equal values have no deviation, so only their sign is shown.
   const double strength = limit > 0   ? std::clamp(static_cast<double>(value) / limit, -1.0, 1.0)
                           : value > 0 ? 1
                                       : -1;

@@ -11,8 +11,9 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kManyElements = 16;  // of a pixel, for which its strength is shown
-constexpr std::size_t kFew = 16;             // values that are added one by one
+// If a pixel represents at least this many elements, its strength is shown.
+constexpr std::uint64_t kManyElements = 16;
+constexpr std::size_t kFew = 16;  // fewer values are added one by one
 constexpr PictureShape kNothing{1, 1, 1, 1, 1};
 
 double sum_of_squares(std::span<const float> values) {
@@ -25,7 +26,8 @@ double sum_of_squares(std::span<const float> values) {
   return sum;
 }
 
-// Two threads may have elements of one pixel. The sums round as they come; a colour is one of 253.
+// Adds atomically, because two threads may have elements of one pixel. The rounding depends on the
+// order, but a colour is one of only 253.
 void add(double& sum, double part) {
   const std::atomic_ref shared(sum);
   double seen = shared.load(std::memory_order_relaxed);
@@ -57,7 +59,7 @@ void ThumbnailPixels::see(std::uint64_t first, std::span<const float> values, un
     return;
   }
   const auto& [elements, columns, rows, block_columns, block_rows] = shape_;
-  std::array<double, kMostThumbnail> sums{};  // of a row of pixels
+  std::array<double, kMostThumbnail> sums{};  // one row of pixels
   const auto give = [&](std::uint64_t row) {
     const auto at = static_cast<std::size_t>(row / shape_.block_rows) * shape_.width();
     for (std::size_t x = 0; x < shape_.width(); ++x) {
@@ -76,7 +78,8 @@ void ThumbnailPixels::see(std::uint64_t first, std::span<const float> values, un
     if (std::isfinite(sum)) {
       sums[x] += sum;
     } else {
-      const bool has_nan = std::isnan(sum);  // of squares: no infinity is subtracted
+      // Squares are never -infinity, so a sum is NaN only if a value is.
+      const bool has_nan = std::isnan(sum);
       raise(marks_[static_cast<std::size_t>(row / shape_.block_rows) * shape_.width() + x],
             has_nan ? kNotANumber : kInfinite);
     }
@@ -118,11 +121,13 @@ std::uint64_t ThumbnailPixels::elements_at(std::size_t x, std::size_t y) const {
 
 Thumbnail ThumbnailPixels::of_strengths() const {
   constexpr double kMost = 4;
-  // Random numbers differ as much: 1 / sqrt(2 n) is the deviation of the logarithm of the RMS of n.
+  // Random numbers differ by this much: the logarithm of the RMS of n numbers has the deviation 1 /
+  // sqrt(2 n).
   const auto in_pixel = static_cast<double>(shape_.block_columns * shape_.block_rows);
   const double least = std::clamp(8 / std::sqrt(2 * in_pixel), std::log(1.05), std::log(kMost));
   Thumbnail thumbnail{shape_.width(), shape_.height(), {}, Thumbnail::Shows::kStrength};
-  std::vector<double> means(squares_.size());  // of squares; negative: no elements
+  // The means of the squares; negative for a pixel without elements.
+  std::vector<double> means(squares_.size());
   double sum = 0;
   std::uint64_t finite = 0;
   for (std::size_t i = 0; i < means.size(); ++i) {
@@ -142,7 +147,8 @@ Thumbnail ThumbnailPixels::of_strengths() const {
   }
   double limit = least;
   if (!distances.empty()) {
-    // Nearly all: one pixel must not hide how the others differ.
+    // Use the distance that nearly all pixels have, because a single pixel must not hide how the
+    // others differ.
     const auto far =
         distances.begin() + static_cast<std::ptrdiff_t>((distances.size() - 1) * 98 / 100);
     std::ranges::nth_element(distances, far);

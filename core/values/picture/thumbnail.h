@@ -1,11 +1,13 @@
-// A small picture that shows the structure of a tensor: rows, columns and blocks that are unlike
+// A small picture that shows the structure of a tensor: rows, columns and blocks that differ from
 // others.
 //
-// Where a pixel stands for a few elements, it shows the one of the largest magnitude, as png.h
-// does. Where it stands for many, that one is an outlier almost everywhere, and the picture would
-// be noise: the pixel shows the root mean square of its elements against that of the tensor.
+// If a pixel represents only a few elements, it shows the element of the largest magnitude, as in
+// png.h. If it represents many, that element is an outlier almost everywhere, and the picture would
+// only show noise. Such a pixel shows the root mean square of its elements relative to the root
+// mean square of the tensor.
 //
-// Thread safety: ThumbnailPixels: see() as ValueSink says, then const members from any thread.
+// Thread safety: ThumbnailPixels::see() may be called as ValueSink says; afterwards const members
+// may be called from any thread.
 #pragma once
 
 #include "core/values/picture/png.h"
@@ -18,25 +20,25 @@
 
 namespace stfs {
 
-inline constexpr std::size_t kMostThumbnail = 48;  // pixels each way
+inline constexpr std::size_t kMostThumbnail = 48;  // in each direction
 
 struct Thumbnail {
   std::size_t width = 0;
   std::size_t height = 0;
-  std::vector<std::uint8_t> pixels;  // bytes of picture_color(), in rows from the top
+  std::vector<std::uint8_t> pixels;  // bytes of picture_color(), row by row from the top
 
   enum class Shows { kValues, kStrength };
   Shows shows = Shows::kValues;
-  // kValues: white is `middle`, which is 0 unless all values have one sign, and the colours end
-  // `limit` away from it. kStrength: white is the RMS of the tensor, and the colours end at `limit`
-  // times it and at a `limit`th of it.
+  // For kValues: `middle` is white, and the colours end at a distance of `limit` from it. `middle`
+  // is 0 unless all values have the same sign. For kStrength: the RMS of the tensor is white, and
+  // the colours end at `limit` times it and at 1/`limit` of it.
   double middle = 0;
   double limit = 0;
 };
 
 class ThumbnailPixels : public ValueSink {
  public:
-  // Of a tensor with at least one element.
+  // `shape` is the shape of a tensor with at least one element.
   explicit ThumbnailPixels(std::span<const std::uint64_t> shape);
 
   using ValueSink::see;
@@ -53,8 +55,8 @@ class ThumbnailPixels : public ValueSink {
 
   const PictureShape shape_;
   const bool shows_strength_;
-  Pixels values_;                // of no more than a pixel where strengths are shown
-  std::vector<double> squares_;  // by pixel: sums
+  Pixels values_;                // has a single pixel if strengths are shown
+  std::vector<double> squares_;  // the sum of squares of each pixel
   std::vector<std::uint8_t> marks_;
 };
 
