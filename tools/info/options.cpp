@@ -24,7 +24,7 @@ constexpr std::array kVerbs = {
     VerbRow{"edit", "show what edits would change, or write the result", run_verb<edit_verb>},
     VerbRow{"delta", "write what changed between two checkpoints", run_verb<delta>},
     VerbRow{"follow", "print each version of a run once it is complete", run_verb<follow>},
-    VerbRow{"cache", "list, prune or verify what is kept of sources elsewhere", run_verb<cache>},
+    VerbRow{"cache", "list, prune or verify the cache of remote sources", run_verb<cache>},
 };
 
 Layers& layers_of(void* arguments) { return static_cast<Arguments*>(arguments)->layers; }
