@@ -395,6 +395,18 @@ class Faults(Base):
         self.refused(delta, "is not the base of this delta", other)
         self.refused(delta, "is not the base of this delta", self.full(self.states[1], self.work / "twice.safetensors"))
 
+    def test_a_damaged_compressed_base_is_named_when_the_command_starts(self):
+        """Such a tensor is computed and has no place in a file."""
+        path = self.work / "base.npz"
+        numpy.savez_compressed(path, **{name: numpy.frombuffer(data, "<i2").reshape(SHAPES[name]) for name, data in self.states[0].items()})
+        delta = self.step()
+        info("list", path, f"--delta={delta}")
+        raw = bytearray(path.read_bytes())
+        end = raw.rindex(b"PK\x01\x02", 0, raw.rindex(b"norm.npy"))  # the last member's data end here
+        raw[end - 40] ^= 0xFF
+        path.write_bytes(raw)
+        self.assertIn('tensor "norm"', info("list", path, f"--delta={delta}", status=3))
+
     def test_a_version_in_the_directory_of_another_and_too_long_a_chain(self):
         self.step()
         (self.run_ / "weight_v000001").rename(self.run_ / "weight_v000002")

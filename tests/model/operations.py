@@ -545,6 +545,7 @@ def new_directory(run):
 @needs_one_source
 def writes_an_extract(run, rng):
     glob, names = random_glob(run, rng)
+    names = [glob] if glob in run.tensors else names  # commands prefer the tensor of exactly this name
     with new_directory(run) as directory:
         if rng.random() < 0.3:
             words = ["--shard-size", f"{rng.choice([1, 4, 64])}KB", "-o", directory / "out"]
