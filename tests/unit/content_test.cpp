@@ -83,11 +83,11 @@ class ContentTest : public ::testing::Test {
   }
 
   // Reads everything: 0 or an errno.
-  static int error_of_read(const Content& content) {
+  static int read_error(const Content& content) {
     Reading reading;
     return content.read(0, kMost, reading);
   }
-  static int error_of_copy(const Content& content) {
+  static int copy_error(const Content& content) {
     std::vector<std::byte> out(content.size());
     return content.copy(0, out);
   }
@@ -223,8 +223,8 @@ TEST_F(ContentTest, PassesOnTheErrorOfAProducer) {
   Reading reading;
 
   EXPECT_EQ(content.read(0, 3, reading), 0) << "the producer is not asked";
-  EXPECT_EQ(error_of_read(content), EIO);
-  EXPECT_EQ(error_of_copy(content), EIO);
+  EXPECT_EQ(read_error(content), EIO);
+  EXPECT_EQ(copy_error(content), EIO);
 }
 
 TEST_F(ContentTest, IsStaleAfterAnyChangeOfTheSource) {
@@ -248,9 +248,9 @@ TEST_F(ContentTest, IsStaleAfterAnyChangeOfTheSource) {
 
     change();
 
-    EXPECT_EQ(error_of_read(content), ESTALE);
+    EXPECT_EQ(read_error(content), ESTALE);
     EXPECT_EQ(content.verify(), ESTALE);
-    EXPECT_EQ(error_of_copy(content), ESTALE) << "and not SIGBUS";
+    EXPECT_EQ(copy_error(content), ESTALE) << "and not SIGBUS";
   }
 }
 
@@ -259,7 +259,7 @@ TEST_F(ContentTest, OfManySmallSpansIsStaleWhenTheSourceWasTruncated) {
   for (std::uint64_t i = 0; i < 2000; ++i) content.extent(*source_, i * 7, 3);
   std::filesystem::resize_file(path_, 10);
 
-  EXPECT_EQ(error_of_read(content), ESTALE);
+  EXPECT_EQ(read_error(content), ESTALE);
 }
 
 TEST_F(ContentTest, StaysStaleWhenTheTimeIsSetBack) {
@@ -269,8 +269,8 @@ TEST_F(ContentTest, StaysStaleWhenTheTimeIsSetBack) {
   ASSERT_EQ(content.verify(), ESTALE);
   set_mtime(1'000'000'000, 5);
 
-  EXPECT_EQ(error_of_read(content), ESTALE);
-  EXPECT_EQ(error_of_copy(content), ESTALE);
+  EXPECT_EQ(read_error(content), ESTALE);
+  EXPECT_EQ(copy_error(content), ESTALE);
   EXPECT_TRUE(source_->has_changed());
 }
 
@@ -302,7 +302,7 @@ TEST_F(ContentTest, IsStaleWhenTheSecondOfItsSourcesHasChanged) {
   std::filesystem::resize_file(dir_ / "second", 3);
 
   EXPECT_EQ(read(content, 0, 10), bytes_.substr(0, 10));
-  EXPECT_EQ(error_of_read(content), ESTALE);
+  EXPECT_EQ(read_error(content), ESTALE);
   EXPECT_EQ(content.verify(), ESTALE);
 }
 

@@ -238,7 +238,7 @@ TEST_F(LateSourceTest, ASourceThatHasChangedMeanwhileIsStale) {
 TEST_F(LateSourceTest, WhatIsHereIsServedAfterTheObjectHasChanged) {
   const auto first = read("a", 0, 2);
   source_->deliver(0);
-  source_->change_elsewhere();
+  source_->change_remotely();
 
   EXPECT_EQ(filesystem_->open(inode("a")), 0);
   EXPECT_EQ(read("a", 0, 2)->answer.get().bytes, "ab");
