@@ -66,7 +66,7 @@ TEST(ErrorCodes, HaveExpectedNamesAndExitStatus) {
   }
 }
 
-TEST(ErrorCodes, AreAllInTestTable) {
+TEST(ErrorCodes, TestTableIsComplete) {
   std::set<ErrorCode> codes;
   for (const Row& row : kRows) codes.insert(row.code);
   EXPECT_EQ(codes.size(), static_cast<std::size_t>(ErrorCode::kDeviceFailed) + 1);

@@ -155,7 +155,7 @@ TEST(Ledger, RemembersChangedAndFailedSources) {
   EXPECT_TRUE(ledger.is_reported(4999));
 }
 
-TEST(Ledger, IsConsistentWheneverWorkerIsKilled) {
+TEST(Ledger, StaysConsistentWheneverWorkerIsKilled) {
   Ledger ledger(0);
   std::uint64_t last = 0;
   for (int life = 0; life < 50; ++life) {
@@ -201,7 +201,7 @@ TEST(Ledger, IsConsistentWheneverWorkerIsKilled) {
   }
 }
 
-TEST(LookedUpNamesInLedger, AreRestoredByNextProcessUntilForgotten) {
+TEST(LookedUpNamesInLedger, NextProcessRestoresThemUntilForgotten) {
   Ledger ledger(0);
   std::uint64_t kept = 0;
   std::uint64_t other = 0;

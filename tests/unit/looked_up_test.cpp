@@ -50,7 +50,7 @@ TEST(LookedUpNames, DifferByViewTensorAndExpression) {
   EXPECT_EQ(names.size(), 32U);
 }
 
-TEST(LookedUpNames, AreForgottenAfterAsManyForgetsAsLookups) {
+TEST(LookedUpNames, DisappearAfterAsManyForgetsAsLookups) {
   LookedUpNames names;
   const std::uint64_t number = *names.look_up(1, 0, "a", no_bytes);
   for (int i = 0; i < 4; ++i) names.look_up(1, 0, "a", no_bytes);
@@ -109,7 +109,7 @@ TEST(LookedUpNames, DoNotKeepMissingFile) {
   EXPECT_EQ(names.size(), 0U);
 }
 
-TEST(LookedUpNames, AreEmptyAfterMillionForgets) {
+TEST(LookedUpNames, MillionForgetsLeaveNoNames) {
   LookedUpNames names;
   for (int i = 0; i < 1'000'000; ++i) {
     names.forget(*names.look_up(1, 0, std::to_string(i), no_bytes), 1);

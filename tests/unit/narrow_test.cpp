@@ -1,5 +1,5 @@
 // Compares rounding of single values with long double arithmetic and with the processor's
-// conversions, and rounding of many values on each vector target with that of single values.
+// conversions, and rounding of many values on each vector target with rounding of single values.
 #include "core/format/narrow.h"
 
 #include "core/base/vectors.h"

@@ -42,7 +42,7 @@ TEST(NpyHeader, WritesShapeAsPythonTuple) {
                      128));
 }
 
-TEST(NpyHeader, IsPaddedTo64BytesAndEndsWithNewline) {
+TEST(NpyHeader, PadsTo64BytesAndEndsWithNewline) {
   Dims shape;
   for (std::size_t rank = 0; rank <= kNpyMaxRank; ++rank) {
     for (const std::uint64_t dim : {1ULL, 10ULL, 100ULL, 18446744073709551615ULL}) {

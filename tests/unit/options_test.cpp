@@ -170,7 +170,7 @@ TEST(Options, PassMaxReadToKernel) {
 
 TEST(Options, ParseFsname) { EXPECT_EQ(parse_with("fsname=a=b").fsname, "a=b"); }
 
-TEST(Options, AreSplitAtUnescapedCommas) {
+TEST(Options, SplitAtUnescapedCommas) {
   EXPECT_EQ(parse_with("fsname=a\\,b,views=off").fsname, "a,b");
   EXPECT_EQ(parse_with("fsname=a\\\\,views=off").fsname, "a\\");
   EXPECT_EQ(parse_with("fsname=a\\\\,views=off").control, ControlDirectory::kOff);
@@ -245,7 +245,7 @@ TEST(Options, RejectRemount) {
   EXPECT_NE(refused_option("remount").find("unmount it"), std::string::npos);
 }
 
-TEST(Options, AreEscapedInMessages) {
+TEST(Options, EscapeControlCharactersInMessages) {
   EXPECT_EQ(refused_option("views=\x1b[2J").find('\x1b'), std::string::npos);
   EXPECT_EQ(refused({"--\x1b[2J", "a", "b"}).find('\x1b'), std::string::npos);
 }

@@ -55,7 +55,7 @@ TEST_F(PrefetchAllTest, FetchesAllBytesAndLogsIt) {
   EXPECT_LE(source_->longest_want(), 8U << 20);
 }
 
-TEST_F(PrefetchAllTest, LogsErrorThatStoppedIt) {
+TEST_F(PrefetchAllTest, LogsReasonForStopping) {
   const PrefetchAll prefetch({&*source_}, log());
   while (source_->wanted().empty()) std::this_thread::yield();
   source_->deliver(0);

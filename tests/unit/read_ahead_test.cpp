@@ -1,4 +1,4 @@
-// Tests of detecting sequential readers, and of what is prefetched for them.
+// Tests of detecting sequential readers, and of prefetching for them.
 #include "fs/mount/read_ahead.h"
 
 #include "tests/support/sizes.h"

@@ -257,7 +257,7 @@ TEST(ReportPage, StaysSmallWithLongEscapedNames) {
 }
 
 // No browser can open a page with millions of rows.
-TEST(ReportPage, LimitsRowsAndReportsTheLimit) {
+TEST(ReportPage, LimitsAndReportsNumberOfRows) {
   Report report = empty_report();
   report.tensors.resize(Report::kMostRows + 2);
   report.tensors[Report::kMostRows].name = "without a row";

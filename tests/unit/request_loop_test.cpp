@@ -186,7 +186,7 @@ void fail_reads(int fd, int error) {
   ASSERT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
 }
 
-TEST_F(RequestLoopTest, UnmountIsNotAnError) {
+TEST_F(RequestLoopTest, UnmountGivesNoError) {
   for (const auto& [read_fails_with, error] :
        {std::pair(ENODEV, 0), std::pair(ECONNABORTED, 0), std::pair(EPERM, EPERM)}) {
     std::thread([&, fails_with = read_fails_with, expected = error] {

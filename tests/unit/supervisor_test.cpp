@@ -71,7 +71,7 @@ class SupervisorTest : public testing::Test {
   }
 
   static inline std::atomic<int>* on_exit_ = nullptr;
-  const UniqueFd signal_{::eventfd(0, EFD_CLOEXEC)};  // stands in for a signalfd
+  const UniqueFd signal_{::eventfd(0, EFD_CLOEXEC)};  // replaces a signalfd
   Shared* shared_ = new (::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Shared{};
 };
@@ -215,7 +215,7 @@ TEST_F(SupervisorTest, PauseGrowsWithYoungDeathsUpToOneSecond) {
   EXPECT_EQ(Supervisor::pause_after(4'000'000'000), milliseconds(1000));
 }
 
-TEST_F(SupervisorTest, ReturnsStatusOfFirstWorkerThatNeverServed) {
+TEST_F(SupervisorTest, ReturnsStatusOfFirstWorkerIfItNeverServed) {
   EXPECT_EQ(supervise([](Worker&, int) { ::_exit(3); }), 3);
   EXPECT_EQ(shared_->workers, 1);
   EXPECT_EQ(shared_->ready, 0);

@@ -78,11 +78,11 @@ TEST_F(ProgressBarTest, NeverExceedsTotal) {
   }
 }
 
-TEST_F(ProgressBarTest, IsFullIfTotalIsZero) {
+TEST_F(ProgressBarTest, ShowsFullBarIfTotalIsZero) {
   EXPECT_NE(one_bar(80, 0, 0).find("100%"), std::string::npos);
 }
 
-TEST_F(ProgressBarTest, IsNeverWiderThanTerminal) {
+TEST_F(ProgressBarTest, FitsTerminalWidth) {
   for (unsigned columns = 1; columns <= 200; ++columns) {
     const std::string output = one_bar(columns, 1'000'000'000'000, 999'999'999'999);
 
@@ -92,7 +92,7 @@ TEST_F(ProgressBarTest, IsNeverWiderThanTerminal) {
   }
 }
 
-TEST_F(ProgressBarTest, IsHiddenOnDumbOrUnknownTerminal) {
+TEST_F(ProgressBarTest, HidesOnDumbOrUnknownTerminal) {
   ::setenv("TERM", "dumb", 1);
   EXPECT_EQ(one_bar(80, 10, 5), "");
   ::setenv("TERM", "", 1);
@@ -101,7 +101,7 @@ TEST_F(ProgressBarTest, IsHiddenOnDumbOrUnknownTerminal) {
   EXPECT_EQ(one_bar(80, 10, 5), "");
 }
 
-TEST_F(ProgressBarTest, IsErasedBeforePrintedLine) {
+TEST_F(ProgressBarTest, DisappearsBeforePrintedLine) {
   OnTerminal terminal(80);
   ProgressBar bar(1000);
   bar.add(500);
@@ -111,7 +111,7 @@ TEST_F(ProgressBarTest, IsErasedBeforePrintedLine) {
   EXPECT_EQ(screen(terminal.output(), 80), std::vector<std::string>{"a line"});
 }
 
-TEST_F(ProgressBarTest, IsNotDrawnAfterEnd) {
+TEST_F(ProgressBarTest, DrawsNothingAfterEnd) {
   OnTerminal terminal(80);
   ProgressBar bar(1000);
   bar.add(500);

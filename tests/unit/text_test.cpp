@@ -200,7 +200,7 @@ TEST(Utf8Floor, ReturnsLastCharacterBoundary) {
     EXPECT_EQ(utf8_floor(text, n), expected[n]) << n;
 }
 
-TEST(Utf8Floor, IsAtMost3BytesBelowLimitInNonUtf8Text) {
+TEST(Utf8Floor, CutsAtMost3BytesFromNonUtf8Text) {
   const std::string text = "a" + std::string(100, '\x93');
 
   EXPECT_EQ(utf8_floor(text, 50), 50u);
@@ -220,7 +220,7 @@ TEST(HumanBytes, UsesUnitsOf1024) {
 
 TEST(HumanBytes, DoesNotRoundUpTo1024Units) { EXPECT_EQ(human_bytes((1ULL << 20) - 1), "1.0 MiB"); }
 
-TEST(Rfc3339, IsUtcWithNanoseconds) {
+TEST(Rfc3339, WritesUtcWithNanoseconds) {
   EXPECT_EQ(rfc3339(0, 0), "1970-01-01T00:00:00.000000000Z");
   EXPECT_EQ(rfc3339(1769846400, 5), "2026-01-31T08:00:00.000000005Z");
   EXPECT_EQ(rfc3339(951782399, 999999999), "2000-02-28T23:59:59.999999999Z");

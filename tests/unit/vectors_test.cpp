@@ -1,4 +1,4 @@
-// Compares the instruction sets that stfs finds with those that the kernel lists.
+// Compares the instruction sets that stfs finds with the kernel's list.
 #include "core/base/vectors.h"
 
 #include <gtest/gtest.h>

@@ -120,11 +120,11 @@ TEST(Waiting, StopWaitsForRunningAnswerOrStep) {
   for (const bool is_step : {false, true}) {
     SCOPED_TRACE(is_step ? "step" : "answer");
     Waiting waiting;
-    std::latch begun(1), go_on(1);
+    std::latch begun(1), may_continue(1);
     std::atomic<bool> is_over = false;
     const auto work = [&] {
       begun.count_down();
-      go_on.wait();
+      may_continue.wait();
       is_over = true;
     };
     const Waiting::Ticket ticket =
@@ -139,7 +139,7 @@ TEST(Waiting, StopWaitsForRunningAnswerOrStep) {
     });
 
     EXPECT_EQ(stopped.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
-    go_on.count_down();
+    may_continue.count_down();
     EXPECT_TRUE(stopped.get());
     source.join();
   }
