@@ -53,7 +53,7 @@ class CheckpointTest : public ::testing::Test {
   void expect_refused(const std::vector<std::string>& sources, ErrorCode code, int status,
                       const std::string& message, const LoadOptions& options = {}) const {
     const auto refused = refusal(sources, options);
-    ASSERT_TRUE(refused) << "it loaded";
+    ASSERT_TRUE(refused) << "the checkpoint was loaded";
     EXPECT_EQ(error_name(refused->code), error_name(code)) << refused->message;
     EXPECT_EQ(exit_status(refused->code), status);
     EXPECT_NE(refused->message.find(message), std::string::npos) << refused->message;

@@ -173,7 +173,7 @@ TEST_F(ContentTest, JoinsAdjacentExtents) {
   ASSERT_EQ(content.read(0, kMost, reading), 0);
 
   EXPECT_EQ(reading.pieces.size(), 1U);
-  EXPECT_TRUE(reading.buffers.empty()) << "the piece points into the mapping";
+  EXPECT_TRUE(reading.buffers.empty()) << "the piece must point into the mapping";
   EXPECT_EQ(joined(reading), bytes_.substr(0, 10'000));
 }
 

@@ -122,7 +122,7 @@ TEST(Index, ReportsPlaceAndBrokenRule) {
       SCOPED_TRACE(text);
       try {
         parse_index(text, "m.index.json");
-        ADD_FAILURE() << "it was accepted";
+        ADD_FAILURE() << "the index was accepted";
       } catch (const Error& error) {
         const std::string message = error.what();
         EXPECT_EQ(error.code(), ErrorCode::kInvalidIndex);

@@ -367,7 +367,7 @@ TEST_F(LeasesTest, WriterReleasesOnlyLeaseOfItsFile) {
   EXPECT_TRUE(file_->is_leased());
 }
 
-// Tests of a ctime that changed although the mtime did not
+// Tests of a ctime that changed although the mtime did not.
 
 void move_ctime(const std::string& path) {
   const auto ctime = [&] {

@@ -72,7 +72,7 @@ TEST(LookedUpNames, GetNewNumberAfterForget) {
 
   const std::uint64_t second = *names.look_up(1, 0, "a", no_bytes);
 
-  EXPECT_NE(first, second) << "the kernel may still hold pages of the first";
+  EXPECT_NE(first, second) << "the kernel may still have pages of the first number";
   EXPECT_EQ(names.find(first), nullptr);
 }
 

@@ -87,7 +87,7 @@ TEST_P(NewFileTest, AppearsOnlyWhenComplete) {
   EXPECT_EQ(left(), NameList{"new"});
 }
 
-// Because of this, a crash of the machine leaves either the old file or the complete new file.
+// With this order, a crash of the machine leaves either the old file or the complete new file.
 TEST_P(NewFileTest, SyncsFileBeforeNamingIt) {
   NameList synced;
   on_sync = [&](int fd) {
@@ -329,7 +329,7 @@ TEST(NewDirectories, SignalLeavesCompleteDirectoryOrNothing) {
 }
 
 // The index is synced last, and the directory gets its name only when everything is on disk.
-// Because of this, a crash of the machine leaves either the complete directory or none.
+// With this order, a crash of the machine leaves either the complete directory or none.
 TEST(NewDirectories, SyncFilesInOrderBeforeNamingDirectory) {
   const TempDir dir;
   write_safetensors(dir / "model.safetensors",

@@ -32,7 +32,7 @@ std::string refused(const Strings& arguments) {
     EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
     return error.what();
   }
-  ADD_FAILURE() << "it was accepted";
+  ADD_FAILURE() << "the command line was accepted";
   return "";
 }
 std::string refused_option(const std::string& option) {

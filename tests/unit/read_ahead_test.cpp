@@ -71,7 +71,7 @@ TEST(ReadAhead, DoublesWindowForSequentialReader) {
   for (; read < 512 * kMiB; read += 128 * kKiB) {
     read_ahead.see(0, read, 128 * kKiB);
     for (const auto& piece : files.take()) {
-      EXPECT_EQ(piece[1], asked) << "no gap, nothing twice";
+      EXPECT_EQ(piece[1], asked) << "there must be no gap and no overlap";
       asked += piece[2];
     }
     EXPECT_LE(asked, read + 128 * kKiB + ReadAhead::kLargestWindow);

@@ -86,7 +86,8 @@ TEST_F(Runs, ReportMissingTensorAndLargestJump) {
   EXPECT_EQ(run.largest_jump()->ratio, 8);
   const RunTensor& added = run.tensors[0];
   EXPECT_EQ(added.cells[0].state, RunCell::State::kAbsent);
-  EXPECT_EQ(added.cells[2].distance, 1) << "from the first version that has it";
+  EXPECT_EQ(added.cells[2].distance, 1)
+      << "the distance is relative to the first version with the tensor";
   const stfs::Run sound = collect({{"1", {floats("w", {1})}}, {"2", {floats("w", {2})}}});
   EXPECT_EQ(sound.verdict(), "Nothing broke in 2 versions");
 }

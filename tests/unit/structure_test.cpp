@@ -212,7 +212,7 @@ TEST(Structure, OnlyTypeTableSwitchesOnDType) {
   }
 }
 
-// Including it makes the compilation of a file seconds slower.
+// Including nlohmann/json.hpp makes the compilation of a file seconds slower.
 TEST(Structure, NoHeaderIncludesJsonLibrary) {
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
     if (file.extension() != ".h") continue;
@@ -222,7 +222,7 @@ TEST(Structure, NoHeaderIncludesJsonLibrary) {
   }
 }
 
-// Its messages contain words such as TEXT and subcommand, which users do not know.
+// The messages of CLI11 name types and subcommands, which users do not know.
 TEST(Structure, OnlyCommandParserIncludesCli11) {
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
     if (file == "core/command/command_parser.cpp") continue;

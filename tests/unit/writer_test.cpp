@@ -288,7 +288,7 @@ TEST(Writer, RejectsHeaderAboveFormatLimit) {
   EXPECT_FALSE(checkpoint.files().size(numbers));
   numbers.pop_back();
   const std::optional<Content> fits = checkpoint.files().make(numbers);
-  ASSERT_TRUE(fits) << "99 names of a megabyte";
+  ASSERT_TRUE(fits) << "99 names of a megabyte must fit";
   EXPECT_LE(fits->size(), 100'000'000U + 8 + 99);
 }
 
