@@ -341,7 +341,7 @@ TEST_F(Reports, ReportWhichCheckpointHasUnreadableTensor) {
   const std::vector<std::string> local{write("a", {random_tensor("c", "C64", {2}, 1)})};
   const std::vector<std::string> other{write("b", {random_tensor("c", "C64", {2}, 2)})};
   const Checkpoint a(local), b(other);
-  std::filesystem::resize_file(there[0], 20);
+  std::filesystem::resize_file(other[0], 20);
   const std::atomic<bool> stop = false;
   Report report;
   EXPECT_EQ(collect_report(a, &b, local, {stop}, report), 0);
