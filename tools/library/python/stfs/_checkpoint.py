@@ -74,7 +74,7 @@ class Checkpoint(Mapping[str, Tensor]):
             opened()
         self._owner = owner  # views keep a reference to it as well
         self._handle = place[0]
-        self._is_elsewhere = bool(library.stfs_is_remote(self._handle))
+        self._is_remote = bool(library.stfs_is_remote(self._handle))
         self._numbers: Optional[Dict[str, int]] = None
         self._table = _library.Table(ctypes.sizeof(_library.Table))
         check(library.stfs_tensors(self._handle, ctypes.byref(self._table)))
@@ -86,7 +86,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def _run(self, call: Callable[[], Any]) -> Any:
         """Makes a call that may wait for the network."""
-        return interruptibly(call, self._handle) if self._is_elsewhere else call()
+        return interruptibly(call, self._handle) if self._is_remote else call()
 
     def _call(self, function: Any, *arguments: Any, keeps: Any = None) -> None:
         """Calls a function of the library. `keeps` is the memory that it writes to; a memoryview is released when the
@@ -98,7 +98,7 @@ class Checkpoint(Mapping[str, Tensor]):
                 if isinstance(keeps, memoryview):
                     keeps.release()
 
-        if self._is_elsewhere or keeps is not None:
+        if self._is_remote or keeps is not None:
             self._run(call)
         else:
             status = function(self._handle, *arguments)
