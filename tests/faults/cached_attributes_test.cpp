@@ -137,7 +137,7 @@ TEST_P(CachedAttributes, ServeUnchangedSource) {
 }
 
 // The disk stalls a read while the file is rewritten.
-TEST_F(SourceWithCachedAttributes, RewriteFailsToolThatReadsIt) {
+TEST_F(SourceWithCachedAttributes, RewriteFailsReadingTool) {
   const std::size_t offset = entries_of(real_).at("w").offset;
   const std::vector<std::string> commands[] = {
       {STFS_INFO_BINARY, "hash", "SOURCE", "w"},

@@ -192,7 +192,7 @@ TEST_F(FailingCalls, ThreadFailureWhileServingFailsNoReader) {
   EXPECT_TRUE(mounts_at(mountpoint()).empty());
 }
 
-TEST_F(FailingCalls, FailedMallocWhileServingFailsOnlyThatRead) {
+TEST_F(FailingCalls, FailedMallocWhileServingFailsOnlyItsRead) {
   constexpr std::size_t kCount = 10'001;
   const std::string size =
       std::to_string(kCount * sizeof(float));  // no other allocation has this size

@@ -184,7 +184,7 @@ TEST_P(RewrittenSourceVariants, RewriteAfterLinkGivesESTALE) {
   expect_stale();
 }
 
-TEST_P(RewrittenSourceVariants, RewriteByWriterThatKeepsFileOpenGivesESTALE) {
+TEST_P(RewrittenSourceVariants, RewriteByStillOpenWriterGivesESTALE) {
   mount_it();
   const int writer = ::open(source_.c_str(), O_WRONLY | O_CLOEXEC);
   ASSERT_GE(writer, 0);
@@ -409,7 +409,7 @@ TEST_F(RewrittenSource, MeaninglessCtimeFallsBackToMtime) {
 }
 
 // stfs-info takes no lease. The disk stalls its read while the file is rewritten.
-TEST_F(RewrittenSource, RewriteFailsToolThatReadsIt) {
+TEST_F(RewrittenSource, RewriteFailsReadingTool) {
   const std::vector<std::string> commands[] = {
       {STFS_INFO_BINARY, "hash", "SOURCE", "w"},
       {STFS_INFO_BINARY, "stats", "SOURCE", "w"},
@@ -435,7 +435,7 @@ TEST_F(RewrittenSource, RewriteFailsToolThatReadsIt) {
   }
 }
 
-TEST_F(RewrittenSource, RewriteFailsEditThatReadsItAndIsNamed) {
+TEST_F(RewrittenSource, RewriteFailsReadingEditAndIsNamed) {
   std::filesystem::create_directory(dir_ / "files");
   std::filesystem::create_directory(dir_ / "out");
   const std::string bytes = read_file(source_), base = dir_ / "base.safetensors";

@@ -547,7 +547,7 @@ class SuperviseSlow : public Supervise {
   }
 };
 
-TEST_F(SuperviseSlow, RequestThatKillsEachWorkerFailsAndMountSurvives) {
+TEST_F(SuperviseSlow, RequestKillingEachWorkerFailsAndMountSurvives) {
   const auto mount = this->mount();
   std::atomic<int> error = -1;
   std::thread reader([&] {
@@ -590,7 +590,7 @@ TEST_F(SuperviseSlow, SigtermEndsBusyWorkerAndItsReader) {
   expect_nothing_left(mount->path());
 }
 
-TEST_F(Supervise, WorkerThatCannotStartIsReplaced) {
+TEST_F(Supervise, WorkerUnableToStartIsReplaced) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer must be the first library";
 #endif
@@ -646,7 +646,7 @@ TEST_F(Supervise, SignalsToSupervisorUnmountAndExitWith0) {
   }
 }
 
-TEST_F(Supervise, WorkerThatDoesNotEndIsKilled) {
+TEST_F(Supervise, UnresponsiveWorkerIsKilled) {
   if (!long_tests()) GTEST_SKIP() << "STFS_LONG=1 is not set: takes 10 seconds";
   const auto mount = this->mount();
   const pid_t worker = worker_of(*mount);

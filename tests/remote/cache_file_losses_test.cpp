@@ -157,7 +157,7 @@ TEST_F(CacheFileLosses, DoesNotExtendTruncatedFileInUse) {
 }
 
 // The file is truncated after its space was reserved, so the write fails.
-TEST_F(CacheFileLosses, BlockThatDiskRefusesIsKeptInMemory) {
+TEST_F(CacheFileLosses, BlockRefusedByDiskIsKeptInMemory) {
   const auto source = open(4 * kBlock);
   network.script([&](std::size_t number, ByteRange) {
     if (number == 0) fs::resize_file(entry_path() / "data", 10);

@@ -656,7 +656,7 @@ TEST_F(CacheTest, FileSizeLimitGivesEFBIGAndNoSignal) {
 
 // --- another user's directory ---
 
-TEST_F(CacheTest, ReadsNamedDirectoryThatOnlyOtherUserCanWrite) {
+TEST_F(CacheTest, ReadsNamedDirectoryWritableOnlyByOtherUser) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   directory = temporary / "a/stfs";
   const RemoteVersion version = version_of("m", 2 * kBlock);

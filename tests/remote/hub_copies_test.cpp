@@ -194,7 +194,7 @@ TEST_F(HubCopies, ChangedCopyIsComparedAgain) {
             std::string::npos);
 }
 
-TEST_F(HubCopies, ExtractNeverReplacesCopyThatItReads) {
+TEST_F(HubCopies, ExtractNeverReplacesCopyItReads) {
   publish(1 << 20);
   const std::string before = read_file(blob_);
   const fs::path link = dir_ / "link.safetensors";
@@ -252,7 +252,7 @@ TEST_F(HubCopies, CopyTruncatedDuringMountGivesESTALE) {
 }
 
 // Otherwise a command would overwrite the cache that it reads, which breaks the cache for others.
-TEST_F(HubCopies, CommandNeverWritesToCopyOrCacheThatItReads) {
+TEST_F(HubCopies, CommandNeverWritesToCopyOrCacheItReads) {
   publish(1 << 16);
   const fs::path snapshot = *fs::directory_iterator(dir_ / "own/models--org--name/snapshots");
   const std::string source = "hf://org/name";

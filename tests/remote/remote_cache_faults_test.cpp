@@ -213,7 +213,7 @@ TEST_F(FailingCache, CacheOfOtherUserIsNotUsed) {
   EXPECT_EQ(names_in(cache()), std::vector<std::string>{});
 }
 
-TEST_F(FailingCache, UnusableCacheIsOneWarning) {
+TEST_F(FailingCache, UnusableCacheGivesOneWarning) {
   write_file(dir_ / "file", "");
   for (const char* more : {"", ",supervise"}) {
     ForegroundMount mount({url()}, {"-o", "cache_dir=" + (dir_ / "file").string() + more});

@@ -503,7 +503,7 @@ TEST_F(FailingServer, RedirectSendsNoSecretToOtherHost) {
   }
 }
 
-TEST_F(FailingServer, ForbiddenRedirectFailsOnlyThatRead) {
+TEST_F(FailingServer, ForbiddenRedirectFailsOnlyItsRead) {
   ForegroundMount mount({url()}, options("timeout=1"));
   for (const std::string& to :
        {std::string("http://169.254.169.254/latest"), std::string("http://[fe80::1]/"),

@@ -172,7 +172,7 @@ TEST_F(RemoteMount, FailedMountIsOneLine) {
   }
 }
 
-TEST_F(RemoteMount, NamesServerThatRefusesOrIgnoresRanges) {
+TEST_F(RemoteMount, NamesServerRefusingOrIgnoringRanges) {
   server_.set([](const WebRequest&) { return WebAnswer{.status = 403}; });
   expect_refusal(refused(url()), 3, url() + ": ");
   server_.set([this](const WebRequest&) {
