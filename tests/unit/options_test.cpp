@@ -123,8 +123,8 @@ TEST(Options, OfCache) {
   EXPECT_FALSE(parse_with("page_cache=kernel").direct);
 =======
 TEST(Options, ParseCache) {
-  EXPECT_TRUE(parse_with("cache=direct").direct);
-  EXPECT_FALSE(parse_with("cache=kernel").direct);
+  EXPECT_TRUE(parse_with("page_cache=direct").direct);
+  EXPECT_FALSE(parse_with("page_cache=kernel").direct);
 >>>>>>> w_t1
   refused_option("cache=none");
 }
