@@ -922,7 +922,7 @@ class RemoteTest(RemoteBase):
                 buffer.append(0)  # raises BufferError if an export still exists
 
     def test_child_forked_by_signal_handler_gets_error(self):
-        for ends in False, True:  # the handler in the child returns, or raises SystemExit
+        for ends in False, True:  # whether the handler in the child raises SystemExit
             with self.subTest(ends=ends):
                 self.server.gate.clear()
                 self.server.waits.clear()

@@ -66,7 +66,7 @@ TEST_F(Attributes, FilesAre0444AndDirectories0555) {
     EXPECT_EQ(stat_of(mount / directory).st_mode, S_IFDIR | 0555u) << directory;
 }
 
-TEST_F(Attributes, BlockCountLetsDuReportSize) {
+TEST_F(Attributes, BlocksCoverSizeForDu) {
   const Mounted& mount = shared();
 
   for (const std::string& file : kFiles) {

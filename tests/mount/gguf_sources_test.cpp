@@ -333,7 +333,7 @@ TEST_F(GgufSources, LongMetadataStringIsReadFromFile) {
   EXPECT_EQ(info_json(mount).at("metadata").at("long"), (Json{{"string", text.size()}}));
 }
 
-TEST_F(GgufSources, MetadataThatDiffersInTypeOrArrayIsConflict) {
+TEST_F(GgufSources, DifferentTypeOrArrayIsMetadataConflict) {
   const auto write_keys = [this](const std::string& name, ValueType type, const std::string& last) {
     GgufFile file;
     file.key("alike", ValueType::kU32, little<std::uint32_t>(7));

@@ -37,7 +37,8 @@ TEST_F(HandOver, ClearsNonblockFlag) {
   mount(MS_RDONLY | MS_NOSUID | MS_NODEV, O_RDWR | O_NONBLOCK);
   Process server = serve();
   expect_served();
-  EXPECT_EQ(::fcntl(device_, F_GETFL) & O_NONBLOCK, 0);  // the open file has the flags
+  EXPECT_EQ(::fcntl(device_, F_GETFL) & O_NONBLOCK,
+            0);  // the open file has changed, not only a descriptor
 }
 
 TEST_F(HandOver, CommandReturnsWhenMountAnswers) {
@@ -161,7 +162,7 @@ TEST_F(HandOver, RefusesWritesToWritableMount) {
   EXPECT_EQ(errno, EROFS);
 }
 
-TEST_F(HandOver, RejectsOptionsOfTheMounter) {
+TEST_F(HandOver, RejectsOptionsThatMounterSets) {
   mount();
   for (const std::string option : {"allow_other", "default-permissions", "nosuid", "nodev",
                                    "max_read=65536", "fsname=x", "noexec", "auto_unmount"}) {

@@ -226,7 +226,7 @@ TEST(InfoCheck, EscapesNamesToKeepOneLine) {
   EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
 }
 
-TEST(InfoUsage, ExitStatusesEqualThoseOfStfs) {
+TEST(InfoUsage, ReturnsDocumentedExitStatuses) {
   const TempDir dir;
   write_file(dir / "bad.safetensors", "x");
 

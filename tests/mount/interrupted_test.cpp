@@ -209,7 +209,7 @@ class FullDisk : public ::testing::Test {
 TEST_F(FullDisk, ExtractLeavesNoFile) {
   skip_where_calls_cannot_fail();
   if (IsSkipped()) return;
-  if (::geteuid() != 0) GTEST_SKIP() << "a small file system takes root";
+  if (::geteuid() != 0) GTEST_SKIP() << "a small file system needs root";
   for (const auto& environment : {Words(), failing("tmpfile", {"STFS_FAIL_ON=1"})}) {
     const Outcome result = run({"unshare", "-m", "bash", "-c", R"(
       mount -t tmpfs -o size=1m none "$3" || exit 77

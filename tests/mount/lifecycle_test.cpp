@@ -94,7 +94,7 @@ TEST_F(Lifecycle, AcceptsMountpointWithBlanksAndCommas) {
   EXPECT_EQ(unmounted.status, 0) << unmounted.err;
 }
 
-TEST_F(Lifecycle, CoversFilesOfMountpointUntilUnmount) {
+TEST_F(Lifecycle, HidesFilesInMountpointUntilUnmount) {
   write_file(mountpoint() / "below", "x");
 
   EXPECT_EQ(stfs({source(), mountpoint()}).status, 0);
@@ -421,8 +421,8 @@ TEST_F(Lifecycle, HelpAndVersionGoToStandardOutput) {
 
 TEST_F(Lifecycle, OldDaemonDoesNotUnmountNextMount) {
 #ifdef STFS_SANITIZED
-  GTEST_SKIP()
-      << "libfuse frees the name of the mountpoint only when it unmounts, which would be wrong";
+  GTEST_SKIP() << "libfuse leaks the name of the mountpoint if it does not unmount, and this "
+                  "daemon must not";
 #endif
   ForegroundMount old({source()});
   const int open_file = ::open((old / "mask").c_str(), O_RDONLY);

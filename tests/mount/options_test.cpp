@@ -144,7 +144,7 @@ TEST_F(Options, OtherUsersReadOnlyWithAllowOther) {
 
   EXPECT_NE(refused.status, 0);
   EXPECT_EQ(others.out.size(), 32406u) << others.err;
-  EXPECT_NE(masked.status, 0) << "the permissions are not enforced";
+  EXPECT_NE(masked.status, 0) << "the kernel must enforce the permissions";
 }
 
 // mount(8) from the command line or from fstab. mount(8) passes no PATH to its helper, so stfs must

@@ -95,7 +95,7 @@ void compare(const char* what, const Mounted& mount) {
 }
 
 // The tests share a mount of kinds().
-class Compared : public Pictures {
+class ComparedPictures : public Pictures {
  protected:
   static const Mounted& shared() {
     if (!mount_) {
@@ -112,23 +112,23 @@ class Compared : public Pictures {
   static inline std::unique_ptr<const Mounted> mount_;
 };
 
-TEST_F(Compared, PngsEqualPicturesOfNumpy) {
+TEST_F(ComparedPictures, PngsEqualPicturesOfNumpy) {
   REQUIRE_PILLOW();
   compare("png", shared());
   compare("png", Mounted({test_data("gguf/llama-2-tiny-random.gguf")}));
 }
 
-TEST_F(Compared, PngsOfSlicesUseScaleOfWholeTensor) {
+TEST_F(ComparedPictures, PngsOfSlicesUseScaleOfWholeTensor) {
   REQUIRE_PILLOW();
   compare("slices", shared());
 }
 
-TEST_F(Compared, HistogramsEqualCountsOfNumpy) {
+TEST_F(ComparedPictures, HistogramsEqualCountsOfNumpy) {
   REQUIRE_PILLOW();
   compare("histograms", shared());
 }
 
-TEST_F(Compared, MeanAndDeviationStayWithinErrorBound) {
+TEST_F(ComparedPictures, MeanAndDeviationStayWithinErrorBound) {
   REQUIRE_PILLOW();
   const TempDir dir;
   std::vector<Tensor> tensors = kinds();
@@ -137,7 +137,7 @@ TEST_F(Compared, MeanAndDeviationStayWithinErrorBound) {
   compare("exact", Mounted({(dir / "some.safetensors").string()}));
 }
 
-TEST_F(Compared, ColoursDifferForColourBlindReaders) {
+TEST_F(ComparedPictures, ColoursDifferForColourBlindReaders) {
   REQUIRE_PILLOW();
   compare("palette", shared());
 }

@@ -47,8 +47,8 @@ std::vector<Tensor> some_tensors() {
   return tensors;
 }
 
-// Expects the findings of some_tensors() in the page, but no text with quotes, because the page may
-// escape them.
+// Expects the findings of some_tensors() in the page. The compared texts contain no quotes, because
+// the page may escape them.
 void expect_findings(const std::string& page) {
   for (const char* part : {"</html>", "NaN in 1 tensor: ", "(1 of 3 values, at [0])",
                            "nothing but zeros in 1 tensor: ", "2 tensors with equal bytes"}) {
@@ -84,7 +84,7 @@ TEST_F(InfoReport, WritesPageToFileOrPipe) {
   const Outcome piped = info({"report", "--jobs", "1", file, "-o", "-"});
 
   EXPECT_EQ(named.status, 0) << named.err;
-  EXPECT_EQ(named.out + named.err, "") << "not a terminal";
+  EXPECT_EQ(named.out + named.err, "") << "output without a terminal";
   EXPECT_EQ(piped.status, 0) << piped.err;
   EXPECT_EQ(read_file(page), piped.out);
   expect_findings(piped.out);

@@ -1,5 +1,5 @@
 // The verbs of stfs-info that read values: cat's options, stats, hash, diff, extract. They need no
-// mount; some tests compare with one.
+// mount, but some tests compare the output with a mount.
 #include "tests/mount/info_tool.h"
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
@@ -537,7 +537,7 @@ TEST_F(InfoExtract, NeverReplacesItsSource) {
 
 // overlayfs shows the files of its layers with its own device number.
 TEST_F(InfoExtract, NeverReplacesItsSourceThroughOverlay) {
-  if (::geteuid() != 0) GTEST_SKIP() << "an overlay takes root";
+  if (::geteuid() != 0) GTEST_SKIP() << "an overlay needs root";
   for (const char* const layer : {"lower", "upper", "work", "both"}) {
     std::filesystem::create_directory(dir_ / layer);
   }
@@ -632,7 +632,7 @@ TEST_F(InfoExtract, WritesToPipeAndDeviceInPlace) {
 }
 
 TEST_F(InfoExtract, LeavesNoFileOnFullDisk) {
-  if (::geteuid() != 0) GTEST_SKIP() << "a small file system takes root";
+  if (::geteuid() != 0) GTEST_SKIP() << "a small file system needs root";
   const std::string file = write("m", {random_tensor("w", "U8", {4'000'000})});
 
   const Outcome result = run({"unshare", "-m", "bash", "-c", R"(
