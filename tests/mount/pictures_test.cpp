@@ -85,7 +85,8 @@ std::vector<Tensor> kinds() {
     GTEST_SKIP() << "no NumPy or no Pillow in /usr/bin/python3";                \
   }
 
-// Runs pictures.py, which compares the files of a mount with NumPy.
+// Runs pictures.py, which compares files of a mount with NumPy: png/PATH.png,
+// png-slice/PATH/EXPR.png and hist/PATH.svg.
 void compare(const char* what, const Mounted& mount) {
   const Outcome result = run({"/usr/bin/python3", STFS_SOURCE_DIR "/tests/mount/pictures.py", what,
                               mount.path().string()});
