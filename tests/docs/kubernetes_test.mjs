@@ -68,12 +68,12 @@ function* misspelt(value, path = '') {
 }
 
 // Each line that grants a permission must state the reason after a #.
-const kRight = /privileged: true|allowPrivilegeEscalation: true|\badd:|mountPropagation: Bidirectional|Unconfined|runAsUser: 0|hostPath:|hostNetwork: true|hostPID: true/;
+const kPermission = /privileged: true|allowPrivilegeEscalation: true|\badd:|mountPropagation: Bidirectional|Unconfined|runAsUser: 0|hostPath:|hostNetwork: true|hostPID: true/;
 function* unexplained(text) {
   for (const [number, line] of text.split('\n').entries()) {
     const [code, ...reason] = line.split(' #');
-    if (kRight.test(code) && !code.trimStart().startsWith('#') && reason.join('').trim().length < 10) {
-      yield `line ${number + 1}: a right without its reason: ${line.trim()}`;
+    if (kPermission.test(code) && !code.trimStart().startsWith('#') && reason.join('').trim().length < 10) {
+      yield `line ${number + 1}: a permission without a reason: ${line.trim()}`;
     }
   }
 }
@@ -85,13 +85,13 @@ function* about_container(container, pod) {
   const place = container.name;
   if (context.readOnlyRootFilesystem !== true) yield `${place}: the root is not read-only`;
   if (!same(context.capabilities?.drop, ['ALL'])) yield `${place}: capabilities are not dropped`;
-  if (![true, false].includes(context.allowPrivilegeEscalation)) yield `${place}: allowPrivilegeEscalation is not said`;
+  if (![true, false].includes(context.allowPrivilegeEscalation)) yield `${place}: allowPrivilegeEscalation is not set`;
   for (const kind of ['requests', 'limits']) {
     for (const what of ['cpu', 'memory']) if (!container.resources?.[kind]?.[what]) yield `${place}: no ${kind} of ${what}`;
   }
   // The API checks this itself, but it is not in the schema.
   if (context.allowPrivilegeEscalation === false && (context.privileged || context.capabilities?.add?.includes('SYS_ADMIN'))) {
-    yield `${place}: allowPrivilegeEscalation is false beside a right that needs it`;
+    yield `${place}: allowPrivilegeEscalation is false with a permission that needs it`;
   }
   for (const mount of container.volumeMounts ?? []) {
     if (mount.mountPropagation === 'Bidirectional' && !context.privileged) yield `${place}: only a privileged container may have Bidirectional`;
@@ -221,9 +221,9 @@ const kPlanted = [
   ['memory.yaml', 'name: STFS_CACHE', 'name: STFS_CACHES', 'no page names STFS_CACHES'],
   ['memory.yaml', 'key: HF_TOKEN', 'key: HF_TOKENS', 'secret.yaml has no stfs/HF_TOKENS'],
   ['memory.yaml', '              optional: true\n', '', 'HF_TOKEN is not optional'],
-  ['sidecar.yaml', 'privileged: true                  # Kubernetes permits Bidirectional to no other', 'privileged: true', 'a right without its reason'],
+  ['sidecar.yaml', 'privileged: true                  # Kubernetes permits Bidirectional to no other', 'privileged: true', 'a permission without a reason'],
   ['sidecar.yaml', 'privileged: true ', 'privileged: false ', 'only a privileged container may have Bidirectional'],
-  ['device-plugin.yaml', 'allowPrivilegeEscalation: true ', 'allowPrivilegeEscalation: false ', 'beside a right that needs it'],
+  ['device-plugin.yaml', 'allowPrivilegeEscalation: true ', 'allowPrivilegeEscalation: false ', 'with a permission that needs it'],
   ['device-plugin.yaml', '- name: cache\n      emptyDir', '- name: caches\n      emptyDir', 'no volume cache'],
 ];
 
@@ -240,8 +240,8 @@ try {
   for (const [name, text] of texts) {
     for (const wrong of await faults_of(text, secret, work)) fail(`${name}: ${wrong}`);
     if (!guide.includes(`(examples/kubernetes/${name})`)) fail(`${name}: KUBERNETES.md does not name it`);
-    const has_no_right = guide.includes(`(examples/kubernetes/${name}) | none |`);
-    if (has_no_right && text.split('\n').some((line) => kRight.test(line.split(' #')[0]))) fail(`${name}: has a right, and KUBERNETES.md says none`);
+    const grants_nothing = guide.includes(`(examples/kubernetes/${name}) | none |`);
+    if (grants_nothing && text.split('\n').some((line) => kPermission.test(line.split(' #')[0]))) fail(`${name}: grants a permission, but KUBERNETES.md says none`);
   }
   for (const [name, from, to, expected] of kPlanted) {
     const text = texts.get(name);
