@@ -68,7 +68,7 @@ struct Outcome {
 Outcome read_part(const Handle& handle, std::string_view name, const char* slice = nullptr,
                   const char* as = nullptr) {
   const stfs_part part{sizeof part, index_of(handle, name), slice, as};
-  stfs_measure measure{};
+  stfs_part_info measure{};
   measure.size = sizeof measure;
   if (const int status = stfs_get_part_info(handle.get(), &part, &measure)) return {status, {}};
   std::string bytes(measure.bytes, '\0');
@@ -196,7 +196,7 @@ TEST_F(LibStfs, AcceptsStructsOfOlderAndNewerVersions) {
   EXPECT_EQ(measure.newer, 0U);
   measure.known.size = offsetof(stfs_part_info, rank);
   measure.known.rank = 7;
-  ASSERT_EQ(stfs_measure_part(handle.get(), &older, &measure.known), STFS_OK);
+  ASSERT_EQ(stfs_get_part_info(handle.get(), &older, &measure.known), STFS_OK);
   EXPECT_EQ(measure.known.rank, 7U);  // not written, because it is past the size
 }
 
