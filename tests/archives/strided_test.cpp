@@ -85,7 +85,7 @@ TEST(StridedElements, EqualElementsFromIndexLoop) {
 }
 
 // A tile that was computed only partly must not be used.
-TEST(StridedElements, AreRightAfterFailedRead) {
+TEST(StridedElements, RecoverAfterFailedRead) {
   std::string below(600'000, '\0');
   for (std::size_t i = 0; i < below.size(); ++i) below[i] = static_cast<char>(i * 7 >> 3);
   const TempDir dir;

@@ -40,7 +40,7 @@ std::string refusal(const Act& act) {
   return "accepted";
 }
 
-TEST(GgufSplit, IsReadFromThreeKeys) {
+TEST(GgufSplit, ReadsThreeKeysOfPart) {
   const auto split = gguf_split(part(1, 3, 17), "m");
 
   ASSERT_TRUE(split);

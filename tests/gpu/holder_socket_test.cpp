@@ -57,7 +57,7 @@ TEST_F(HolderSocketTest, RetiresIfNoClientHasConnected) {
   EXPECT_FALSE(std::filesystem::exists(path() + ".gone"));
 }
 
-TEST_F(HolderSocketTest, DoesNotRetireWhileAClientWaits) {
+TEST_F(HolderSocketTest, DoesNotRetireWhileClientWaits) {
   std::optional<HolderSocket> socket = listen();
   const UniqueFd client = new_socket(SOCK_NONBLOCK);
   ASSERT_EQ(connected(client), 0);

@@ -263,7 +263,7 @@ class GpuQueuedLoad : public GpuToolTest {
   }
 };
 
-TEST_F(GpuQueuedLoad, SucceedsIfSourceIsLinkedMeanwhile) {
+TEST_F(GpuQueuedLoad, SucceedsIfSourceIsLinkedBeforeCopy) {
   const auto source = small();
 
   const Outcome loaded =
@@ -273,7 +273,7 @@ TEST_F(GpuQueuedLoad, SucceedsIfSourceIsLinkedMeanwhile) {
   EXPECT_EQ(resident(), Names{"a"});
 }
 
-TEST_F(GpuQueuedLoad, FailsIfSourceIsRewrittenMeanwhile) {
+TEST_F(GpuQueuedLoad, FailsIfSourceIsRewrittenBeforeCopy) {
   const auto source = small();
   const auto other = small("other.safetensors");
   ASSERT_EQ(run({"touch", "-r", source, other}).status, 0);

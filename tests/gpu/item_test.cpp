@@ -266,7 +266,7 @@ TEST(GpuItem, LabelNamesRequestAndNotVersion) {
   EXPECT_EQ(label("v1"), label("v2"));
 }
 
-TEST(GpuItem, RawAndConvertedContentIsTheSlice) {
+TEST(GpuItem, RawAndConvertedContentEqualSlice) {
   const TempDir dir;
   std::string bytes;
   for (int i = 0; i < 24; ++i) {

@@ -449,7 +449,7 @@ std::string first_bytes_or_error(const std::vector<std::string>& names) {
   return first_bytes;
 }
 
-TEST_F(LibraryHolder, AcquiresMoreSegmentsThanOpenFileLimitUntilProcessEnds) {
+TEST_F(LibraryHolder, AcquiresMoreSegmentsThanOpenFileLimitAndLeasesEndWithProcess) {
 #ifdef STFS_SANITIZED
   GTEST_SKIP() << "the sanitizer needs descriptors";
 #endif
@@ -515,7 +515,7 @@ TEST_F(LibraryHolder, FailedAcquireDoesNotLoadTensorTwice) {
   EXPECT_EQ(nlohmann::json::parse(run({STFS_GPU_BINARY, "ls", "--json"}).out).size(), 1U);
 }
 
-TEST_F(LibraryHolder, SecondAcquireAfterHolderDiesUsesNextHolder) {
+TEST_F(LibraryHolder, AcquireAfterHolderDiedUsesNextHolder) {
   ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
   stfs_gpu_tensors* kept = std::exchange(acquired_, nullptr);
   kill_holder();

@@ -784,7 +784,7 @@ TEST_F(TransferTest, WorkersRunNearDeviceAndCallerRegainsProcessors) {
   EXPECT_EQ(own_processors(), before);
 }
 
-TEST(Processors, NearDeviceComeFromLocalCpulist) {
+TEST(Processors, ReadsLocalCpulistOfDevice) {
   const TempDir root;
   const std::string device = root / "sys/bus/pci/devices/0000:3b:00.0";
   std::filesystem::create_directories(device);
