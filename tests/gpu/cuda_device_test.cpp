@@ -146,7 +146,7 @@ TEST_P(CudaFailure, FailedCallIsOneErrorWithoutLeaks) {
       EXPECT_NE(message->find(function), std::string::npos) << *message;
       EXPECT_EQ(message->find('\n'), std::string::npos) << *message;
     } else {
-      EXPECT_EQ(arrived, bytes) << "the load succeeded despite the failure";
+      EXPECT_EQ(arrived, bytes) << "bytes of a load that succeeded despite the failure";
     }
   }
   configure_fake_driver();
