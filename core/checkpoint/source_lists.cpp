@@ -17,8 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-using Listed = decltype(SourceLists::listed);
-
 // Leaves the tensors at or below a path in a mount of this list; "" leaves all.
 void keep_within(TensorList& list, const std::string& within) {
   if (within.empty()) return;
@@ -34,44 +32,28 @@ void keep_within(TensorList& list, const std::string& within) {
   list.remove_others(is_kept);
 }
 
-TensorList stored(const std::string& path, const StoredOptions& options, Sources& opener,
-                  Listed& listed) {
-  StoredTensors stored = load_stored(path, options, opener);
-  if (stored.names) listed.emplace(path, *std::move(stored.names));
-  return std::move(stored.tensors);
-}
-
-LayerContext context_of(Sources& opener) {
-  return {opener, [&opener](const std::string& source) {
-            return load_sources(std::span(&source, 1), {}, {}, opener).list;
-          }};
-}
-
-// All tensors of a mount of these sources.
-TensorList list_of(const Origin& mounted, Sources& opener, Listed& listed) {
-  TensorList list;
-  for (const Origin& source : mounted.sources) {
-    if (!source.path.empty()) {
-      list.append(stored(source.path, {.allow_missing = mounted.allow_missing}, opener, listed));
-      continue;
-    }
-    TensorList part = list_of(source, opener, listed);
-    keep_within(part, source.within);
-    list.append(std::move(part));
-  }
-  return apply_layers(std::move(list), mounted.layers, context_of(opener));
-}
-
 class Loader {
  public:
-  Loader(const StoredOptions& options, const Layers& layers, Sources& opener)
-      : options_(options), layers_(resolved(layers, opener)), opener_(opener) {}
+  // `depth`: of so many mounts these are the sources, or what their layers read. `above`: what the
+  // uppermost of them get as layers.
+  Loader(const StoredOptions& options, const Layers& layers, Sources& opener, unsigned depth = 0,
+         Layers above = {})
+      : options_(options),
+        layers_(resolved(layers, opener)),
+        opener_(opener),
+        depth_(depth),
+        above_(std::move(above)) {}
 
   SourceLists load(std::span<const std::string> sources) {
     for (const std::string& source : sources) add(source);
     refuse_frames(out_.list);
-    out_.list = apply_layers(std::move(out_.list), layers_, context_of(opener_));
+    const LayerContext context{
+        opener_, [this](const std::string& source) {
+          return Loader({}, {}, opener_, depth_ + 1).load(std::span(&source, 1)).list;
+        }};
+    out_.list = apply_layers(std::move(out_.list), layers_, context);
     out_.layers = layers_;
+    out_.is_one_checkpoint = out_.is_one_checkpoint && sources.size() == 1;
     return std::move(out_);
   }
 
@@ -80,8 +62,8 @@ class Loader {
     if (is_url(source)) {
       std::string pinned = opener_.pinned(source);
       take_delta(pinned);
-      out_.list.append(stored(pinned, options_, opener_, out_.listed));
-      out_.origins.push_back({.path = public_name(pinned)});
+      add_stored(pinned);
+      out_.origins.push_back(public_name(pinned));
       return;
     }
     refuse_model_name(source);
@@ -90,9 +72,14 @@ class Loader {
     }
     std::string name = source;
     take_delta(name);
-    out_.list.append(stored(name, options_, opener_, out_.listed));
-    std::error_code error;
-    out_.origins.push_back({.path = fs::absolute(name, error).string()});
+    add_stored(name);
+    add_origin(name);
+  }
+
+  void add_stored(const std::string& path) {
+    StoredTensors stored = load_stored(path, options_, opener_);
+    if (stored.names) out_.listed.emplace(path, *std::move(stored.names));
+    out_.list.append(std::move(stored.tensors));
   }
 
   // A source that is a delta is the layer upon the checkpoint that it reaches.
@@ -115,44 +102,61 @@ class Loader {
     constexpr unsigned kMostLooks = 50;
     for (unsigned looks = 1; !add_if_current(mounted); ++looks) {
       std::optional<MountedPath> now = find_mounted(mounted.source);
-      if (!now || now->version == mounted.version || looks == kMostLooks) refuse_changed(mounted);
+      if (!now || now->content.version == mounted.content.version || looks == kMostLooks) {
+        refuse_changed(mounted);
+      }
       mounted = *std::move(now);
     }
   }
 
   // Returns false when the sources are not the versions that the mount has named.
   bool add_if_current(const MountedPath& mounted) {
-    const Origin& origin = mounted.origin;
-    for (const Layer& layer : layers_) refuse_unfit_layer(mounted, layer);
+    const MountContent& content = mounted.content;
+    Layers above = layers_;
+    above.insert(above.end(), above_.begin(), above_.end());
+    std::erase_if(above, [&](const Layer& layer) { return has_layer(mounted, layer); });
+    if (depth_ == kMostMounts) {
+      throw Error(ErrorCode::kUsage, mounted.source,
+                  "a mount of a mount, and so on without end: name the checkpoint itself");
+    }
     try {
-      TensorList whole = list_of(origin, opener_, out_.listed);
-      if (version_of(whole) != mounted.version) return false;
-      keep_within(whole, origin.within);
-      out_.list.append(std::move(whole));
+      SourceLists whole = Loader({.allow_missing = content.allow_missing}, content.layers, opener_,
+                                 depth_ + 1, std::move(above))
+                              .load(content.sources);
+      if (version_of(whole.list) != content.version) return false;
+      keep_within(whole.list, mounted.within);
+      out_.list.append(std::move(whole.list));
+      out_.below.insert(out_.below.end(), whole.layers.begin(), whole.layers.end());
+      out_.below.insert(out_.below.end(), whole.below.begin(), whole.below.end());
+      out_.is_one_checkpoint = whole.is_one_checkpoint && mounted.within.empty();
+      if (whole.listed) out_.listed = std::move(whole.listed);
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kUsage) throw;  // about the command
       refuse_lost(mounted, error);
     }
-    if (origin.within.empty() && origin.allow_missing == options_.allow_missing &&
-        origin.layers.empty()) {
-      out_.origins.insert(out_.origins.end(), origin.sources.begin(), origin.sources.end());
-    } else {
-      out_.origins.push_back(origin);
-    }
+    add_origin(mounted.source);
     return true;
+  }
+
+  void add_origin(const std::string& path) {
+    std::error_code error;
+    out_.origins.push_back(fs::absolute(path, error).string());
   }
 
   StoredOptions options_;
   Layers layers_;
   Sources& opener_;
+  unsigned depth_;
+  Layers above_;
   SourceLists out_;
 };
 
 }  // namespace
 
 TensorList load_content(const MountContent& content, Sources& opener) {
-  Listed listed;
-  TensorList list = list_of(content.origin, opener, listed);
+  TensorList list = load_sources(content.sources, {.allow_missing = content.allow_missing},
+                                 content.layers, opener)
+                        .list;
   if (version_of(list) != content.version) {
     throw Error(
         ErrorCode::kUnreadable, list.parts().empty() ? "" : list.parts().front().source->path(),

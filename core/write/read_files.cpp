@@ -56,7 +56,13 @@ ReadFiles::ReadFiles(std::span<const Checkpoint* const> checkpoints, const Sourc
     : cache_(sources.cache_directory()) {
   for (const std::string& copy : sources.hub_copies()) add(copy);
   for (const Checkpoint* const checkpoint : checkpoints) {
-    for (const Origin& origin : checkpoint->origins()) add(origin);
+    for (const std::string& origin : checkpoint->origins()) {
+      add(origin);
+      std::error_code error;
+      for (const auto& entry : std::filesystem::directory_iterator(origin, error)) {
+        if (is_index_name(entry.path().native())) add(entry.path().native());
+      }
+    }
     add_layers(checkpoint->layers());
     for (const Part& part : checkpoint->parts()) {
       add(part.source->path());
@@ -89,29 +95,22 @@ void ReadFiles::add_beside(const std::string& name) {
   add(scheme_of(name) == "hf" ? hub_local_copy(name) : name);
 }
 
-void ReadFiles::add(const Origin& origin) {
-  add(origin.path);
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(origin.path, error)) {
-    if (is_index_name(entry.path().native())) add(entry.path().native());
-  }
-  for (const Origin& source : origin.sources) add(source);
-}
-
 void ReadFiles::add(const std::string& path) {
   if (path.empty() || is_url(path) || std::ranges::find(paths_, path) != paths_.end()) return;
   paths_.push_back(path);
-  // A file in a mount that is read as a file, such as merged.safetensors.
-  for (std::size_t slash = path.rfind('/'); slash != std::string::npos && slash > 0;
-       slash = path.rfind('/', slash - 1)) {
+  // A mount, or what is in it, also a file that is read as one, such as merged.safetensors.
+  for (std::string root = path; root.size() > 1; root = parent_name(root)) {
     std::optional<std::string> content;
     try {
-      content = description_of(path.substr(0, slash));
+      content = extended_attribute(root, kMountAttribute);
     } catch (const Error&) {
       continue;  // it cannot be looked at
     }
     if (!content) continue;
-    if (const auto mounted = parse_mount_json(*content)) add_mounted(mounted->origin);
+    const auto mounted = parse_mount_json(*content);
+    if (!mounted) return;
+    add_layers(mounted->layers);
+    for (const std::string& source : mounted->sources) add_mounted(source);
     return;
   }
 }
@@ -153,25 +152,23 @@ void ReadFiles::add_all(const std::string& path) {
 }
 
 // All that a mount may have been made of: in a directory, more than it shows.
-void ReadFiles::add_mounted(const Origin& origin) {
-  add_layers(origin.layers);
-  for (const Origin& source : origin.sources) add_mounted(source);
-  if (origin.path.empty() || is_url(origin.path)) return;
-  add(origin.path);
-  if (is_index_name(origin.path)) add_shards(origin.path);
-  const std::filesystem::path path(origin.path);
+void ReadFiles::add_mounted(const std::string& source) {
+  if (is_url(source)) return;
+  add(source);
+  if (is_index_name(source)) add_shards(source);
+  const std::filesystem::path path(source);
   std::error_code error;
   const bool is_directory = std::filesystem::is_directory(path, error);
   for (const char* const name : kConfigs) {
     paths_.push_back(((is_directory ? path : path.parent_path()) / name).native());
   }
   // A part of a split GGUF file stands for all of them, which lie beside it.
-  const bool is_gguf = origin.path.ends_with(kGgufSuffix);
+  const bool is_gguf = source.ends_with(kGgufSuffix);
   for (const auto& entry :
        std::filesystem::directory_iterator(is_gguf ? path.parent_path() : path, error)) {
     const std::string& name = entry.path().native();
     if (!is_checkpoint_name(name)) continue;
-    if (is_gguf && !are_parts_of_one(name, origin.path)) continue;
+    if (is_gguf && !are_parts_of_one(name, source)) continue;
     paths_.push_back(name);
     if (is_index_name(name)) add_shards(name);
   }

@@ -29,9 +29,8 @@ class ReadFiles {
  private:
   bool is_in_cache(const std::string& path) const;
   void add_beside(const std::string& name);
-  void add(const Origin& origin);
   void add(const std::string& path);
-  void add_mounted(const Origin& origin);
+  void add_mounted(const std::string& path);
   void add_layers(const Layers& layers);
   void add_all(const std::string& path);
   void add_shards(const std::string& index);

@@ -123,15 +123,14 @@ std::function<void(std::size_t, std::size_t)> header_progress(const std::string&
   };
 }
 
-bool leads_elsewhere(const Origin& origin) {
-  return is_url(origin.path) || std::ranges::any_of(origin.sources, leads_elsewhere);
-}
-
-// Whether loading a source uses the network: a URL, or a mount of one.
-bool is_elsewhere(const std::string& source) {
+// Whether loading a source uses the network: a URL, or a mount of one, or with such a layer.
+bool is_elsewhere(const std::string& source, unsigned depth = 0) {
   if (is_url(source)) return true;
+  if (depth == kMostMounts) return false;  // loading refuses it
   const std::optional<MountedPath> mounted = find_mounted(source);
-  return mounted && leads_elsewhere(mounted->origin);
+  const auto is_below = [&](const std::string& name) { return is_elsewhere(name, depth + 1); };
+  return mounted && (are_elsewhere(mounted->content.layers) ||
+                     std::ranges::any_of(mounted->content.sources, is_below));
 }
 
 // A checkpoint, and what opened it.
@@ -180,7 +179,8 @@ LoadedSources load_elsewhere(const Options& options, bool again = true) {
 }
 
 LoadedSources load(const Options& options) {
-  if (std::ranges::any_of(options.sources, is_elsewhere) || are_elsewhere(options.layers)) {
+  const auto uses_network = [](const std::string& source) { return is_elsewhere(source); };
+  if (std::ranges::any_of(options.sources, uses_network) || are_elsewhere(options.layers)) {
     refuse_cache_inside(options);
     if (options.supervise) return load_elsewhere(options);
   }
@@ -204,20 +204,21 @@ struct Loaded {
 // Serves until the end; `worker` is null without a supervisor.
 void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hooks) {
   Session session(loaded.mount, loaded.context);
-  FileSystem filesystem(loaded.checkpoint,
-                        {.uid = loaded.options.uid.value_or(::getuid()),
-                         .gid = loaded.options.gid.value_or(::getgid()),
-                         .umask = loaded.options.umask,
-                         .control = loaded.options.control,
-                         .content =
-                             [&] {
-                               return mount_json(loaded.checkpoint, loaded.options.allow_missing,
-                                                 loaded.checkpoint.layers());
-                             },
-                         .ledger = loaded.context.ledger,
-                         .prefetch_all = loaded.options.prefetch,
-                         .counters = loaded.counters},
-                        [&](const std::string& line) { loaded.daemon.log(line); });
+  FileSystem filesystem(
+      loaded.checkpoint,
+      {.uid = loaded.options.uid.value_or(::getuid()),
+       .gid = loaded.options.gid.value_or(::getgid()),
+       .umask = loaded.options.umask,
+       .control = loaded.options.control,
+       .content =
+           [&] {
+             return mount_json({loaded.checkpoint.origins(), loaded.options.allow_missing,
+                                loaded.checkpoint.layers(), version_of(loaded.checkpoint.list())});
+           },
+       .ledger = loaded.context.ledger,
+       .prefetch_all = loaded.options.prefetch,
+       .counters = loaded.counters},
+      [&](const std::string& line) { loaded.daemon.log(line); });
   loaded.context.filesystem = &filesystem;
   session.answer_handshake();
   if (worker != nullptr) session.take_over(worker->distrusts_requests());

@@ -25,16 +25,6 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& rule) { throw Error(ErrorCode::kUsage, "", rule); }
 
-std::vector<std::string> pinned_of(const Checkpoint& checkpoint,
-                                   const std::vector<std::string>& names) {
-  std::vector<std::string> pinned;
-  for (const Origin& origin : checkpoint.origins()) {
-    if (origin.path.empty()) return names;  // a part of a mount: named by the mount
-    pinned.push_back(origin.path);
-  }
-  return pinned;
-}
-
 // Whether a URL in a text has a user, or a query. In doubt yes: a glob behind it has "?" too.
 bool has_secret(std::string_view text) {
   constexpr std::string_view kMark = "://";
@@ -136,7 +126,7 @@ Opened::Opened(std::vector<std::string> sources, OpenOptions options)
   const Checkpoint& checkpoint = *first->checkpoint;
   version_ = version_of(checkpoint.list());
   options_.load.layers = checkpoint.layers();  // for children, wherever they are
-  pinned_ = pinned_of(checkpoint, names_);
+  pinned_ = checkpoint.origins();
   for (const std::string& name : names_) has_secrets_ |= has_secret(name);
   for (const Layer& layer : options_.load.layers) {
     pinned_options_.push_back(layer.option + "=" + layer.argument);
