@@ -409,6 +409,30 @@ std::optional<MountedPath> find_mounted(const std::string& source) {
   return MountedPath{source, root, std::move(within), *std::move(content)};
 }
 
+std::vector<std::string> files_of_mount(const std::string& path) {
+  constexpr std::uint64_t kMostInfo = 256 << 20;  // bytes
+  std::vector<std::string> files;
+  if (!is_fuse(path)) return files;
+  const std::string info = mountpoint_of(absolute_path(path)) + "/.stfs/info.json";
+  std::error_code error;
+  if (!fs::exists(info, error)) return files;
+  const Json parsed = Json::parse(read_file(info, kMostInfo), nullptr, false);
+  const auto* const sources = member<Json::array_t>(parsed, "sources");
+  if (sources == nullptr) return files;
+  for (const Json& source : *sources) {
+    const auto* const file = member<Json::string_t>(source, "path");
+    if (file == nullptr) continue;
+    if (file->find("\uFFFD") != std::string::npos) {
+      throw Error(
+          ErrorCode::kUsage, path,
+          "a mount with a source whose name is not UTF-8 makes this file, so no output can be "
+          "compared with that source: name the mount");
+    }
+    files.push_back(*file);
+  }
+  return files;
+}
+
 void refuse_changed(const MountedPath& mounted) {
   const std::vector<std::string>& sources = mounted.content.sources;
   // A layer has files too, such as an adapter's.

@@ -478,14 +478,14 @@ TEST_F(InfoExtract, ReplacesAFileOnlyWhenTheNewOneIsComplete) {
   EXPECT_EQ(names_in(dir_.path()), std::vector<std::string>{"out.safetensors"});
 }
 
-// The file itself, links to it, and every file that is read beside it.
+// The file itself, links to it, the files that a mount shows, and every file that is read beside
+// it.
 TEST_F(InfoExtract, NeverReplacesAFileThatItReads) {
   if (const std::string why = mount_unavailable(); !why.empty()) GTEST_SKIP() << why;
   const std::string file =
       write("m", {random_tensor("a", "U8", {5}), random_tensor("b", "U8", {5})});
   const std::string model = dir_ / "model";
   std::filesystem::copy(test_data("sharded"), model, std::filesystem::copy_options::recursive);
-  write_file(model + "/config.json", "{}");
   std::filesystem::create_symlink("m.safetensors", dir_ / "link");
   std::filesystem::create_hard_link(file, dir_ / "hard");
   std::filesystem::create_symlink(".", dir_ / "here");
@@ -510,8 +510,9 @@ TEST_F(InfoExtract, NeverReplacesAFileThatItReads) {
                                        sharded / ".stfs/subset/*.safetensors"};
   for (const std::string& source : whole) {
     for (const auto& entry : std::filesystem::directory_iterator(model)) {
-      const std::string name = entry.path().filename();
-      if (name.ends_with(".safetensors") || name == "config.json" || entry.path() == index) {
+      const bool is_of_mount = source.find(".stfs") != std::string::npos;
+      const bool is_read = entry.path() == index && !is_of_mount;
+      if (is_read || entry.path().extension() == ".safetensors") {
         all.push_back({source, entry.path()});
       }
     }

@@ -111,7 +111,7 @@ int report_run(const Arguments& arguments, const std::vector<std::string>& paths
     read.push_back(version.get());
     bytes += bytes_to_read(*version, nullptr);
   }
-  Output output(arguments, read, sources);
+  Output output(arguments, sources);
   Run run;
   std::string page;
   ProgressBar bar(bytes);
@@ -162,10 +162,8 @@ int report(const Arguments& arguments) {
     against.emplace(std::span(&arguments.against, 1),
                     load_options(arguments, sources, arguments.old_layers));
   }
-  std::vector<const Checkpoint*> read{&checkpoint};
-  if (against) read.push_back(&*against);
   // Before hours of reading: a directory without permission is found here.
-  Output output(arguments, read, sources);
+  Output output(arguments, sources);
   const std::string codes = stored_codes_text(checkpoint, sources);
   if (!codes.empty()) print_note(public_name(arguments.paths.front()), codes);
   Report report;

@@ -177,6 +177,9 @@ std::unique_ptr<Opened::Loaded> Opened::load_here() const {
     auto loaded = std::make_unique<Loaded>();
     loaded->sources = std::make_unique<Sources>(options_.sources);
     loaded->checkpoint = first_->checkpoint;
+    for (const Part& part : loaded->checkpoint->parts()) {
+      loaded->sources->note_read(part.source->path());
+    }
     loaded->mapped =
         std::make_unique<std::atomic<std::byte*>[]>(loaded->checkpoint->parts().size());
     return loaded;
