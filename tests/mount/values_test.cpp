@@ -579,6 +579,7 @@ TEST(InfoOutput, NoVerbPrintsIntoAFileThatItReads) {
   write_safetensors(dir / "other/m.safetensors", {random_tensor("a", "U8", {5})});
   const std::string model = dir / "model";
   std::filesystem::copy(test_data("sharded"), model, std::filesystem::copy_options::recursive);
+  write_file(model + "/config.json", "{}");
   std::vector<std::pair<std::string, std::string>> all;  // a verb with its operands, an output
   const std::string other = dir / "other/m.safetensors";
   for (const char* const verb : {"info", "list", "show", "check", "hash", "stats"}) {
@@ -599,7 +600,12 @@ TEST(InfoOutput, NoVerbPrintsIntoAFileThatItReads) {
     if (!name.ends_with(".safetensors")) continue;
     all.emplace_back("check " + other + " " + model + "/model.safetensors.index.json", name);
   }
-  all.emplace_back("report " + file + " -o " + (dir / "page.html").string(), file);
+  const std::string page = " -o " + (dir / "page.html").string();
+  std::filesystem::copy(model, dir / "next", std::filesystem::copy_options::recursive);
+  all.emplace_back("report " + file + page, file);
+  all.emplace_back("report " + model + page, model + "/config.json");
+  all.emplace_back("report " + model + " " + (dir / "next").string() + page,
+                   model + "/config.json");
   for (const auto& [words, output] : all) {
     const std::string before = read_file(output);
     const Outcome result = sh(R"(set -f; "$1" $2 1<>"$3")", {STFS_INFO_BINARY, words, output});

@@ -153,7 +153,10 @@ int report(const Arguments& arguments) {
     if (arguments.paths.size() < 2) throw;
     const std::vector<std::string> paths = in_order_of_run(arguments.paths);
     const auto versions = versions_of(paths, options);
-    if (versions.empty()) throw;
+    if (versions.empty()) {
+      refuse_source_as_output(sources);
+      throw;
+    }
     return report_run(arguments, paths, versions, sources);
   }
   const Checkpoint& checkpoint = *together;
@@ -162,9 +165,10 @@ int report(const Arguments& arguments) {
     against.emplace(std::span(&arguments.against, 1),
                     load_options(arguments, sources, arguments.old_layers));
   }
-  // Before hours of reading: a directory without permission is found here.
-  Output output(arguments, sources);
   const std::string codes = stored_codes_text(checkpoint, sources);
+  // After all files are open, and before hours of reading: a directory without permission is found
+  // here.
+  Output output(arguments, sources);
   if (!codes.empty()) print_note(public_name(arguments.paths.front()), codes);
   Report report;
   const std::string page = page_of(arguments, checkpoint, against ? &*against : nullptr, report);
