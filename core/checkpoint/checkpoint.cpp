@@ -74,6 +74,7 @@ void Checkpoint::load(std::span<const std::string> sources, const LoadOptions& o
                                     options.layers, opener);
   list_ = std::move(loaded.list);
   origins_ = std::move(loaded.origins);
+  mounts_ = std::move(loaded.mounts);
   layers_ = std::move(loaded.layers);
   list_.sort_names();
   tree_ = std::make_unique<const PathTree>(tree_of(list_));

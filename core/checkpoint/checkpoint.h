@@ -87,6 +87,9 @@ class Checkpoint {
   // SourceLists::origins.
   const std::vector<std::string>& origins() const { return origins_; }
 
+  // SourceLists::mounts.
+  const std::vector<std::string>& mounts() const { return mounts_; }
+
   // The layers of LoadOptions, with resolved arguments.
   const Layers& layers() const { return layers_; }
 
@@ -113,6 +116,7 @@ class Checkpoint {
   TensorList list_;
   std::vector<ModelFile> model_files_;
   std::vector<std::string> origins_;
+  std::vector<std::string> mounts_;
   Layers layers_;
   std::unique_ptr<const PathTree> tree_;
   std::vector<Metadata::Entry> metadata_;

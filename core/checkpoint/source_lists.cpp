@@ -1,6 +1,7 @@
 #include "core/checkpoint/source_lists.h"
 
 #include "core/base/error.h"
+#include "core/base/posix.h"
 #include "core/checkpoint/tree.h"
 #include "core/layer/delta/delta_layer.h"
 #include "core/remote/http/url.h"
@@ -34,22 +35,29 @@ void keep_within(TensorList& list, const std::string& within) {
 
 class Loader {
  public:
-  // `depth`: of so many mounts these are the sources, or what their layers read. `above`: what the
-  // uppermost of them get as layers.
-  Loader(const StoredOptions& options, const Layers& layers, Sources& opener, unsigned depth = 0,
-         Layers above = {})
+  // How the sources were reached.
+  struct Way {
+    unsigned depth = 0;        // the number of mounts and layers that lead to the sources
+    bool is_in_mount = false;  // at least one of them is a mount
+    Layers above = {};         // the layers that are applied to the tensors of that mount
+  };
+
+  // Adds to `mounts` what SourceLists::mounts holds.
+  Loader(const StoredOptions& options, const Layers& layers, Sources& opener,
+         std::vector<std::string>& mounts, Way way)
       : options_(options),
         layers_(resolved(layers, opener)),
         opener_(opener),
-        depth_(depth),
-        above_(std::move(above)) {}
+        mounts_(mounts),
+        way_(std::move(way)) {}
 
   SourceLists load(std::span<const std::string> sources) {
     for (const std::string& source : sources) add(source);
     refuse_frames(out_.list);
     const LayerContext context{
         opener_, [this](const std::string& source) {
-          return Loader({}, {}, opener_, depth_ + 1).load(std::span(&source, 1)).list;
+          const Way way{.depth = way_.depth + 1, .is_in_mount = way_.is_in_mount};
+          return Loader({}, {}, opener_, mounts_, way).load(std::span(&source, 1)).list;
         }};
     out_.list = apply_layers(std::move(out_.list), layers_, context);
     out_.layers = layers_;
@@ -73,7 +81,7 @@ class Loader {
     std::string name = source;
     take_delta(name);
     add_stored(name);
-    add_origin(name);
+    out_.origins.push_back(absolute(name));
   }
 
   void add_stored(const std::string& path) {
@@ -113,16 +121,19 @@ class Loader {
   bool add_if_current(const MountedPath& mounted) {
     const MountContent& content = mounted.content;
     Layers above = layers_;
-    above.insert(above.end(), above_.begin(), above_.end());
+    above.insert(above.end(), way_.above.begin(), way_.above.end());
     std::erase_if(above, [&](const Layer& layer) { return has_layer(mounted, layer); });
-    if (depth_ == kMostMounts) {
+    if (way_.depth >= kMostMounts) {
       throw Error(ErrorCode::kUsage, mounted.source,
                   "a mount of a mount, and so on without end: name the checkpoint itself");
     }
+    mounts_.push_back(absolute(mounted.source));
+    mounts_.push_back(absolute_path(mounted.source));
     try {
-      SourceLists whole = Loader({.allow_missing = content.allow_missing}, content.layers, opener_,
-                                 depth_ + 1, std::move(above))
-                              .load(content.sources);
+      const Way way{.depth = way_.depth + 1, .is_in_mount = true, .above = std::move(above)};
+      SourceLists whole =
+          Loader({.allow_missing = content.allow_missing}, content.layers, opener_, mounts_, way)
+              .load(content.sources);
       if (version_of(whole.list) != content.version) return false;
       keep_within(whole.list, mounted.within);
       out_.list.append(std::move(whole.list));
@@ -131,23 +142,25 @@ class Loader {
       out_.is_one_checkpoint = whole.is_one_checkpoint && mounted.within.empty();
       if (whole.listed) out_.listed = std::move(whole.listed);
     } catch (const Error& error) {
-      if (error.code() == ErrorCode::kUsage) throw;  // about the command
+      // A usage error is about the command. Of mounts of mounts, the one that the user named says
+      // what to do.
+      if (error.code() == ErrorCode::kUsage || way_.is_in_mount) throw;
       refuse_lost(mounted, error);
     }
-    add_origin(mounted.source);
+    out_.origins.push_back(absolute(mounted.source));
     return true;
   }
 
-  void add_origin(const std::string& path) {
+  static std::string absolute(const std::string& path) {
     std::error_code error;
-    out_.origins.push_back(fs::absolute(path, error).string());
+    return fs::absolute(path, error).string();
   }
 
   StoredOptions options_;
   Layers layers_;
   Sources& opener_;
-  unsigned depth_;
-  Layers above_;
+  std::vector<std::string>& mounts_;
+  Way way_;
   SourceLists out_;
 };
 
@@ -168,7 +181,10 @@ TensorList load_content(const MountContent& content, Sources& opener) {
 
 SourceLists load_sources(std::span<const std::string> sources, const StoredOptions& options,
                          const Layers& layers, Sources& opener) {
-  return Loader(options, layers, opener).load(sources);
+  std::vector<std::string> mounts;
+  SourceLists lists = Loader(options, layers, opener, mounts, {}).load(sources);
+  lists.mounts = std::move(mounts);
+  return lists;
 }
 
 }  // namespace stfs

@@ -38,6 +38,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -59,11 +60,13 @@ void raise_descriptor_limit() {
 }
 
 void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& mountpoint) {
-  const std::string prefix = mountpoint == "/" ? mountpoint : mountpoint + "/";
-  for (const Part& part : checkpoint.parts()) {
-    if (!part.source->path().starts_with(prefix)) continue;
+  const std::string directory = mountpoint == "/" ? "" : mountpoint;
+  std::vector<std::string> paths = checkpoint.mounts();
+  for (const Part& part : checkpoint.parts()) paths.push_back(part.source->path());
+  for (const std::string& path : paths) {
+    if (!is_at_or_below(path, directory)) continue;
     throw Error(ErrorCode::kMountFailed, mountpoint,
-                "the source " + printable(part.source->path()) +
+                "the source " + printable(path) +
                     " lies in it and would be hidden: choose another directory");
   }
 }
@@ -124,11 +127,15 @@ std::function<void(std::size_t, std::size_t)> header_progress(const std::string&
 }
 
 // Whether loading a source uses the network: a URL, or a mount of one, or with such a layer.
-bool is_elsewhere(const std::string& source, unsigned depth = 0) {
+// Returns false for a source in `asked`, and adds those that it asks.
+bool is_elsewhere(const std::string& source, std::set<std::string>& asked, unsigned depth = 0) {
   if (is_url(source)) return true;
-  if (depth == kMostMounts) return false;  // loading refuses it
+  // Loading refuses a mount that is that deep.
+  if (depth == kMostMounts || !asked.insert(source).second) return false;
   const std::optional<MountedPath> mounted = find_mounted(source);
-  const auto is_below = [&](const std::string& name) { return is_elsewhere(name, depth + 1); };
+  const auto is_below = [&](const std::string& name) {
+    return is_elsewhere(name, asked, depth + 1);
+  };
   return mounted && (are_elsewhere(mounted->content.layers) ||
                      std::ranges::any_of(mounted->content.sources, is_below));
 }
@@ -179,7 +186,8 @@ LoadedSources load_elsewhere(const Options& options, bool again = true) {
 }
 
 LoadedSources load(const Options& options) {
-  const auto uses_network = [](const std::string& source) { return is_elsewhere(source); };
+  std::set<std::string> asked;
+  const auto uses_network = [&](const std::string& source) { return is_elsewhere(source, asked); };
   if (std::ranges::any_of(options.sources, uses_network) || are_elsewhere(options.layers)) {
     refuse_cache_inside(options);
     if (options.supervise) return load_elsewhere(options);

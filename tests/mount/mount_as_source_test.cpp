@@ -220,6 +220,7 @@ TEST_F(MountAsSource, AMountOfAMountMeansThatMount) {
   const Mounted part({first / "layers%2F0", first / ".stfs/tree/a"});
   // Without the tensor "layers", "layers/0/q" needs no escape.
   const Mounted tensor({part / "layers/0/q"});
+  const Mounted third({tensor.path()});
 
   EXPECT_EQ(nlohmann::json::parse(*xattr(part.path(), kAttribute))["sources"],
             (Strings{first / "layers%2F0", first / ".stfs/tree/a"}));
@@ -231,6 +232,9 @@ TEST_F(MountAsSource, AMountOfAMountMeansThatMount) {
 
   EXPECT_EQ(read_file(tensor / "layers/0/q").size(), 32u);
   expect_one_line(info({"list", root.path()}), 3, "its source cannot be loaded: " + first.string());
+  const std::string said = info({"list", third.path()}).err;
+  EXPECT_EQ(said.find("cannot be loaded"), said.rfind("cannot be loaded")) << said;
+  EXPECT_NE(said.find("name " + third.path().string()), std::string::npos) << said;
   EXPECT_EQ(names(root / ".stfs/merged.safetensors"), names(source_));
 }
 
@@ -246,6 +250,64 @@ TEST_F(MountAsSource, AMountThatMeansItselfIsAnError) {
 
   EXPECT_EQ(run({"umount", first}).status, 0);
   expect_one_line(list, 2, "a mount of a mount, and so on without end");
+}
+
+// Each turn adds one mount and one layer, so the count of both is odd or even.
+TEST_F(MountAsSource, AMountWhoseEditReadsThatMountIsAnError) {
+  write_safetensors(dir_ / "base.safetensors", {random_tensor("w", "F32", {8}, 9)});
+  const Path link = dir_ / "link";
+  std::filesystem::create_symlink(source_, link);
+  const std::string line = "replace w " + link.string() + "::model.norm";
+  write_file(dir_ / "edits", line + "\n");
+  const Mounted mount({dir_ / "base.safetensors"}, {"-o", "edit=" + (dir_ / "edits").string()});
+  std::filesystem::remove(link);
+  std::filesystem::create_symlink(mount.path(), link);
+
+  const char* const rule = "a mount of a mount, and so on without end";
+  expect_one_line(info({"list", mount.path()}), 3, rule);
+  expect_one_line(info({"list", dir_ / "base.safetensors", "-e", line}), 1, rule);
+  const Path next = dir_ / "next";
+  std::filesystem::create_directory(next);
+  const Outcome refused = run({STFS_BINARY, mount.path(), next});
+  EXPECT_EQ(refused.status, 3);
+  EXPECT_NE(refused.err.find(rule), std::string::npos) << refused.err;
+}
+
+TEST_F(MountAsSource, AMountThatWouldHideASourceThatIsAMountIsRefused) {
+  const Path top = dir_ / "top", first = top / "first", link = dir_ / "link";
+  mount_at(first, {source_});
+  std::filesystem::create_symlink(first / "a", link);
+  write_safetensors(dir_ / "other.safetensors", {random_tensor("w", "F32", {8}, 9)});
+  write_file(dir_ / "edits", "replace w " + first.string() + "::model.norm\n");
+  const Path second = dir_ / "second";
+  mount_at(second, {first / "layers%2F0"});
+  const std::string edit = "edit=" + (dir_ / "edits").string();
+  const std::vector<std::vector<std::string>> commands{
+      {first / "a", first / "a"},
+      {first / "a/b.c", first / "a"},
+      {link, first / "a"},
+      {first, top},
+      {second, top},
+      {"-o", edit, dir_ / "other.safetensors", top}};
+  for (const std::vector<std::string>& words : commands) {
+    std::vector<std::string> command = words;
+    command.insert(command.begin(), STFS_BINARY);
+    const Outcome outcome = run(command);
+    EXPECT_EQ(outcome.status, 4) << words[0] << " " << words[1];
+    EXPECT_NE(outcome.err.find("would be hidden: choose another directory"), std::string::npos)
+        << words[0] << " " << words[1] << " " << outcome.err;
+    if (outcome.status == 0) {
+      EXPECT_EQ(run({STFS_BINARY, "-u", words.back()}).status, 0);
+    }
+  }
+  EXPECT_EQ(names(first), names(source_));
+
+  // A source around the mountpoint stays where it is.
+  mount_at(first / "a", {first});
+  EXPECT_EQ(names(first / "a"), names(source_));
+  EXPECT_EQ(run({STFS_BINARY, "-u", first / "a"}).status, 0);
+  EXPECT_EQ(run({STFS_BINARY, "-u", second}).status, 0);
+  EXPECT_EQ(run({STFS_BINARY, "-u", first}).status, 0);
 }
 
 TEST_F(MountAsSource, TheMergedFileOfAPartHoldsThatPart) {
