@@ -124,6 +124,7 @@ Opened::Opened(std::vector<std::string> sources, OpenOptions options)
   for (const std::string& name : names_) again_.push_back(is_url(name) ? name : absolute(name));
   std::unique_ptr<Loaded> first = load(names_, options_, "");
   const Checkpoint& checkpoint = *first->checkpoint;
+  files_read_ = first->sources->files_read();
   version_ = version_of(checkpoint.list());
   options_.load.layers = checkpoint.layers();  // for children, wherever they are
   pinned_ = checkpoint.origins();
@@ -177,9 +178,7 @@ std::unique_ptr<Opened::Loaded> Opened::load_here() const {
     auto loaded = std::make_unique<Loaded>();
     loaded->sources = std::make_unique<Sources>(options_.sources);
     loaded->checkpoint = first_->checkpoint;
-    for (const Part& part : loaded->checkpoint->parts()) {
-      loaded->sources->note_read(part.source->path());
-    }
+    for (const std::string& path : files_read_) loaded->sources->note_read(path);
     loaded->mapped =
         std::make_unique<std::atomic<std::byte*>[]>(loaded->checkpoint->parts().size());
     return loaded;
