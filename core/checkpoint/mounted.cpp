@@ -409,11 +409,14 @@ std::optional<MountedPath> find_mounted(const std::string& source) {
   return MountedPath{source, root, std::move(within), *std::move(content)};
 }
 
-std::vector<std::string> files_of_mount(const std::string& path) {
+std::optional<std::string> mountpoint_around(const std::string& path) {
+  return is_fuse(path) ? std::optional(mountpoint_of(absolute_path(path))) : std::nullopt;
+}
+
+std::vector<std::string> files_of_mount(const std::string& mountpoint) {
   constexpr std::uint64_t kMostInfo = 256 << 20;  // bytes
   std::vector<std::string> files;
-  if (!is_fuse(path)) return files;
-  const std::string info = mountpoint_of(absolute_path(path)) + "/.stfs/info.json";
+  const std::string info = mountpoint + "/.stfs/info.json";
   std::error_code error;
   if (!fs::exists(info, error)) return files;
   const Json parsed = Json::parse(read_file(info, kMostInfo), nullptr, false);
@@ -423,10 +426,9 @@ std::vector<std::string> files_of_mount(const std::string& path) {
     const auto* const file = member<Json::string_t>(source, "path");
     if (file == nullptr) continue;
     if (file->find("\uFFFD") != std::string::npos) {
-      throw Error(
-          ErrorCode::kUsage, path,
-          "a mount with a source whose name is not UTF-8 makes this file, so no output can be "
-          "compared with that source: name the mount");
+      throw Error(ErrorCode::kUsage, mountpoint,
+                  "one of its sources has a name that is not UTF-8, so no output can be compared "
+                  "with that source: name the mount, and no file in its .stfs");
     }
     files.push_back(*file);
   }

@@ -74,9 +74,12 @@ std::optional<MountedPath> find_mounted(const std::string& source);
 // the attributes describe the tensor, and the file may hold a part of it or other bytes.
 bool shows_tensor_bytes(const std::string& path);
 
-// The files that the mount around a file shows, as its `.stfs/info.json` says; none for a file
-// outside of a mount. Throws Error kUsage where one of them has a name that is not UTF-8.
-std::vector<std::string> files_of_mount(const std::string& path);
+// The mountpoint of the file system in user space that a file is in; nullopt for any other file.
+std::optional<std::string> mountpoint_around(const std::string& path);
+
+// The files that a mount of stfs shows, as its `.stfs/info.json` says; none for any other mount.
+// Throws Error kUsage if one of them has a name that is not UTF-8.
+std::vector<std::string> files_of_mount(const std::string& mountpoint);
 
 // Throws Error kUnreadable: the sources are not the versions that the mount shows, or cannot be
 // loaded (`cause`).

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <system_error>
 #include <vector>
@@ -43,9 +44,12 @@ bool is_read(const struct stat& file, const std::string& path, const Sources& so
   if (is_in_cache(path, sources.cache_directory())) return true;
   std::vector<std::string> names = sources.files_read();
   std::set<std::string> known(names.begin(), names.end());
+  std::set<std::string> mountpoints;
   for (std::size_t i = 0; i < names.size(); ++i) {  // a mount may show files of another mount
     if (leads_to(names[i], file)) return true;
-    for (std::string& shown : files_of_mount(names[i])) {
+    const std::optional<std::string> mountpoint = mountpoint_around(names[i]);
+    if (!mountpoint || !mountpoints.insert(*mountpoint).second) continue;
+    for (std::string& shown : files_of_mount(*mountpoint)) {
       if (known.insert(shown).second) names.push_back(std::move(shown));
     }
   }
