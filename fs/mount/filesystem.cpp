@@ -421,6 +421,13 @@ std::string FileSystem::content() const {
   return options_.content();
 }
 
+bool FileSystem::lists_content() const {
+  if (!options_.content) return false;
+  // The length of content() stays what it is, and making it takes a hash of all tokens.
+  std::call_once(measured_, [this] { fits_attribute_ = content().size() <= XATTR_SIZE_MAX; });
+  return fits_attribute_;
+}
+
 int FileSystem::get_xattr(std::uint64_t inode, std::string_view name, std::string& value) const {
   const Node node = node_of(inode);
   if (!nodes_.exists(node)) return ENOENT;
@@ -444,7 +451,7 @@ int FileSystem::list_xattr(std::uint64_t inode, std::string& names) const {
   if (!nodes_.exists(node)) return ENOENT;
   names.clear();
   // A program that copies attributes would fail at one that is too long to be read.
-  if (node == kRootNode && options_.content && content().size() <= XATTR_SIZE_MAX) {
+  if (node == kRootNode && lists_content()) {
     names = kMountAttribute;
     names += '\0';
   }
