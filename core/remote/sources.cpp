@@ -479,6 +479,7 @@ void Sources::forget() {
   {
     const std::lock_guard lock(known_mutex_);
     known_.clear();
+    files_read_.clear();
   }
   const std::lock_guard lock(stores_mutex_);
   for (const auto& [scheme, store] : stores_) store->forget();

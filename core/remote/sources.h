@@ -83,7 +83,7 @@ class Sources {
   virtual std::unique_ptr<const Source> open(const std::string& name);
 
   // The local files that were opened or read so far, and those of the Hub's own cache that were
-  // looked at for remote sources.
+  // looked at for remote sources. forget() empties the list.
   std::vector<std::string> files_read() const;
   void note_read(const std::string& path);
   std::uint64_t memory() const { return options_.memory; }
