@@ -137,8 +137,7 @@ TEST(Structure, ALayerIsKnownByItsTableAlone) {
       "core/write/delta.h",          "core/write/delta.cpp",      // writes deltas
       "tools/info/info_verb.cpp",                                 // prints the links of a chain
       "core/command/complete.cpp",   "tools/info/edit_verb.cpp",  // lines of edits
-      "core/checkpoint/mounted.cpp", "core/checkpoint/source_lists.cpp",
-      "core/write/read_files.cpp"};
+      "core/checkpoint/mounted.cpp", "core/checkpoint/source_lists.cpp"};
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
     if (file.string().starts_with("core/layer/") || of_a_format.contains(file.string())) continue;
     for (const auto& include : includes_of(file)) {
