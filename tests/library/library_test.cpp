@@ -356,7 +356,7 @@ TEST_F(LibStfs, AChildSavesOverNoFileThatItsParentRead) {
   const Handle handle = open_with({dir.path()});
   const pid_t child = ::fork();
   if (child == 0) {
-    const stfs_save_options options{.size = sizeof options, .shard_bytes = 0, .replaces = 1};
+    const stfs_save_options options{.size = sizeof options, .shard_bytes = 0, .replace = 1};
     ::_exit(stfs_save(handle.get(), index.c_str(), &options, nullptr));
   }
   int status = -1;
