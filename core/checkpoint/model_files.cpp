@@ -313,9 +313,11 @@ std::string warning_of(const Error& error) {
   return std::string(error.what()) + " (.stfs/model lacks this file)";
 }
 
-// Opens `names` in a local directory, and warns about files that exist but cannot be shown.
+// Opens `names` in a local directory, notes in `sources` that each was read, and warns about files
+// that exist but cannot be shown.
 void open_local_into(ModelFiles& out, const std::string& directory,
-                     const std::vector<std::string>& names, bool others_may_read) {
+                     const std::vector<std::string>& names, bool others_may_read,
+                     Sources& sources) {
   std::optional<const ModelDirectory> files;
   for (const std::string& name : names) {
     try {
@@ -324,7 +326,9 @@ void open_local_into(ModelFiles& out, const std::string& directory,
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kAbsent || error.code() == ErrorCode::kHidden) continue;
       out.warnings.push_back(warning_of(error));
+      continue;
     }
+    sources.note_read(out.files.back().source->path());
   }
 }
 
@@ -377,7 +381,7 @@ void take_tokenizer(ModelFiles& out, const std::string& directory, bool others_m
   if (is_url(directory)) {
     open_into(own, directory, wanted, names.has_value(), sources);
   } else {
-    open_local_into(own, directory, wanted, others_may_read);
+    open_local_into(own, directory, wanted, others_may_read, sources);
   }
   std::ranges::move(own.warnings, std::back_inserter(out.warnings));
   const auto has_vocabulary = [](const ModelFile& file) {
@@ -443,7 +447,7 @@ ModelFiles open_model_files(const std::string& directory,
     if (is_url(directory)) {
       open_into(out, directory, wanted, true, sources);
     } else {
-      open_local_into(out, directory, wanted, others_may_read);
+      open_local_into(out, directory, wanted, others_may_read, sources);
     }
   } else {
     open_into(out, directory, {std::string(kModelConfig)}, false, sources);

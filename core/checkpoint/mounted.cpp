@@ -2,12 +2,12 @@
 
 #include "core/base/posix.h"
 #include "core/base/text.h"
-#include "core/checkpoint/checkpoint.h"
 #include "core/layer/edit/edit_layer.h"
 #include "core/layer/edit/edit_lines.h"
 #include "core/remote/http/url.h"
 
 #include <fcntl.h>
+#include <linux/limits.h>
 #include <linux/magic.h>
 #include <nlohmann/json.hpp>
 #include <sys/stat.h>
@@ -32,10 +32,6 @@ using Json = nlohmann::json;
 
 constexpr ino_t kRootInode = 1;  // of every mount of stfs
 constexpr std::string_view kControlDirectory = ".stfs";
-constexpr std::size_t kMaxAttribute = 65536;  // XATTR_SIZE_MAX of the kernel
-constexpr std::string_view kDescriptionFile = ".stfs/mount.json";
-constexpr std::size_t kMostDescription = 256 << 20;  // bytes
-constexpr unsigned kMaxDepth = 16;                   // a mount of a directory of a mount of ...
 
 // Adds a text and its end.
 void add_text(Sha256& hash, std::string_view text) {
@@ -57,7 +53,8 @@ void write_text(const std::string& text, TextWriter& out) {
 // An argument without the secrets of the URL at the end of its first line, as in
 // "0.5@https://host/adapter". Of edits the line says where they stand, and others follow.
 std::string public_argument(const Layer& layer) {
-  const std::string& argument = layer.argument;
+  const std::string argument =
+      layer.option == kEditOption ? public_edits(layer.argument) : layer.argument;
   const std::size_t scheme = argument.find("://");
   const std::size_t end = std::min(argument.find('\n'), argument.size());
   if (scheme >= end) return argument;
@@ -68,42 +65,13 @@ std::string public_argument(const Layer& layer) {
          argument.substr(end);
 }
 
-void write_origin(const Origin& origin, TextWriter& out);
-
-void write_content(const Origin& origin, TextWriter& out) {
-  out.add("\"sources\":[");
-  for (const Origin& source : origin.sources) {
-    if (&source != origin.sources.data()) out.add(",");
-    write_origin(source, out);
+void write_texts(std::span<const std::string> texts, TextWriter& out) {
+  out.add("[");
+  for (const std::string& text : texts) {
+    if (&text != texts.data()) out.add(",");
+    write_text(text, out);
   }
-  out.add("],\"allow_missing\":").add(origin.allow_missing ? "true" : "false");
-  for (auto layer = origin.layers.begin(); layer != origin.layers.end();) {
-    const LayerRow& row = *find_layer(layer->option);
-    out.add(",").json(row.option).add(":");
-    if (!row.repeats) {
-      write_text(public_argument(*layer++), out);
-      continue;
-    }
-    out.add("[");
-    for (const char* separator = ""; layer != origin.layers.end() && layer->option == row.option;
-         ++layer, separator = ",") {
-      out.add(separator);
-      write_text(public_argument(*layer), out);
-    }
-    out.add("]");
-  }
-}
-
-void write_origin(const Origin& origin, TextWriter& out) {
-  if (origin.path.empty()) {
-    out.add("{");
-    write_content(origin, out);
-    out.add(",\"within\":");
-    write_text(origin.within, out);
-    out.add("}");
-  } else {
-    write_text(origin.path, out);
-  }
+  out.add("]");
 }
 
 // "" for what is no text of hexadecimal digits.
@@ -142,45 +110,11 @@ bool parse_text(const Json& json, std::string& text) {
   return true;
 }
 
-bool parse_origin(const Json& json, unsigned depth, Origin& origin);
-
-// How many different options the layers have.
-std::size_t options_in(const Layers& layers) {
-  std::size_t count = 0;
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    if (i == 0 || layers[i].option != layers[i - 1].option) ++count;
-  }
-  return count;
-}
-
-bool parse_content(const Json& json, unsigned depth, Origin& origin) {
-  const auto* sources = member<Json::array_t>(json, "sources");
-  const auto* allow_missing = member<Json::boolean_t>(json, "allow_missing");
-  if (sources == nullptr || allow_missing == nullptr || sources->empty()) return false;
-  origin.allow_missing = *allow_missing;
-  for (const LayerRow& row : layer_table()) {
-    const auto at = json.find(row.option);
-    if (at == json.end()) continue;
-    if (row.repeats && (!at->is_array() || at->empty())) return false;
-    for (const Json& text : row.repeats ? *at : Json::array({*at})) {
-      Layer layer{std::string(row.option), {}};
-      if (!parse_text(text, layer.argument) || !row.accepts(layer.argument)) return false;
-      origin.layers.push_back(std::move(layer));
-    }
-  }
-  return std::ranges::all_of(*sources, [&](const Json& source) {
-    return parse_origin(source, depth + 1, origin.sources.emplace_back());
-  });
-}
-
-bool parse_origin(const Json& json, unsigned depth, Origin& origin) {
-  if (depth > kMaxDepth) return false;
-  if (json.is_string()) return parse_text(json, origin.path) && is_path(origin.path);
-  if (!json.is_object()) return false;
-  if (json.contains("hex")) return parse_text(json, origin.path) && is_path(origin.path);
-  const auto within = json.find("within");
-  return within != json.end() && parse_text(*within, origin.within) &&
-         parse_content(json, depth, origin) && json.size() == 3 + options_in(origin.layers);
+// Reads the texts of an array, which has some.
+bool parse_texts(const Json& json, std::vector<std::string>& texts) {
+  return json.is_array() && !json.empty() && std::ranges::all_of(json, [&](const Json& text) {
+           return parse_text(text, texts.emplace_back());
+         });
 }
 
 // Recognising a path
@@ -245,30 +179,18 @@ std::string mountpoint_of(const std::string& path) {
   return at;
 }
 
-// Of any file system: another one can hold a copy of the attribute.
+// nullopt where there is none. Another file system can hold a copy of it.
 std::optional<std::string> mount_attribute(const std::string& root) {
-  std::string value(kMaxAttribute, '\0');
+  std::string value(XATTR_SIZE_MAX, '\0');
   const ssize_t length = ::getxattr(root.c_str(), kMountAttribute, value.data(), value.size());
+  if (length < 0 && errno == E2BIG) {
+    refuse_mount(root,
+                 "a list of sources or edits of more than 64 KiB tells what it shows: name "
+                 "its sources, and its options, in place of the mount");
+  }
   if (length < 0) return std::nullopt;
   value.resize(static_cast<std::size_t>(length));
   return value;
-}
-
-// Its size is not known before it is read.
-std::string description_in(const std::string& path) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  std::string text;
-  constexpr std::size_t kSome = 1 << 20;
-  for (std::size_t size = 0; fd && size < kMostDescription;) {
-    text.resize(size + kSome);
-    const ssize_t some = ::read(fd.get(), text.data() + size, kSome);
-    if (some < 0 && errno == EINTR) continue;
-    if (some < 0) break;
-    size += static_cast<std::size_t>(some);
-    text.resize(size);
-    if (some == 0) return text;
-  }
-  throw_errno(ErrorCode::kUnreadable, path, "", errno);
 }
 
 // Whether a file of a view shows a part of a tensor or its values in another type.
@@ -311,60 +233,49 @@ void refuse_older_mount(const std::string& root) {
 
 }  // namespace
 
-std::string mount_json(const Checkpoint& checkpoint, bool allow_missing, const Layers& layers) {
+std::string mount_json(const MountContent& content) {
   std::string text;
   TextWriter out(text);
-  out.add("{");
-  Layers told = layers;
-  for (Layer& layer : told) {
-    if (layer.option == kEditOption) layer.argument = public_edits(layer.argument);
+  out.add("{\"sources\":");
+  write_texts(content.sources, out);
+  out.add(",\"allow_missing\":").add(content.allow_missing ? "true" : "false");
+  for (const LayerRow& row : layer_table()) {
+    std::vector<std::string> arguments;
+    for (const Layer& layer : content.layers) {
+      if (layer.option == row.option) arguments.push_back(public_argument(layer));
+    }
+    if (arguments.empty()) continue;
+    out.add(",").json(row.option).add(":");
+    row.repeats ? write_texts(arguments, out) : write_text(arguments.front(), out);
   }
-  write_content({.sources = checkpoint.origins(), .allow_missing = allow_missing, .layers = told},
-                out);
-  out.add(",\"version\":").json(version_of(checkpoint.list())).add("}");
+  out.add(",\"version\":").json(content.version).add("}");
   return text;
-}
-
-bool has_long_description(const Checkpoint& checkpoint) {
-  TextWriter out;
-  write_content({.sources = checkpoint.origins(), .layers = checkpoint.layers()}, out);
-  constexpr std::size_t kVersionMember =
-      std::string_view(R"({,"version":""})").size() + kSha256Digits;
-  return out.size() + kVersionMember > kMaxAttribute;
-}
-
-std::string long_description(std::string_view json) {
-  std::string text;
-  TextWriter(text)
-      .add("{\"file\":")
-      .json(kDescriptionFile)
-      .add(",\"sha256\":")
-      .json(sha256_hex(json))
-      .add("}");
-  return text;
-}
-
-std::optional<std::string> description_of(const std::string& root) {
-  constexpr unsigned kMostLooks = 10;
-  for (unsigned looks = 1;; ++looks) {
-    std::optional<std::string> value = mount_attribute(root);
-    if (!value || !value->starts_with(R"({"file":)")) return value;
-    std::string text = description_in(root + "/" + std::string(kDescriptionFile));
-    if (long_description(text) == *value) return text;
-    // A link to a source may have given it another token meanwhile.
-    if (looks == kMostLooks) refuse_mount(root, "its description changes: mount it again");
-  }
 }
 
 std::optional<MountContent> parse_mount_json(std::string_view json) {
   const Json parsed = Json::parse(json, nullptr, false);
   if (!parsed.is_object()) return std::nullopt;
+  const auto* allow_missing = member<Json::boolean_t>(parsed, "allow_missing");
   const auto* version = member<Json::string_t>(parsed, "version");
-  MountContent content;
-  if (version == nullptr || !parse_content(parsed, 0, content.origin)) return std::nullopt;
-  if (parsed.size() != 3 + options_in(content.origin.layers)) return std::nullopt;
-  content.version = *version;
-  return content;
+  const auto sources = parsed.find("sources");
+  if (allow_missing == nullptr || version == nullptr || sources == parsed.end())
+    return std::nullopt;
+  MountContent content{.allow_missing = *allow_missing, .version = *version};
+  if (!parse_texts(*sources, content.sources)) return std::nullopt;
+  if (!std::ranges::all_of(content.sources, is_path)) return std::nullopt;
+  std::size_t understood = 3;
+  for (const LayerRow& row : layer_table()) {
+    const auto at = parsed.find(row.option);
+    if (at == parsed.end()) continue;
+    ++understood;
+    std::vector<std::string> arguments;
+    if (!parse_texts(row.repeats ? *at : Json::array({*at}), arguments)) return std::nullopt;
+    if (!std::ranges::all_of(arguments, row.accepts)) return std::nullopt;
+    for (std::string& argument : arguments) {
+      content.layers.push_back({std::string(row.option), std::move(argument)});
+    }
+  }
+  return parsed.size() == understood ? std::optional(std::move(content)) : std::nullopt;
 }
 
 std::string version_of(const TensorList& list) {
@@ -408,34 +319,31 @@ std::string Identities::of(const Tensor& tensor) const {
   return hash.hex();
 }
 
-void refuse_unfit_layer(const MountedPath& mounted, const Layer& layer) {
+bool has_layer(const MountedPath& mounted, const Layer& layer) {
   const LayerRow& row = *find_layer(layer.option);
-  if (row.repeats) return;  // on top of what the mount shows
-  const std::string outside = std::string(row.needs) + " may lie outside of it: name the ";
+  if (row.repeats) return false;  // on top of what the mount shows
   const auto refuse = [&](const std::string& why) {
     throw Error(ErrorCode::kUsage, mounted.source, why);
   };
-  const auto look = [&](const auto& self, const Origin& origin) -> void {
-    const auto own = std::ranges::find(origin.layers, layer.option, &Layer::option);
-    if (own != origin.layers.end()) {
-      if (own->argument == layer.argument) {
-        if (row.is_idempotent) return;
-        refuse("mounted with -o " + own->option + "=" + public_argument(*own) +
-               " already: name the mount alone");
-      }
+  const Layers& layers = mounted.content.layers;
+  const auto own = std::ranges::find(layers, layer.option, &Layer::option);
+  if (own != layers.end()) {
+    if (own->argument != layer.argument) {
       refuse("mounted with -o " + own->option + "=" + own->argument +
              ": name the source of the mount for another " + std::string(row.argument));
     }
-    if (&origin == &mounted.origin && !origin.within.empty()) {
-      refuse("a part of a mount, and " + outside + "mount, " + printable(mounted.mountpoint) +
-             ", and choose its tensors by their names");
+    if (!row.is_idempotent) {
+      refuse("mounted with -o " + own->option + "=" + public_argument(*own) +
+             " already: name the mount alone");
     }
-    if (!origin.within.empty()) {
-      refuse("the mount shows a part of a checkpoint, and " + outside + "checkpoint");
-    }
-    for (const Origin& source : origin.sources) self(self, source);
-  };
-  look(look, mounted.origin);
+    return true;
+  }
+  if (!mounted.within.empty()) {
+    refuse("a part of a mount, and " + std::string(row.needs) +
+           " may lie outside of it: name the mount, " + printable(mounted.mountpoint) +
+           ", and choose its tensors by their names");
+  }
+  return false;
 }
 
 bool is_at_or_below(std::string_view path, std::string_view directory) {
@@ -466,9 +374,16 @@ std::optional<MountedPath> find_mounted(const std::string& source) {
     refuse_mount(source, "another file system is mounted over it: enter its directory again");
   }
   const std::string root = mountpoint_of(path);
-  const std::optional<std::string> json =
-      status_of(root).stx_ino == kRootInode ? description_of(root) : std::nullopt;
   std::string within = path == root ? "" : fs::path(path).lexically_relative(root).string();
+  const bool is_directory = S_ISDIR(status.st_mode);
+  const Meaning meaning = meaning_of(within, is_directory);
+  const bool is_form = meaning == Meaning::kFile && shows_values(path);
+  if (is_at_or_below(within, kSafetensorsView)) return std::nullopt;  // each is a checkpoint
+  if (meaning == Meaning::kFile && !is_form && (is_directory || !shows_tensor_bytes(path))) {
+    return std::nullopt;
+  }
+  const std::optional<std::string> json =
+      status_of(root).stx_ino == kRootInode ? mount_attribute(root) : std::nullopt;
   if (!json) {
     if (!is_at_or_below(within, kControlDirectory)) refuse_older_mount(root);
     return std::nullopt;
@@ -478,32 +393,53 @@ std::optional<MountedPath> find_mounted(const std::string& source) {
     refuse_mount(root, std::string("its attribute ") + kMountAttribute +
                            " is not understood: mount it again with this version of stfs");
   }
-  const Meaning meaning = meaning_of(within, S_ISDIR(status.st_mode));
   if (meaning == Meaning::kOtherForms) {
     throw Error(ErrorCode::kUsage, source,
                 "shows the tensors of a mount in other forms: name the mount, " + printable(root) +
                     ", or a directory of it outside .stfs");
   }
+  if (is_form) {
+    throw Error(ErrorCode::kUsage, source,
+                "shows a tensor in another form: name its file outside of " + printable(root) +
+                    "/.stfs, or the mount and the tensor");
+  }
   if (meaning == Meaning::kFile) {
-    if (is_at_or_below(within, kSafetensorsView)) return std::nullopt;  // each is a checkpoint
-    if (shows_values(path)) {
-      throw Error(ErrorCode::kUsage, source,
-                  "shows a tensor in another form: name its file outside of " + printable(root) +
-                      "/.stfs, or the mount and the tensor");
-    }
-    if (S_ISDIR(status.st_mode) || !shows_tensor_bytes(path)) return std::nullopt;
     within.erase(0, within.find('/', kControlDirectory.size() + 1) + 1);  // ".stfs/f32/w" is w
   }
-  content->origin.within = std::move(within);
-  return MountedPath{source, root, std::move(content->origin), std::move(content->version)};
+  return MountedPath{source, root, std::move(within), *std::move(content)};
+}
+
+std::optional<std::string> mountpoint_around(const std::string& path) {
+  return is_fuse(path) ? std::optional(mountpoint_of(absolute_path(path))) : std::nullopt;
+}
+
+std::vector<std::string> files_of_mount(const std::string& mountpoint) {
+  constexpr std::uint64_t kMostInfo = 256 << 20;  // bytes
+  std::vector<std::string> files;
+  const std::string info = mountpoint + "/.stfs/info.json";
+  std::error_code error;
+  if (!fs::exists(info, error)) return files;
+  const Json parsed = Json::parse(read_file(info, kMostInfo), nullptr, false);
+  const auto* const sources = member<Json::array_t>(parsed, "sources");
+  if (sources == nullptr) return files;
+  for (const Json& source : *sources) {
+    const auto* const file = member<Json::string_t>(source, "path");
+    if (file == nullptr) continue;
+    if (file->find("\uFFFD") != std::string::npos) {
+      throw Error(ErrorCode::kUsage, mountpoint,
+                  "one of its sources has a name that is not UTF-8, so no output can be compared "
+                  "with that source: name the mount, and no file in its .stfs");
+    }
+    files.push_back(*file);
+  }
+  return files;
 }
 
 void refuse_changed(const MountedPath& mounted) {
-  const std::vector<Origin>& sources = mounted.origin.sources;
+  const std::vector<std::string>& sources = mounted.content.sources;
   // A layer has files too, such as an adapter's.
-  const bool is_one =
-      sources.size() == 1 && !sources.front().path.empty() && mounted.origin.layers.empty();
-  refuse_mount(mounted.source, (is_one ? printable(sources.front().path) + " has changed"
+  const bool is_one = sources.size() == 1 && mounted.content.layers.empty();
+  refuse_mount(mounted.source, (is_one ? printable(sources.front()) + " has changed"
                                        : std::string("its sources have changed")) +
                                    " since it was mounted: " + advice(mounted.mountpoint));
 }

@@ -1,5 +1,5 @@
-// A mount of stfs as a source: what the root of a mount says about its sources, and how a path in a
-// mount is recognised.
+// A mount of stfs as a source: what the root of a mount says that it was opened with, and how a
+// path in a mount is recognised.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -16,45 +16,25 @@
 
 namespace stfs {
 
-class Checkpoint;
-
-// The extended attribute of a mount's root: mount_json().
+// The extended attribute of a mount's root: mount_json(), unless that is longer than
+// XATTR_SIZE_MAX.
 inline constexpr const char* kMountAttribute = "user.stfs.mount";
+inline constexpr unsigned kMostMounts = 16;  // a mount of a mount of ...
 inline constexpr std::string_view kTreeView = ".stfs/tree";
 inline constexpr std::string_view kSafetensorsView = ".stfs/safetensors";
 
-// A recipe for loading some tensors: the source at `path`; or, if `path` is empty, the tensors that
-// a mount of `sources` shows at or below `within`.
-struct Origin {
-  std::string path = {};  // absolute, or a URL
-  std::vector<Origin> sources = {};
-  bool allow_missing = false;
-  std::string within = {};  // relative to the mount's root; "" for all tensors
-  Layers layers = {};       // of the mount
-
-  bool operator==(const Origin&) const = default;
-};
-
-// The parsed attribute of a mount's root.
+// What a mount was opened with, and the version that it shows.
 struct MountContent {
-  Origin origin;        // without path and within
-  std::string version;  // version_of() what is mounted
+  std::vector<std::string> sources = {};  // absolute paths, and URLs without secrets
+  bool allow_missing = false;
+  Layers layers = {};   // with resolved arguments
+  std::string version;  // version_of()
 };
 
-// {"sources":["/a","/b"],"allow_missing":false,"version":"<64 hex digits>"}. A source that was
-// itself a part of a mount is an object {"sources":[..],"allow_missing":..,"within":".."}; a path
-// that is not UTF-8 is an object {"hex":".."}. Of a mount with layers, also "OPTION":"ARGUMENT" of
-// each behind allow_missing, in the object of a source too: "dequantize":"bf16".
-std::string mount_json(const Checkpoint& checkpoint, bool allow_missing, const Layers& layers = {});
-
-// Whether mount_json() is longer than the kernel lets an attribute be. The attribute is then
-// long_description(): the digest of the text, and that it stands in `.stfs/mount.json`.
-bool has_long_description(const Checkpoint& checkpoint);
-std::string long_description(std::string_view json);
-
-// mount_json() of the mount with this root, from the attribute or the file; nullopt where there is
-// no attribute. Throws Error kUnreadable for a file that the attribute does not describe.
-std::optional<std::string> description_of(const std::string& root);
+// {"sources":["/a","/b"],"allow_missing":false,"version":"<64 hex digits>"}, and of a mount with
+// layers, "OPTION":"ARGUMENT" of each behind allow_missing: "dequantize":"bf16". A text that is not
+// UTF-8 is an object {"hex":".."}. No URL has secrets.
+std::string mount_json(const MountContent& content);
 
 // Parses mount_json(). nullopt for any other text, also for one with more keys: a later stfs may
 // mean something else by it.
@@ -80,28 +60,36 @@ class Identities {
 struct MountedPath {
   std::string source;      // as the user named it
   std::string mountpoint;  // absolute, without symbolic links
-  Origin origin;           // `within` is the path in the mount
-  std::string version;     // of the whole mount
+  std::string within;      // relative to the mountpoint; "" for all tensors
+  MountContent content;    // of the whole mount
 };
 
 // Whether `source` is a mount of stfs, or a tensor or directory in it. nullopt for any other path,
 // also for a file in a mount that is read as a file (merged.safetensors). Throws Error kUnreadable
-// for a mount that has died or belongs to another user, and kUsage for a directory of another view
-// or a file with a tensor in another form.
+// for a mount that has died, belongs to another user, or says more than an attribute holds, and
+// kUsage for a directory of another view or a file with a tensor in another form.
 std::optional<MountedPath> find_mounted(const std::string& source);
 
 // Whether a file with a tensor's attributes holds exactly the bytes of the tensor. On a view's file
 // the attributes describe the tensor, and the file may hold a part of it or other bytes.
 bool shows_tensor_bytes(const std::string& path);
 
+// The mountpoint of the file system in user space that a file is in; nullopt for any other file.
+std::optional<std::string> mountpoint_around(const std::string& path);
+
+// The files that a mount of stfs shows, as its `.stfs/info.json` says; none for any other mount.
+// Throws Error kUsage if one of them has a name that is not UTF-8.
+std::vector<std::string> files_of_mount(const std::string& mountpoint);
+
 // Throws Error kUnreadable: the sources are not the versions that the mount shows, or cannot be
 // loaded (`cause`).
 [[noreturn]] void refuse_changed(const MountedPath& mounted);
 [[noreturn]] void refuse_lost(const MountedPath& mounted, const Error& cause);
 
-// Throws Error kUsage unless a layer can be applied to all that is mounted: the mount may have it
-// with another argument, or show a part of a checkpoint, while LayerRow::needs lie outside of it.
-void refuse_unfit_layer(const MountedPath& mounted, const Layer& layer);
+// Whether a mount has a layer already, so that applying it again changes nothing. Throws Error
+// kUsage where it has it with another argument, or where the path shows a part of a checkpoint and
+// LayerRow::needs lie outside of it.
+bool has_layer(const MountedPath& mounted, const Layer& layer);
 
 // Whether `path` is `directory` or lies in it. Both without a slash at the end.
 bool is_at_or_below(std::string_view path, std::string_view directory);

@@ -120,9 +120,18 @@ void Sources::start_fetching() {
   if (fetcher_) fetcher_->hold(false);
 }
 
-std::vector<std::string> Sources::hub_copies() const {
+std::vector<std::string> Sources::files_read() const {
   const std::lock_guard lock(known_mutex_);
-  return hub_copies_;
+  return {files_read_.begin(), files_read_.end()};
+}
+
+void Sources::note_read(const std::string& path) {
+  {
+    std::error_code error;
+    const std::lock_guard lock(known_mutex_);
+    files_read_.insert(std::filesystem::absolute(path, error).string());
+  }
+  if (options_.reads) options_.reads(path);
 }
 
 std::string Sources::cache_directory() const { return is_remote_ ? options_.cache_dir : ""; }
@@ -272,9 +281,7 @@ std::unique_ptr<const Source> Sources::make(const std::string& name, const Remot
 // The file of the Hub's own cache that stands for an object; "" when there is none.
 std::string Sources::copy_of(const std::string& name) {
   std::string path = scheme_of(name) == "hf" ? hub_local_copy(name) : "";
-  if (path.empty()) return path;
-  const std::lock_guard lock(known_mutex_);
-  if (std::ranges::find(hub_copies_, path) == hub_copies_.end()) hub_copies_.push_back(path);
+  if (!path.empty()) note_read(path);
   return path;
 }
 
@@ -472,6 +479,7 @@ void Sources::forget() {
   {
     const std::lock_guard lock(known_mutex_);
     known_.clear();
+    files_read_.clear();
   }
   const std::lock_guard lock(stores_mutex_);
   for (const auto& [scheme, store] : stores_) store->forget();
@@ -587,7 +595,9 @@ void Sources::use(std::string_view resolutions) {
 }
 
 std::unique_ptr<const Source> Sources::open(const std::string& name) {
-  return is_url(name) ? open_remote(name, When::kNow) : std::make_unique<const LocalFile>(name);
+  if (is_url(name)) return open_remote(name, When::kNow);
+  note_read(name);
+  return std::make_unique<const LocalFile>(name);
 }
 
 std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> names, When when) {
@@ -644,7 +654,10 @@ std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> name
 }
 
 std::string Sources::read_file(const std::string& name, std::uint64_t limit) {
-  if (!is_url(name)) return stfs::read_file(name, limit);
+  if (!is_url(name)) {
+    note_read(name);
+    return stfs::read_file(name, limit);
+  }
   const std::unique_ptr<const Source> source = open(name);
   if (source->size() > limit) {
     throw Error(ErrorCode::kUnreadable, public_name(name),

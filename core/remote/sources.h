@@ -46,6 +46,8 @@ struct SourceOptions {
   // Takes a line for the user, each once: a cache that cannot be used, a version that is told by
   // time and size alone. Called by any thread, one at a time.
   std::function<void(const std::string& line)> warn = nullptr;
+  // Takes each local file that is opened or read, and may throw to refuse it. Called by any thread.
+  std::function<void(const std::string& path)> reads = nullptr;
   // Called by open_all() after each remote source, by any thread, one at a time.
   std::function<void(std::size_t opened, std::size_t all)> progress = nullptr;
 };
@@ -80,8 +82,10 @@ class Sources {
   // kUsage for a URL that no store takes. Virtual, so that a test can give sources of its own.
   virtual std::unique_ptr<const Source> open(const std::string& name);
 
-  // The files of the Hub's own cache that were looked at for remote sources so far.
-  std::vector<std::string> hub_copies() const;
+  // The local files that were opened or read so far, and those of the Hub's own cache that were
+  // looked at for remote sources. forget() empties the list.
+  std::vector<std::string> files_read() const;
+  void note_read(const std::string& path);
   std::uint64_t memory() const { return options_.memory; }
 
   // The directory of the cache of remote sources; "" when none was opened.
@@ -108,7 +112,7 @@ class Sources {
   // were opened stay what they are.
   void forget();
   // The text of a small file. Throws Error; kUnreadable over `limit` bytes.
-  virtual std::string read_file(const std::string& name, std::uint64_t limit);
+  std::string read_file(const std::string& name, std::uint64_t limit);
 
   // How much was made in the cache, entries and names; removes what was made since, and what nobody
   // uses. For loading that fails, also in the midst of another.
@@ -187,7 +191,7 @@ class Sources {
     std::string id, name;
   };
   std::vector<Made> made_;
-  std::vector<std::string> hub_copies_;
+  std::set<std::string> files_read_;
   std::atomic<bool> is_remote_ = false;  // a remote source was opened
   // Bytes of remote sources by path, token and offset. Constant once asks_nobody_ is true.
   std::map<std::string, std::string> parts_;

@@ -48,12 +48,7 @@ std::string title_of(const Checkpoint& checkpoint) {
   for (const auto& [key, text] : checkpoint.metadata()) {
     if (key == "general.name" && !text.empty()) return cut(std::string(text));
   }
-  const Origin* origin = checkpoint.origins().empty() ? nullptr : &checkpoint.origins().front();
-  while (origin != nullptr && origin->path.empty()) {
-    origin = origin->sources.empty() ? nullptr : &origin->sources.front();
-  }
-  if (origin == nullptr) return "checkpoint";
-  return name_of_source(public_name(origin->path));
+  return name_of_source(checkpoint.origins().front());
 }
 
 std::string formats_of(const Checkpoint& checkpoint) {
@@ -85,12 +80,10 @@ std::vector<std::uint32_t> in_natural_order(const Checkpoint& checkpoint) {
       .order;
 }
 
-// nullopt where more is mounted, or a mount of a mount, or a layer from elsewhere.
+// nullopt where more is mounted, or a layer from elsewhere.
 std::optional<CommandSource> source_of_command(const Checkpoint& checkpoint,
                                                std::span<const std::string> sources) {
   if (sources.size() != 1 || checkpoint.origins().size() != 1) return std::nullopt;
-  const auto is_below = [&](const Origin& origin) { return origin.path == sources.front(); };
-  if (std::ranges::any_of(checkpoint.origins().front().sources, is_below)) return std::nullopt;
   const auto is_url = [](const Layer& layer) {
     return layer.argument.find("://") != std::string::npos;
   };

@@ -240,8 +240,7 @@ std::uint64_t save(const Checkpoint& checkpoint, const Sources& sources, const S
   const Plan plan(checkpoint, all, options);
   if (plan.is_directory()) return plan.write_directory(AtSignal::kNothing, nullptr);
   struct stat status {};
-  if (::stat(options.output.c_str(), &status) == 0 &&
-      ReadFiles(std::array{&checkpoint}, sources).contain(status, options.output)) {
+  if (::stat(options.output.c_str(), &status) == 0 && is_read(status, options.output, sources)) {
     throw Error(ErrorCode::kUsage, options.output, "a file of the source: name another");
   }
   NewFile file(options.output, replaces ? NewFile::Existing::kReplace : NewFile::Existing::kKeep,

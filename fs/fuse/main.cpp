@@ -38,6 +38,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -59,11 +60,13 @@ void raise_descriptor_limit() {
 }
 
 void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& mountpoint) {
-  const std::string prefix = mountpoint == "/" ? mountpoint : mountpoint + "/";
-  for (const Part& part : checkpoint.parts()) {
-    if (!part.source->path().starts_with(prefix)) continue;
+  const std::string directory = mountpoint == "/" ? "" : mountpoint;
+  std::vector<std::string> paths = checkpoint.mounts();
+  for (const Part& part : checkpoint.parts()) paths.push_back(part.source->path());
+  for (const std::string& path : paths) {
+    if (!is_at_or_below(path, directory)) continue;
     throw Error(ErrorCode::kMountFailed, mountpoint,
-                "the source " + printable(part.source->path()) +
+                "the source " + printable(path) +
                     " lies in it and would be hidden: choose another directory");
   }
 }
@@ -123,15 +126,18 @@ std::function<void(std::size_t, std::size_t)> header_progress(const std::string&
   };
 }
 
-bool leads_elsewhere(const Origin& origin) {
-  return is_url(origin.path) || std::ranges::any_of(origin.sources, leads_elsewhere);
-}
-
-// Whether loading a source uses the network: a URL, or a mount of one.
-bool is_elsewhere(const std::string& source) {
+// Whether loading a source uses the network: a URL, or a mount of one, or with such a layer.
+// Returns false for a source in `asked`, and adds those that it asks.
+bool is_elsewhere(const std::string& source, std::set<std::string>& asked, unsigned depth = 0) {
   if (is_url(source)) return true;
+  // Loading refuses a mount that is that deep.
+  if (depth == kMostMounts || !asked.insert(source).second) return false;
   const std::optional<MountedPath> mounted = find_mounted(source);
-  return mounted && leads_elsewhere(mounted->origin);
+  const auto is_below = [&](const std::string& name) {
+    return is_elsewhere(name, asked, depth + 1);
+  };
+  return mounted && (are_elsewhere(mounted->content.layers) ||
+                     std::ranges::any_of(mounted->content.sources, is_below));
 }
 
 // A checkpoint, and what opened it.
@@ -180,7 +186,9 @@ LoadedSources load_elsewhere(const Options& options, bool again = true) {
 }
 
 LoadedSources load(const Options& options) {
-  if (std::ranges::any_of(options.sources, is_elsewhere) || are_elsewhere(options.layers)) {
+  std::set<std::string> asked;
+  const auto uses_network = [&](const std::string& source) { return is_elsewhere(source, asked); };
+  if (std::ranges::any_of(options.sources, uses_network) || are_elsewhere(options.layers)) {
     refuse_cache_inside(options);
     if (options.supervise) return load_elsewhere(options);
   }
@@ -204,20 +212,21 @@ struct Loaded {
 // Serves until the end; `worker` is null without a supervisor.
 void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hooks) {
   Session session(loaded.mount, loaded.context);
-  FileSystem filesystem(loaded.checkpoint,
-                        {.uid = loaded.options.uid.value_or(::getuid()),
-                         .gid = loaded.options.gid.value_or(::getgid()),
-                         .umask = loaded.options.umask,
-                         .control = loaded.options.control,
-                         .content =
-                             [&] {
-                               return mount_json(loaded.checkpoint, loaded.options.allow_missing,
-                                                 loaded.checkpoint.layers());
-                             },
-                         .ledger = loaded.context.ledger,
-                         .prefetch_all = loaded.options.prefetch,
-                         .counters = loaded.counters},
-                        [&](const std::string& line) { loaded.daemon.log(line); });
+  FileSystem filesystem(
+      loaded.checkpoint,
+      {.uid = loaded.options.uid.value_or(::getuid()),
+       .gid = loaded.options.gid.value_or(::getgid()),
+       .umask = loaded.options.umask,
+       .control = loaded.options.control,
+       .content =
+           [&] {
+             return mount_json({loaded.checkpoint.origins(), loaded.options.allow_missing,
+                                loaded.checkpoint.layers(), version_of(loaded.checkpoint.list())});
+           },
+       .ledger = loaded.context.ledger,
+       .prefetch_all = loaded.options.prefetch,
+       .counters = loaded.counters},
+      [&](const std::string& line) { loaded.daemon.log(line); });
   loaded.context.filesystem = &filesystem;
   session.answer_handshake();
   if (worker != nullptr) session.take_over(worker->distrusts_requests());

@@ -23,7 +23,6 @@
 namespace stfs {
 namespace {
 
-constexpr std::size_t kMaxXattr = 65536;  // XATTR_SIZE_MAX of the kernel
 constexpr std::size_t kMaxName = 255;     // f_namemax
 constexpr std::uint64_t kFirstEntry = 2;  // offsets 0 and 1 are "." and ".."
 
@@ -215,8 +214,7 @@ int FileSystem::open(std::uint64_t inode, std::uint64_t* handle) {
   if (error != 0) return error;
   if (nodes_.kind(node) == Nodes::Kind::kLongText) texts_->hold(inode);
   if (handle == nullptr || nodes_.kind(node) != Nodes::Kind::kSnapshot) return 0;
-  const std::function<std::string()> description = [this] { return content(); };
-  std::string text = nodes_.snapshot(node, {counters_, description});
+  std::string text = nodes_.snapshot(node, counters_);
   const std::lock_guard lock(snapshots_mutex_);
   snapshots_.emplace(next_snapshot_, std::move(text));
   *handle = next_snapshot_++;
@@ -423,23 +421,29 @@ std::string FileSystem::content() const {
   return options_.content();
 }
 
+bool FileSystem::lists_content() const {
+  if (!options_.content) return false;
+  // The length of content() stays what it is, and making it takes a hash of all tokens.
+  std::call_once(measured_, [this] { fits_attribute_ = content().size() <= XATTR_SIZE_MAX; });
+  return fits_attribute_;
+}
+
 int FileSystem::get_xattr(std::uint64_t inode, std::string_view name, std::string& value) const {
   const Node node = node_of(inode);
   if (!nodes_.exists(node)) return ENOENT;
   if (!name.starts_with("user.")) return EOPNOTSUPP;
   if (node == kRootNode && name == kMountAttribute && options_.content) {
     value = content();
-    if (value.size() > kMaxXattr) value = long_description(value);
-    return 0;
+    return value.size() > XATTR_SIZE_MAX ? E2BIG : 0;
   }
   const std::optional<Nodes::Shown> shown = nodes_.shown(node);
   const auto xattr = std::ranges::find(kXattrs, name, &Xattr::name);
   if (!shown || xattr == kXattrs.end() || !xattr->applies(*shown)) return ENODATA;
   // Check before writing: a name or a shape may have a hundred megabytes.
-  if (name == "user.stfs.name" && shown->tensor.name.size() > kMaxXattr) return E2BIG;
-  if (name == "user.stfs.shape" && shown->tensor.shape.size() > kMaxXattr) return E2BIG;
+  if (name == "user.stfs.name" && shown->tensor.name.size() > XATTR_SIZE_MAX) return E2BIG;
+  if (name == "user.stfs.shape" && shown->tensor.shape.size() > XATTR_SIZE_MAX) return E2BIG;
   value = xattr->value(*shown);
-  return value.size() > kMaxXattr ? E2BIG : 0;
+  return value.size() > XATTR_SIZE_MAX ? E2BIG : 0;
 }
 
 int FileSystem::list_xattr(std::uint64_t inode, std::string& names) const {
@@ -447,7 +451,7 @@ int FileSystem::list_xattr(std::uint64_t inode, std::string& names) const {
   if (!nodes_.exists(node)) return ENOENT;
   names.clear();
   // A program that copies attributes would fail at one that is too long to be read.
-  if (node == kRootNode && options_.content) {
+  if (node == kRootNode && lists_content()) {
     names = kMountAttribute;
     names += '\0';
   }

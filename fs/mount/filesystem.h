@@ -162,10 +162,14 @@ class FileSystem {
   void report_faults() const;
   // Calls options_.content, after verifying the sources. Returns "" if it is null.
   std::string content() const;
+  // Returns whether the root lists kMountAttribute.
+  bool lists_content() const;
   bool may_wait(Node computed) const;
   int compute(Node node, const std::atomic<bool>& stop, std::string& text) const;
 
   FileSystemOptions options_;
+  mutable std::once_flag measured_;      // of fits_attribute_
+  mutable bool fits_attribute_ = false;  // content() is no longer than an attribute may be
   Log log_;
   Nodes nodes_;
   std::vector<const Source*> sources_;  // Checkpoint::sources()

@@ -81,7 +81,7 @@ class Nodes {
     kSnapshot,  // made by each open
   };
   Kind kind(Node node) const;
-  std::string snapshot(Node node, const MountFacts& mount) const;
+  std::string snapshot(Node node, const Counters& counters) const;
   // Whether computing the text of a file may have to wait for a source.
   bool may_wait(Node computed) const;
 
@@ -129,7 +129,6 @@ class Nodes {
     return node.is_directory ? nullptr : registry_.find(node);
   }
   bool has(const ViewSpec& row) const;
-  bool has_control() const;  // whether `.stfs` is there
   const PathTree* tree_of(const ViewSpec& row) const;
   const LookedUpNames::Name* name_of(Node node) const;
   std::optional<ViewFile> file_of(Node file) const;  // nullopt if its name is not kept

@@ -95,12 +95,6 @@ struct ViewFile {
   Tensor tensor() const { return checkpoint.tensor(number); }
 };
 
-// What a mount knows beside its checkpoint.
-struct MountFacts {
-  const Counters& counters;
-  const std::function<std::string()>& description;  // mount_json()
-};
-
 struct ViewSpec {
   View id;
   std::uint8_t file = 0;         // kFile: the number of the file; `id` is then View::kControl
@@ -133,8 +127,7 @@ struct ViewSpec {
   // of `size`, which is then that of the text, or 0 without it.
   int (*compute)(const ViewFile&, const std::atomic<bool>& stop, std::string& text) = nullptr;
   // Makes the text of a file by each open of it. stat(2) gives size 0.
-  std::string (*snapshot)(const MountFacts&) = nullptr;
-  bool is_always_there = false;  // also where the other files of `.stfs` are not
+  std::string (*snapshot)(const Counters&) = nullptr;
   // Null: the mtime of the tensor's source; without a tensor, of the newest source.
   timespec (*mtime)(const ViewFile&) = nullptr;
 

@@ -348,8 +348,26 @@ TEST_F(LibStfs, ForkedChildReadsAndClosesCheckpointOfParent) {
   EXPECT_EQ(read_part(handle, "b").bytes, b());
 }
 
-// A remote source: one object of 4 MiB, which consists almost entirely of the tensor "w".
-class LibStfsRemote : public testing::Test {
+TEST_F(LibStfs, AChildSavesOverNoFileThatItsParentRead) {
+  const TempDir dir;
+  write_safetensors(dir / "one.safetensors", {random_tensor("a", "F32", {4})});
+  const std::string index = dir / "model.safetensors.index.json";
+  write_index(index, {{"a", "one.safetensors"}});
+  const std::string before = read_file(index);
+  const Handle handle = open_with({dir.path()});
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const stfs_save_options options{.size = sizeof options, .shard_bytes = 0, .replace = 1};
+    ::_exit(stfs_save(handle.get(), index.c_str(), &options, nullptr));
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), STFS_USAGE);
+  EXPECT_EQ(read_file(index), before);
+}
+
+// Sources elsewhere: one object of 4 MiB, of which a tensor "w" has nearly all.
+class LibStfsElsewhere : public testing::Test {
  protected:
   void SetUp() override {
     const std::filesystem::path file = directory_.path() / "m.safetensors";

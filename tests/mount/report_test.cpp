@@ -151,15 +151,21 @@ TEST_F(InfoReport, NeverReplacesItsSource) {
   const std::string b = write("b", some_tensors());
   const std::string model = dir_ / "model";
   fs::copy(test_data("sharded"), model, fs::copy_options::recursive);
+  write_file(model + "/config.json", "{}");
+  const std::string next = dir_ / "next";
+  fs::copy(model, next, fs::copy_options::recursive);
   fs::create_symlink(a, dir_ / "link");
   std::vector<std::vector<std::string>> all{
       {a, "-o", a}, {a, "-o", dir_ / "link"}, {b, "-o", b}, {a, "--against", b, "-o", b}};
   for (const auto& entry : fs::directory_iterator(model)) {
     const std::string name = entry.path().string();
-    const bool is_source = name.ends_with(".safetensors") || name.ends_with(".index.json");
-    if (is_source) all.push_back({model, "-o", name});
+    const bool is_source = name.ends_with(".safetensors") || name.ends_with(".index.json") ||
+                           name.ends_with("/config.json");
+    if (!is_source) continue;
+    all.push_back({model, "-o", name});
+    all.push_back({model, next, "-o", name});
   }
-  EXPECT_GT(all.size(), 6U);
+  EXPECT_GT(all.size(), 10U);
   for (std::vector<std::string>& words : all) {
     const std::string output = words.back();
     const std::string before = read_file(output);

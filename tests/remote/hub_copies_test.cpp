@@ -266,9 +266,10 @@ TEST_F(HubCopies, CommandNeverWritesToCopyOrCacheItReads) {
     EXPECT_NE(result.err.find("a file of the source: name another"), std::string::npos)
         << output << result.err;
     EXPECT_EQ(read_file(output), before) << output;
-    const Outcome printed = run({"bash", "-c", R"("$1" extract "$2" '*' -o - 1<>"$3")", "bash",
-                                 STFS_INFO_BINARY, source, output},
-                                environment(cache));
+    const Outcome printed =
+        run({"bash", "-c", R"("$1" extract --dequantize=bf16 "$2" '*' -o - 1<>"$3")", "bash",
+             STFS_INFO_BINARY, source, output},
+            environment(cache));
     EXPECT_EQ(printed.status, 2) << output << printed.err;
     EXPECT_EQ(read_file(output), before) << output;
   };

@@ -11,7 +11,6 @@
 
 #include <unistd.h>
 
-#include <array>
 #include <string>
 
 namespace stfs {
@@ -37,7 +36,7 @@ int cat(const Arguments& arguments) {
                 "tensor " + in_quotes(tensor.name) + ": " + part_refusal(tensor, part));
   }
   refuse_terminal("pipe it to od(1)");
-  refuse_source_as_output(std::array{&checkpoint}, sources);
+  refuse_source_as_output(sources);
   write_bytes(checkpoint, recipe.content, STDOUT_FILENO, kStandardOutput, nullptr);
   return 0;
 }

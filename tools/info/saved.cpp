@@ -7,7 +7,6 @@
 #include "tools/info/output.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -76,7 +75,7 @@ int save(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors,
     if (plan.is_directory()) {
       shared = plan.write_directory(AtSignal::kRemove, progress);
     } else {
-      Output output(arguments, std::array{&checkpoint}, sources);
+      Output output(arguments, sources);
       run_beside([&] { shared = plan.write_file(output.fd(), output.name(), progress); });
       is_new_file = output.is_new_file();
       bar.end();

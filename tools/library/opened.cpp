@@ -25,16 +25,6 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& rule) { throw Error(ErrorCode::kUsage, "", rule); }
 
-std::vector<std::string> pinned_of(const Checkpoint& checkpoint,
-                                   const std::vector<std::string>& names) {
-  std::vector<std::string> pinned;
-  for (const Origin& origin : checkpoint.origins()) {
-    if (origin.path.empty()) return names;  // a part of a mount: named by the mount
-    pinned.push_back(origin.path);
-  }
-  return pinned;
-}
-
 // Whether a URL in a text has a user, or a query. In doubt yes: a glob behind it has "?" too.
 bool has_secret(std::string_view text) {
   constexpr std::string_view kMark = "://";
@@ -134,9 +124,10 @@ Opened::Opened(std::vector<std::string> sources, OpenOptions options)
   for (const std::string& name : names_) again_.push_back(is_url(name) ? name : absolute(name));
   std::unique_ptr<Loaded> first = load(names_, options_, "");
   const Checkpoint& checkpoint = *first->checkpoint;
+  files_read_ = first->sources->files_read();
   version_ = version_of(checkpoint.list());
   options_.load.layers = checkpoint.layers();  // for children, wherever they are
-  pinned_ = pinned_of(checkpoint, names_);
+  pinned_ = checkpoint.origins();
   for (const std::string& name : names_) has_secrets_ |= has_secret(name);
   for (const Layer& layer : options_.load.layers) {
     pinned_options_.push_back(layer.option + "=" + layer.argument);
@@ -187,6 +178,7 @@ std::unique_ptr<Opened::Loaded> Opened::load_here() const {
     auto loaded = std::make_unique<Loaded>();
     loaded->sources = std::make_unique<Sources>(options_.sources);
     loaded->checkpoint = first_->checkpoint;
+    for (const std::string& path : files_read_) loaded->sources->note_read(path);
     loaded->mapped =
         std::make_unique<std::atomic<std::byte*>[]>(loaded->checkpoint->parts().size());
     return loaded;

@@ -154,6 +154,8 @@ class Opened {
   std::string resolutions_;  // Sources::resolutions() for children; "": all sources are local
   bool has_secrets_ = false;
   std::string version_;
+  // The local files that the first Loaded has read. No output may replace one of them.
+  std::vector<std::string> files_read_;
   mutable std::mutex saved_mutex_;  // guards saved_
   std::deque<std::string> saved_;   // warnings of save()
   std::vector<std::string> pinned_;

@@ -181,13 +181,6 @@ SelectionOptions as_shown(const std::string& path, SelectionOptions options) {
   return options;
 }
 
-// Whether a mount has a layer already.
-bool has_layer(const MountedPath& mounted, const Layer& layer) {
-  refuse_unfit_layer(mounted, layer);
-  if (find_layer(layer.option)->repeats) return false;  // it comes on top
-  return std::ranges::find(mounted.origin.layers, layer) != mounted.origin.layers.end();
-}
-
 // Whether a mount shows the tensor as it is stored in the file that it names: of the same name and
 // place.
 bool is_stored_so(const Checkpoint& checkpoint, const std::string& path, const std::string& name) {
@@ -201,7 +194,8 @@ bool is_stored_so(const Checkpoint& checkpoint, const std::string& path, const s
 }
 
 std::string description_of(const Checkpoint& checkpoint) {
-  return mount_json(checkpoint, false, checkpoint.layers());
+  return mount_json(
+      {checkpoint.origins(), false, checkpoint.layers(), version_of(checkpoint.list())});
 }
 
 // Whether some tensors are computed: by layers, or as a file of PyTorch or NumPy describes them.
@@ -593,7 +587,7 @@ const Selection::Opened& Selection::open(const std::string& source, bool is_exac
   const std::string absolute = is_remote ? source : absolute_path(source);
   // A mount at the same path, a directory or an index may mean other files than before. What a URL
   // means is asked once, until forget_remote().
-  const std::string version = mounted     ? mounted->version
+  const std::string version = mounted     ? mounted->content.version
                               : is_remote ? std::string()
                                           : stamp_of(absolute);
   if (mounted) {
