@@ -348,7 +348,7 @@ TEST_F(LibStfs, ForkedChildReadsAndClosesCheckpointOfParent) {
   EXPECT_EQ(read_part(handle, "b").bytes, b());
 }
 
-TEST_F(LibStfs, AChildSavesOverNoFileThatItsParentRead) {
+TEST_F(LibStfs, ForkedChildDoesNotSaveOverFilesThatParentRead) {
   const TempDir dir;
   write_safetensors(dir / "one.safetensors", {random_tensor("a", "F32", {4})});
   const std::string index = dir / "model.safetensors.index.json";

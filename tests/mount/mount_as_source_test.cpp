@@ -213,7 +213,7 @@ TEST_F(MountAsSource, KeepsSourcesAndMissingShardsOfMount) {
   EXPECT_EQ(missing[0]["name"], "two");
 }
 
-TEST_F(MountAsSource, AMountOfAMountMeansThatMount) {
+TEST_F(MountAsSource, MountOfMountOpensThatMount) {
   const Path first = dir_ / "first";
   mount_at(first, {source_});
   const Mounted root({first});
@@ -238,7 +238,7 @@ TEST_F(MountAsSource, AMountOfAMountMeansThatMount) {
   EXPECT_EQ(names(root / ".stfs/merged.safetensors"), names(source_));
 }
 
-TEST_F(MountAsSource, AMountThatMeansItselfIsAnError) {
+TEST_F(MountAsSource, RejectsMountThatContainsItself) {
   if (::geteuid() != 0) GTEST_SKIP() << "a bind mount needs root";
   const Path first = dir_ / "first";
   mount_at(first, {source_});
@@ -253,7 +253,7 @@ TEST_F(MountAsSource, AMountThatMeansItselfIsAnError) {
 }
 
 // Each turn adds one mount and one layer, so the count of both is odd or even.
-TEST_F(MountAsSource, AMountWhoseEditReadsThatMountIsAnError) {
+TEST_F(MountAsSource, RejectsEditThatReadsItsOwnMount) {
   write_safetensors(dir_ / "base.safetensors", {random_tensor("w", "F32", {8}, 9)});
   const Path link = dir_ / "link";
   std::filesystem::create_symlink(source_, link);
@@ -273,7 +273,7 @@ TEST_F(MountAsSource, AMountWhoseEditReadsThatMountIsAnError) {
   EXPECT_NE(refused.err.find(rule), std::string::npos) << refused.err;
 }
 
-TEST_F(MountAsSource, AMountThatWouldHideASourceThatIsAMountIsRefused) {
+TEST_F(MountAsSource, RejectsMountpointAboveSourceMount) {
   const Path top = dir_ / "top", first = top / "first", link = dir_ / "link";
   mount_at(first, {source_});
   std::filesystem::create_symlink(first / "a", link);
@@ -550,7 +550,7 @@ TEST_F(MountAsSource, ExcludesOtherMountOnItsDirectory) {
   EXPECT_EQ(run({STFS_BINARY, "-u", mount / "a"}).status, 0);
 }
 
-TEST_F(MountAsSource, OfMoreSourcesThanAnAttributeHoldsAMountIsNone) {
+TEST_F(MountAsSource, WorksWithMoreSourcesThanFitAttribute) {
   write_file(dir_ / "edits", "# " + std::string(70'000, 'x') + "\nrename s/norm/other/\n");
   const Mounted mount({source_}, {"-o", "edit=" + (dir_ / "edits").string()});
 

@@ -481,7 +481,7 @@ TEST_F(InfoExtract, ReplacesFileOnlyWithForceAndOnSuccess) {
 
 // The file itself, links to it, the files that a mount shows, and every file that is read beside
 // it.
-TEST_F(InfoExtract, NeverReplacesAFileThatItReads) {
+TEST_F(InfoExtract, NeverReplacesItsSource) {
   if (const std::string why = mount_unavailable(); !why.empty()) GTEST_SKIP() << why;
   const std::string file =
       write("m", {random_tensor("a", "U8", {5}), random_tensor("b", "U8", {5})});

@@ -477,7 +477,7 @@ TEST(FileSystem, OnlyTensorFilesListExtendedAttributes) {
   }
 }
 
-TEST(FileSystem, SaysAtItsRootAloneWhatIsMounted) {
+TEST(FileSystem, OnlyRootHasMountAttribute) {
   int made = 0;
   const ServedCheckpoint mounted(many(), {.content = [&] { return ++made, std::string("{}"); }});
   const ServedCheckpoint too_long(many(), {.content = [] { return std::string(65537, ' '); }});

@@ -73,7 +73,7 @@ TEST_F(FollowerTest, ReappearedVersionIsNamedAgainOnlyWithOtherFiles) {
   EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_1"});
 }
 
-TEST_F(FollowerTest, ForgetsTheFilesThatItReadForEarlierLooks) {
+TEST_F(FollowerTest, ForgetsFilesReadByEarlierScans) {
   write_version("step_1");
   Follower follower(run_, sources_, {});
   follower.look();
@@ -83,7 +83,7 @@ TEST_F(FollowerTest, ForgetsTheFilesThatItReadForEarlierLooks) {
   EXPECT_EQ(sources_.files_read(), FoundPaths());
 }
 
-TEST_F(FollowerTest, AVersionThatIsReplacedUnderItsNameIsNamedAgain) {
+TEST_F(FollowerTest, NamesReplacedVersionAgain) {
   const auto tensor = [](char value) {
     const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
     return static_cast<char>(header.size()) + std::string(7, '\0') + header + value;

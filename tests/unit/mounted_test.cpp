@@ -26,7 +26,7 @@ TEST(MountJson, NamesGivenSourcesAsAbsolutePaths) {
   EXPECT_EQ(version_of(checkpoint.list()).size(), 64u);
 }
 
-TEST(MountJson, SaysWhatAMountWasOpenedWith) {
+TEST(MountJson, DescribesHowMountWasOpened) {
   const MountContent told{.sources = {"/a b\n", "/\xff\n\"", "hf://org/name"},
                           .allow_missing = true,
                           .layers = {{"dequantize", "bf16"}, {"lora", "0.5@/a"}, {"lora", "/\xff"}},
@@ -75,7 +75,7 @@ TEST(MountJson, VersionDependsOnIndexedTensors) {
   EXPECT_EQ(version({{"a", "1.safetensors"}, {"b", "1.safetensors"}}), two);
 }
 
-TEST(MountJson, HasNoSecretOfALayersURL) {
+TEST(MountJson, OmitsSecretsInLayerUrls) {
   const std::string json =
       mount_json({.sources = {"/m.safetensors"},
                   .layers = {{"delta", "https://host/run/weight_v000001?sig=secret"},
@@ -132,7 +132,7 @@ TEST(MountJson, RejectsInvalidText) {
   }
 }
 
-TEST(MountJson, TellsAPathFromOneThatBeginsAlike) {
+TEST(IsAtOrBelow, ComparesWholePathComponents) {
   EXPECT_TRUE(is_at_or_below("a/b", "a/b"));
   EXPECT_TRUE(is_at_or_below("a/b/c", "a/b"));
   EXPECT_FALSE(is_at_or_below("a/bc", "a/b"));
