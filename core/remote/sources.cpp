@@ -6,7 +6,6 @@
 #include "core/remote/cache/cache.h"
 #include "core/remote/cache/cache_file.h"
 #include "core/remote/cache/fetcher.h"
-#include "core/remote/cache/hub_copy.h"
 #include "core/remote/http/http.h"
 #include "core/remote/http/url.h"
 #include "core/remote/stores/hub.h"
@@ -263,73 +262,38 @@ std::uint64_t Sources::end_not_cached(const RemoteVersion& version, const Source
   return has_all ? 0 : end;
 }
 
+// Opens the file of the Hub's own cache that stands for an object; null where there is none, and,
+// with a warning, where it must not be used. `version` null: offline, and it was never asked for.
+std::unique_ptr<const Source> Sources::make_from_copy(const std::string& name,
+                                                      const RemoteVersion* version) {
+  const std::string path = scheme_of(name) == "hf" ? hub_local_copy(name) : "";
+  if (path.empty()) return nullptr;
+  {
+    const std::lock_guard lock(known_mutex_);
+    if (std::ranges::find(hub_copies_, path) == hub_copies_.end()) hub_copies_.push_back(path);
+  }
+  try {
+    check_hub_copy(path);
+    auto object = version == nullptr ? hub_copy_object(name, path)
+                                     : LocalFile::Object{.name = version->name,
+                                                         .token = version->token,
+                                                         .mtime = version->mtime,
+                                                         .sha256 = version->sha256};
+    auto file = std::make_unique<const LocalFile>(path, std::move(object));
+    if (version == nullptr || file->size() == version->size) return file;
+    throw Error(ErrorCode::kUnreadable, path,
+                "has " + std::to_string(file->size()) + " bytes, not " +
+                    std::to_string(version->size) + " as the Hub says");
+  } catch (const Error& error) {
+    warn(printable(error.place()) +
+         ": the copy in the Hub's own cache is not used: " + error.message());
+  }
+  return nullptr;
+}
+
 std::unique_ptr<const Source> Sources::make(const std::string& name, const RemoteVersion& version,
                                             std::string_view first, When when) {
-  if (auto copy = make_from_copy(name, version, first, when)) return copy;
-  return make_fetched(name, version, first, when);
-}
-
-// The file of the Hub's own cache that stands for an object; "" when there is none.
-std::string Sources::copy_of(const std::string& name) {
-  std::string path = scheme_of(name) == "hf" ? hub_local_copy(name) : "";
-  if (path.empty()) return path;
-  const std::lock_guard lock(known_mutex_);
-  if (std::ranges::find(hub_copies_, path) == hub_copies_.end()) hub_copies_.push_back(path);
-  return path;
-}
-
-// From a file of the Hub's own cache; null when there is none that fits.
-std::unique_ptr<const Source> Sources::make_from_copy(const std::string& name,
-                                                      const RemoteVersion& version,
-                                                      std::string_view first, When when) {
-  const std::string path = copy_of(version.name);
-  if (path.empty()) return nullptr;
-  std::unique_ptr<const LocalFile> file;
-  CopyState state = CopyState::kRefused;
-  try {
-    file = std::make_unique<const LocalFile>(path);
-    state = look_at_hub_copy(*file, version, cache());
-  } catch (const Error&) {
-    // A copy that cannot be read is refused.
-  }
-  if (state == CopyState::kRefused) {
-    warn(printable(path) +
-         ": the Hub's own cache has other bytes than the Hub: not used: remove it");
-    return nullptr;
-  }
-  // While the digest of a large copy is unknown, loading reads from the Hub: headers are small.
-  std::unique_ptr<const Source> remote;
-  if (state == CopyState::kUnknown && !options_.offline) {
-    remote = make_fetched(name, version, first, when);
-  }
-  return std::make_unique<const HubCopy>(version, std::move(file), std::move(remote),
-                                         state == CopyState::kFits, cache());
-}
-
-// Offline, of an object that nobody has asked for: the Hub's own cache calls a file of Git LFS by
-// its digest. Of any other file nobody tells a digest. Null when there is none.
-std::unique_ptr<const Source> Sources::open_unasked_copy(const std::string& name) {
-  const std::string path = copy_of(name);
-  if (path.empty()) return nullptr;
-  auto file = std::make_unique<const LocalFile>(path);
-  const std::string blob = last_component(file->path());
-  if (!is_digest(blob, kSha256Digits)) return file;
-  HubName pinned = parse_hub_name(name);
-  constexpr std::string_view kSnapshots = "/snapshots/";
-  const std::size_t at = path.rfind(kSnapshots, path.size() - pinned.path.size());
-  pinned.revision = path.substr(at + kSnapshots.size(), kCommitDigits);
-  RemoteVersion version;
-  version.name = pinned.text();
-  version.size = file->size();
-  version.mtime = file->mtime();
-  version.token = "hf-" + blob;
-  version.sha256 = blob;
-  return make_from_copy(name, version, "", When::kLater);
-}
-
-std::unique_ptr<const Source> Sources::make_fetched(const std::string& name,
-                                                    const RemoteVersion& version,
-                                                    std::string_view first, When when) {
+  if (auto copy = make_from_copy(version.name, &version)) return copy;
   std::unique_ptr<CacheEntry> entry = cache().open(version, options_.offline);
   if (entry == nullptr && options_.offline) refuse_to_ask(name);
   if (entry != nullptr && entry->is_new()) {
@@ -358,7 +322,7 @@ std::unique_ptr<const Source> Sources::open_remote(const std::string& name, When
   Known known = recalled(at);
   if (!may_ask()) {
     if (!known.version && options_.offline) {
-      if (auto copy = open_unasked_copy(at)) return copy;
+      if (auto copy = make_from_copy(at, nullptr)) return copy;
     }
     if (!known.version || asks_nobody_) refuse_to_ask(name);
     {
@@ -534,7 +498,7 @@ std::string Sources::resolutions(std::span<const Beginning> beginnings) {
       const std::lock_guard lock(known_mutex_);
       const auto known = std::ranges::find_if(
           known_, [&, at = source](const auto& entry) { return is_version_of(entry.second, *at); });
-      if (known == known_.end()) continue;
+      if (known == known_.end() || source->local_file() != nullptr) continue;
       end = end_not_cached(*known->second.version, *source, length);
     }
     if (end == 0) continue;

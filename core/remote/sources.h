@@ -158,13 +158,8 @@ class Sources {
   std::unique_ptr<const Source> open_remote(const std::string& name, When when);
   std::unique_ptr<const Source> make(const std::string& name, const RemoteVersion& version,
                                      std::string_view first, When when);
-  std::unique_ptr<const Source> make_fetched(const std::string& name, const RemoteVersion& version,
-                                             std::string_view first, When when);
   std::unique_ptr<const Source> make_from_copy(const std::string& name,
-                                               const RemoteVersion& version, std::string_view first,
-                                               When when);
-  std::string copy_of(const std::string& name);
-  std::unique_ptr<const Source> open_unasked_copy(const std::string& name);
+                                               const RemoteVersion* version);
   std::optional<std::vector<std::string>> local_listing(const std::string& name) const;
 
   SourceOptions options_;

@@ -61,7 +61,7 @@ ReadFiles::ReadFiles(std::span<const Checkpoint* const> checkpoints, const Sourc
     for (const Part& part : checkpoint->parts()) {
       add(part.source->path());
       // The bytes of an object of the Hub may be those of a copy in the Hub's own cache.
-      if (const LocalFile* const file = part.source->local_file()) add(file->path());
+      if (const LocalFile* const file = part.source->local_file()) add(file->file_path());
       for (const char* const name : kConfigs) add_beside(child_name(part.directory, name));
     }
   }

@@ -10,6 +10,8 @@
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -814,6 +816,77 @@ TEST(HubCache, IsNotLeftThroughANameOrARef) {
   }
   environment.set("HOME", std::nullopt);
   EXPECT_EQ(hub_local_copy("hf://org/name/f"), "");
+}
+
+class HubCopy : public ::testing::Test {
+ protected:
+  HubCopy() {
+    ::umask(S_IWGRP | S_IWOTH);
+    environment_.write(kModel / "blobs" / kDigest, "weights");
+    link("../../blobs/" + kDigest);
+  }
+
+  std::filesystem::path path() const {
+    return environment_.home() / kModel / "snapshots" / kHubCommit / "w";
+  }
+  void link(const std::filesystem::path& target) const {
+    std::filesystem::create_directories(path().parent_path());
+    std::filesystem::remove(path());
+    std::filesystem::create_symlink(target, path());
+  }
+  std::string refusal() const {
+    return message_of([this] { check_hub_copy(path()); });
+  }
+
+  const std::filesystem::path kModel = ".cache/huggingface/hub/models--org--name";
+  const std::string kDigest = std::string(64, 'a');
+  StoreEnvironment environment_;
+};
+
+TEST_F(HubCopy, NameTokenAndDigestComeFromThePathAndTheBlob) {
+  EXPECT_NO_THROW(check_hub_copy(path()));
+  const auto object = hub_copy_object("hf://org/name/w", path());
+  ASSERT_TRUE(object);
+  EXPECT_EQ(object->name, "hf://org/name@" + kHubCommit + "/w");
+  EXPECT_EQ(object->token, "hf-" + kDigest);
+  EXPECT_EQ(object->sha256, kDigest);
+  const std::string sha1(40, 'b');
+  environment_.write(kModel / "blobs" / sha1, "weights");
+  link("../../blobs/" + sha1);
+  EXPECT_EQ(hub_copy_object("hf://org/name/w", path())->token, "hf-git-sha1-" + sha1);
+  EXPECT_EQ(hub_copy_object("hf://org/name/w", path())->sha256, "");
+  std::filesystem::remove(path());
+  write_file(path(), "weights");  // copied without its link
+  EXPECT_FALSE(hub_copy_object("hf://org/name/w", path()));
+}
+
+TEST_F(HubCopy, LinkOutOfTheCacheIsRefused) {
+  link(environment_.write("outside", "weights"));
+  EXPECT_NE(refusal().find("a symbolic link leads out of "), std::string::npos);
+  link("../../blobs/" + kDigest);
+  std::filesystem::rename(environment_.home() / kModel, environment_.home() / "model");
+  std::filesystem::create_directory_symlink(environment_.home() / "model",
+                                            environment_.home() / kModel);
+  EXPECT_NE(refusal().find("a symbolic link leads out of "), std::string::npos);
+}
+
+TEST_F(HubCopy, FileOrDirectoryThatAnotherUserCanWriteIsRefused) {
+  const std::filesystem::path blob = environment_.home() / kModel / "blobs" / kDigest;
+  const std::filesystem::path top = environment_.home() / ".cache/huggingface/hub";
+  for (const std::filesystem::path& part :
+       {blob, blob.parent_path(), path().parent_path(), environment_.home() / kModel, top}) {
+    for (const auto right :
+         {std::filesystem::perms::group_write, std::filesystem::perms::others_write}) {
+      std::filesystem::permissions(part, right, std::filesystem::perm_options::add);
+      EXPECT_NE(refusal().find(part.string() + ": other users may write to it"), std::string::npos);
+      std::filesystem::permissions(part, right, std::filesystem::perm_options::remove);
+    }
+    if (::geteuid() != 0) continue;
+    ASSERT_EQ(::chown(part.c_str(), 65534, 65534), 0);
+    EXPECT_NE(refusal().find(part.string() + ": belongs to another user"), std::string::npos);
+    ASSERT_EQ(::chown(part.c_str(), 0, 0), 0);
+  }
+  EXPECT_NO_THROW(check_hub_copy(path()));
 }
 
 }  // namespace

@@ -98,7 +98,8 @@ VerbSources::VerbSources(const Arguments& arguments)
 
 std::unique_ptr<const Source> VerbSources::open(const std::string& name) {
   std::unique_ptr<const Source> source = Sources::open(name);
-  if (const LocalFile* const file = source->local_file()) refuse_source_as_output(file->path());
+  if (const LocalFile* const file = source->local_file())
+    refuse_source_as_output(file->file_path());
   return source;
 }
 
