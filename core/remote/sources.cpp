@@ -274,11 +274,17 @@ std::unique_ptr<const Source> Sources::make_from_copy(const std::string& name,
   }
   try {
     check_hub_copy(path);
-    auto object = version == nullptr ? hub_copy_object(name, path)
-                                     : LocalFile::Object{.name = version->name,
-                                                         .token = version->token,
-                                                         .mtime = version->mtime,
-                                                         .sha256 = version->sha256};
+    auto object = hub_copy_object(name, path);
+    if (version != nullptr) {
+      if (object && !object->sha256.empty() && !version->sha256.empty() &&
+          object->sha256 != version->sha256) {
+        throw Error(ErrorCode::kUnreadable, path, "is called by another digest than the Hub's");
+      }
+      object = LocalFile::Object{.name = version->name,
+                                 .token = version->token,
+                                 .mtime = version->mtime,
+                                 .sha256 = version->sha256};
+    }
     auto file = std::make_unique<const LocalFile>(path, std::move(object));
     if (version == nullptr || file->size() == version->size) return file;
     throw Error(ErrorCode::kUnreadable, path,
