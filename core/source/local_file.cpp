@@ -482,9 +482,10 @@ bool LocalFile::leads_here() const {
 }
 
 bool LocalFile::is_current() const {
-  if (object_) return verify() == 0;  // its name is pinned
   struct statx status {};
-  if (verify() != 0 || status_at(AT_FDCWD, path().c_str(), is_local_, status) != 0) return false;
+  if (verify() != 0 || status_at(AT_FDCWD, file_path_.c_str(), is_local_, status) != 0) {
+    return false;
+  }
   return identity_of(status) == identity_ && ctime_of(status) == standing_->ctime;
 }
 
