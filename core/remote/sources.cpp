@@ -9,6 +9,7 @@
 #include "core/remote/http/http.h"
 #include "core/remote/http/url.h"
 #include "core/remote/stores/hub.h"
+#include "core/remote/stores/hub_cache.h"
 #include "core/remote/stores/hub_name.h"
 #include "core/remote/stores/remote.h"
 #include "core/remote/stores/web.h"
@@ -193,6 +194,11 @@ void Sources::warn(const std::string& line) {
   if (warnings_.insert(line).second && options_.warn != nullptr) options_.warn(line);
 }
 
+void Sources::warn_of_unused_copy(const Error& error) {
+  warn(printable(error.place()) +
+       ": the copy in the Hub's own cache is not used: " + error.message());
+}
+
 // The facts that use() was given for a name.
 std::optional<KnownSource> Sources::given(const std::string& name) {
   if (!asks_nobody_) return std::nullopt;
@@ -273,11 +279,12 @@ std::unique_ptr<const Source> Sources::make_from_copy(const std::string& name,
     if (std::ranges::find(hub_copies_, path) == hub_copies_.end()) hub_copies_.push_back(path);
   }
   try {
-    check_hub_copy(path);
-    auto object = hub_copy_object(name, path);
+    HubCacheFile copy = open_in_hub_cache(path);
+    auto object = hub_copy_object(name, copy.path);
     if (version != nullptr) {
-      if (object && !object->sha256.empty() && !version->sha256.empty() &&
-          object->sha256 != version->sha256) {
+      // Tokens of one kind of digest have one length.
+      if (object && object->token.size() == version->token.size() &&
+          object->token != version->token) {
         throw Error(ErrorCode::kUnreadable, path, "is called by another digest than the Hub's");
       }
       object = LocalFile::Object{.name = version->name,
@@ -285,14 +292,13 @@ std::unique_ptr<const Source> Sources::make_from_copy(const std::string& name,
                                  .mtime = version->mtime,
                                  .sha256 = version->sha256};
     }
-    auto file = std::make_unique<const LocalFile>(path, std::move(object));
+    auto file = std::make_unique<const LocalFile>(copy.path, std::move(copy.fd), std::move(object));
     if (version == nullptr || file->size() == version->size) return file;
     throw Error(ErrorCode::kUnreadable, path,
                 "has " + std::to_string(file->size()) + " bytes, not " +
                     std::to_string(version->size) + " as the Hub says");
   } catch (const Error& error) {
-    warn(printable(error.place()) +
-         ": the copy in the Hub's own cache is not used: " + error.message());
+    warn_of_unused_copy(error);
   }
   return nullptr;
 }
@@ -442,6 +448,7 @@ void Sources::forget() {
   {
     const std::lock_guard lock(known_mutex_);
     known_.clear();
+    offline_roots_.clear();
   }
   const std::lock_guard lock(stores_mutex_);
   for (const auto& [scheme, store] : stores_) store->forget();
@@ -456,7 +463,7 @@ std::string Sources::pinned(const std::string& name) {
   }
   Store& store = this->store(name);
   if (!may_ask()) {
-    const auto before = asks_nobody_ ? std::nullopt : recalled(name).pinned;
+    const auto before = asks_nobody_ ? std::nullopt : pinned_offline(name);
     if (!before) return name;
     const std::lock_guard lock(known_mutex_);
     known_[name].pinned = before;  // for resolutions()
@@ -465,6 +472,27 @@ std::string Sources::pinned(const std::string& name) {
   std::string pinned = store.pinned(name);
   if (pinned != name) learn(name, [&](Known& what) { what.pinned = pinned; });
   return pinned;
+}
+
+// The name with the commit that stfs's cache remembers, or that the Hub's own cache has. It stays
+// the same for a revision, although another process may move it between two files.
+std::optional<std::string> Sources::pinned_offline(const std::string& name) {
+  std::optional<std::string> pinned = recalled(name).pinned;
+  if (scheme_of(name) != "hf") return pinned;
+  const HubName asked = parse_hub_name(name);
+  if (asked.has_commit()) return pinned;
+  HubName root;
+  try {
+    root = pinned ? parse_hub_name(*pinned)
+                  : HubName{.id = asked.id, .revision = hub_cached_commit(asked)};
+  } catch (const Error& error) {
+    warn_of_unused_copy(error);
+  }
+  const std::lock_guard lock(known_mutex_);
+  root = offline_roots_.try_emplace(asked.id + "@" + asked.revision, root).first->second;
+  if (!root.has_commit()) return std::nullopt;
+  root.path = asked.path;
+  return root.text();
 }
 
 int Sources::read(const Source& source, std::uint64_t offset, std::span<std::byte> out) {

@@ -8,7 +8,7 @@
 #include "core/layer/edit/edit_lines.h"
 #include "core/layer/lora/lora_layer.h"
 #include "core/remote/http/url.h"
-#include "core/remote/stores/hub.h"
+#include "core/remote/stores/hub_cache.h"
 #include "core/source/local_file.h"
 #include "core/stored/directory.h"
 

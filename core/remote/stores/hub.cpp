@@ -1,17 +1,12 @@
 #include "core/remote/stores/hub.h"
 
 #include "core/base/error.h"
-#include "core/base/posix.h"
 #include "core/base/sha256.h"
 #include "core/base/text.h"
 #include "core/remote/http/url.h"
 #include "core/remote/stores/hub_api.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <exception>
 #include <future>
 #include <map>
@@ -34,11 +29,6 @@ std::string_view unquoted(std::string_view etag) {
     etag = etag.substr(1, etag.size() - 2);
   }
   return etag;
-}
-
-// `digest`: SHA-256, or git's SHA-1 of a blob.
-std::string token_of(const std::string& digest) {
-  return (is_digest(digest, kSha256Digits) ? "hf-" : "hf-git-sha1-") + digest;
 }
 
 // A URL that has bytes, and how it was found.
@@ -224,7 +214,7 @@ class HubStore final : public Store {
     version.size = *file.size;
     version.mtime = known->mtime;
     version.sha256 = file.sha256;
-    version.token = token_of(file.sha256.empty() ? file.blob : file.sha256);
+    version.token = hub_token(file.sha256.empty() ? file.blob : file.sha256);
     return {.version = std::move(version)};
   }
 
@@ -372,59 +362,5 @@ class HubStore final : public Store {
 }  // namespace
 
 std::unique_ptr<Store> make_hub_store(Http& http) { return std::make_unique<HubStore>(http); }
-
-std::string hub_local_copy(const std::string& name) try {
-  const HubName asked = parse_hub_name(name);
-  if (asked.path.empty()) return "";
-  const std::string cache = hub_cache_directory();
-  if (cache.empty()) return "";
-  const std::size_t slash = asked.id.find('/');
-  const std::string model =
-      cache + "/models--" + asked.id.substr(0, slash) + "--" + asked.id.substr(slash + 1);
-  std::string commit = asked.revision;
-  if (!asked.has_commit()) {
-    commit = read_file(model + "/refs/" + asked.revision, 4096).substr(0, kCommitDigits);
-    if (!is_digest(commit, kCommitDigits)) return "";
-  }
-  const std::string path = model + "/snapshots/" + commit + "/" + asked.path;
-  struct stat file {};
-  return ::stat(path.c_str(), &file) == 0 && S_ISREG(file.st_mode) ? path : "";
-} catch (const Error&) {
-  return "";
-}
-
-void check_hub_copy(const std::string& path) {
-  const std::string top = absolute_path(hub_cache_directory());
-  for (const std::string& at : {absolute_path(parent_name(path)), absolute_path(path)}) {
-    if (!at.starts_with(top + "/")) {
-      throw Error(ErrorCode::kUnreadable, path, "a symbolic link leads out of " + printable(top));
-    }
-    for (std::size_t end = top.size();; end = std::min(at.find('/', end + 1), at.size())) {
-      const std::string part = at.substr(0, end);
-      struct stat status {};
-      if (::stat(part.c_str(), &status) != 0) throw_unreadable(part, errno);
-      if (status.st_uid != ::geteuid() && status.st_uid != 0) {
-        throw Error(ErrorCode::kUnreadable, part, "belongs to another user: change its owner");
-      }
-      if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
-        throw Error(ErrorCode::kUnreadable, part, "other users may write to it: run chmod -R go-w");
-      }
-      if (end == at.size()) break;
-    }
-  }
-}
-
-std::optional<LocalFile::Object> hub_copy_object(const std::string& name, const std::string& path) {
-  const std::string blob = last_component(absolute_path(path));
-  const bool has_sha256 = is_digest(blob, kSha256Digits);
-  const bool has_digest = has_sha256 || is_digest(blob, kCommitDigits);
-  if (!has_digest || blob == last_component(path)) return std::nullopt;
-  HubName pinned = parse_hub_name(name);
-  constexpr std::string_view kSnapshots = "/snapshots/";
-  const std::size_t at = path.rfind(kSnapshots, path.size() - pinned.path.size());
-  pinned.revision = path.substr(at + kSnapshots.size(), kCommitDigits);
-  return LocalFile::Object{
-      .name = pinned.text(), .token = token_of(blob), .sha256 = has_sha256 ? blob : ""};
-}
 
 }  // namespace stfs

@@ -17,14 +17,12 @@
 //
 // The token goes to the origin of HF_ENDPOINT alone, over https or to a loopback address.
 //
-// A file of the Hub's own cache takes the place of its object: hub_local_copy().
+// A file of the Hub's own cache takes the place of its object (hub_cache.h).
 #pragma once
 
 #include "core/remote/stores/remote.h"
-#include "core/source/local_file.h"
 
 #include <memory>
-#include <optional>
 #include <string>
 
 namespace stfs {
@@ -33,16 +31,5 @@ namespace stfs {
 // HF_TOKEN and the files that hold one. Throws Error kUsage for an option that breaks its rule, so
 // make the store when the first name of the Hub comes.
 std::unique_ptr<Store> make_hub_store(Http& http);
-
-// The file of the Hub's own cache that stands for an object ("" when there is none). A name
-// without a commit means what refs/REVISION of that cache says. Asks nobody, never throws Error.
-std::string hub_local_copy(const std::string& name);
-// Throws Error kUnreadable if the file at such a path must not be used: a symbolic link leads out
-// of that cache, or a user other than this one and root can write to the file or to a directory
-// that leads to it.
-void check_hub_copy(const std::string& path);
-// What such a path tells about the object: the commit, and the digest if the file is a link to
-// blobs/ETAG; else nullopt. Throws Error kUnreadable.
-std::optional<LocalFile::Object> hub_copy_object(const std::string& name, const std::string& path);
 
 }  // namespace stfs
