@@ -9,6 +9,7 @@
 #include "core/remote/http/url.h"
 #include "core/remote/sources.h"
 #include "core/source/counters.h"
+#include "core/source/local_file.h"
 #include "fs/fuse/daemon.h"
 #include "fs/fuse/fuse_ops.h"
 #include "fs/fuse/loading_child.h"
@@ -61,9 +62,10 @@ void raise_descriptor_limit() {
 void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& mountpoint) {
   const std::string prefix = mountpoint == "/" ? mountpoint : mountpoint + "/";
   for (const Part& part : checkpoint.parts()) {
-    if (!part.source->path().starts_with(prefix)) continue;
+    const LocalFile* const file = part.source->local_file();
+    if (file == nullptr || !file->file_path().starts_with(prefix)) continue;
     throw Error(ErrorCode::kMountFailed, mountpoint,
-                "the source " + printable(part.source->path()) +
+                "the source " + printable(file->file_path()) +
                     " lies in it and would be hidden: choose another directory");
   }
 }

@@ -209,6 +209,16 @@ TEST_F(HubCopies, AreNotReplacedByFilesMadeOfThem) {
   EXPECT_TRUE(fs::is_symlink(link));
 }
 
+TEST_F(HubCopies, DirectoryOfTheCopyIsNotTheMountpoint) {
+  const fs::path blobs = fs::canonical(blob_.parent_path());
+  const Outcome result =
+      run({STFS_BINARY, "-f", "-o", "nonempty", "hf://org/name", blobs}, environment("cache"));
+  EXPECT_EQ(result.status, 4) << result.err;
+  EXPECT_NE(result.err.find("the source " + (blobs / blob_.filename()).string() + " lies in it"),
+            std::string::npos)
+      << result.err;
+}
+
 TEST_F(HubCopies, TruncatedCopyGivesESTALE) {
   const auto mounted = mount("page_cache=direct");
   expect_right(*mounted);
