@@ -496,7 +496,7 @@ std::optional<std::string> Sources::pinned_offline(const std::string& name) {
 }
 
 int Sources::read(const Source& source, std::uint64_t offset, std::span<std::byte> out) {
-  if (!is_url(source.path())) return source.read(out, offset);
+  if (!is_url(source.path()) || source.local_file() != nullptr) return source.read(out, offset);
   std::string key = source.path();
   key.append(1, '\0').append(source.token()).append(1, '\0');
   key += std::to_string(offset);
@@ -518,6 +518,7 @@ int Sources::read(const Source& source, std::uint64_t offset, std::span<std::byt
 }
 
 void Sources::keep_if_not_cached(const Source& source, std::string_view first) {
+  if (source.local_file() != nullptr) return;
   const std::lock_guard lock(known_mutex_);
   for (auto& [name, known] : known_) {
     if (is_version_of(known, source) && !is_cached(*known.version, first.size()))

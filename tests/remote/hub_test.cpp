@@ -29,6 +29,7 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -1087,6 +1088,26 @@ TEST_F(CopiesOfHub, CopyOfAnotherDigestIsNotUsed) {
     EXPECT_EQ(source->local_file() != nullptr, row.is_used) << row.file << " " << row.etag;
     EXPECT_EQ(warnings_.empty(), row.is_used) << warnings_;
   }
+}
+
+// The process that loads again reads the file itself, which may have changed: it must not mix bytes
+// of two versions.
+TEST_F(CopiesOfHub, ResolutionsHaveNoBytesOfACopy) {
+  const auto source = open("model.safetensors", kHubSha256, kHubWeights);
+  const auto read = [](Sources& sources, const Source& of) {
+    std::string bytes(10, '\0');
+    EXPECT_EQ(sources.read(of, 5, std::as_writable_bytes(std::span(bytes))), 0);
+    return bytes;
+  };
+  EXPECT_EQ(read(sources_, *source), std::string(10, 'w'));
+  EXPECT_EQ(sources_.read_file("hf://org/name/model.safetensors", 1000), kHubWeights);
+  const std::string found = sources_.resolutions({});
+  EXPECT_EQ(found.find(std::string(10, 'w')), std::string::npos);
+
+  write_file(source->local_file()->file_path(), std::string(1000, 'x'));
+  Sources again({.cache_dir = (environment_.home() / "cache").string()});
+  again.use(found);
+  EXPECT_EQ(read(again, *again.open("hf://org/name/model.safetensors")), std::string(10, 'x'));
 }
 
 }  // namespace
