@@ -10,6 +10,7 @@
 #pragma once
 
 #include "core/base/error.h"
+#include "core/remote/stores/hub_name.h"
 #include "core/remote/stores/remote.h"
 #include "core/remote/stores/s3.h"
 #include "core/source/counters.h"
@@ -147,6 +148,7 @@ class Sources {
   Store& store(const std::string& name);
 
   void warn(const std::string& line);
+  void warn_of_unused_copy(const Error& error);
   std::optional<KnownSource> given(const std::string& name);
   KnownSource recalled(const std::string& name);
   template <class Change>
@@ -162,13 +164,9 @@ class Sources {
   std::unique_ptr<const Source> open_remote(const std::string& name, When when);
   std::unique_ptr<const Source> make(const std::string& name, const RemoteVersion& version,
                                      std::string_view first, When when);
-  std::unique_ptr<const Source> make_fetched(const std::string& name, const RemoteVersion& version,
-                                             std::string_view first, When when);
   std::unique_ptr<const Source> make_from_copy(const std::string& name,
-                                               const RemoteVersion& version, std::string_view first,
-                                               When when);
-  std::string copy_of(const std::string& name);
-  std::unique_ptr<const Source> open_unasked_copy(const std::string& name);
+                                               const RemoteVersion* version);
+  std::optional<std::string> pinned_offline(const std::string& name);
   std::optional<std::vector<std::string>> local_listing(const std::string& name) const;
 
   SourceOptions options_;
@@ -185,7 +183,8 @@ class Sources {
   std::unique_ptr<Fetcher> fetcher_;
 
   mutable std::mutex known_mutex_;
-  std::map<std::string, KnownSource> known_;  // by name, with its secrets
+  std::map<std::string, KnownSource> known_;      // by name, with its secrets
+  std::map<std::string, HubName> offline_roots_;  // pinned names of models, by ID@REVISION
   // An entry of the cache, by its ID, or what it remembers of a name.
   struct Made {
     std::string id, name;

@@ -137,10 +137,13 @@ bool may_use_mincore(int fd, const struct statx& status) {
 
 }  // namespace
 
-LocalFile::LocalFile(const std::string& path) : LocalFile(absolute_path(path), UniqueFd()) {}
+LocalFile::LocalFile(const std::string& path, std::optional<Object> object)
+    : LocalFile(absolute_path(path), UniqueFd(), std::move(object)) {}
 
-LocalFile::LocalFile(const std::string& path, UniqueFd fd)
-    : Source(path),
+LocalFile::LocalFile(const std::string& path, UniqueFd fd, std::optional<Object> object)
+    : Source(object ? object->name : path),
+      object_(std::move(object)),
+      file_path_(path),
       fd_(fd ? std::move(fd) : open_regular(path)),
       directory_path_(directory_of(path)) {
   is_local_ = is_known_local(fd_.get());
@@ -150,7 +153,8 @@ LocalFile::LocalFile(const std::string& path, UniqueFd fd)
   identity_ = identity_of(status);
   inode_ = inode_of(status);
   const std::uint64_t size = status.stx_size;
-  set_version({size, {status.stx_mtime.tv_sec, status.stx_mtime.tv_nsec}});
+  file_mtime_ = {status.stx_mtime.tv_sec, status.stx_mtime.tv_nsec};
+  set_version({size, object_ ? object_->mtime.value_or(file_mtime_) : file_mtime_});
   standing_->rights = rights_of(status);
   standing_->ctime = ctime_of(status);
   if (status_at(AT_FDCWD, directory_path_.c_str(), is_local_, status) == 0) {
@@ -159,10 +163,10 @@ LocalFile::LocalFile(const std::string& path, UniqueFd fd)
   if (size == 0) return;  // mmap(2) refuses length 0; reading the header reports the error
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd_.get(), 0);
   if (data == MAP_FAILED && errno == ENODEV) {
-    throw Error(ErrorCode::kUnreadable, this->path(),
+    throw Error(ErrorCode::kUnreadable, file_path_,
                 "mmap: No such device: its file system maps no files: copy it to another");
   }
-  if (data == MAP_FAILED) throw_errno(ErrorCode::kUnreadable, this->path(), "mmap", errno);
+  if (data == MAP_FAILED) throw_errno(ErrorCode::kUnreadable, file_path_, "mmap", errno);
   data_ = static_cast<std::byte*>(data);
 }
 
@@ -177,7 +181,7 @@ void LocalFile::settle(struct statx& status) {
   constexpr int kMostLooks = 8;
   const auto look = [this](struct statx& at) {
     if (const int error = status_at(fd_.get(), "", is_local_, at)) {
-      throw_errno(ErrorCode::kUnreadable, path(), "", error);
+      throw_errno(ErrorCode::kUnreadable, file_path_, "", error);
     }
   };
   const bool may_settle = is_local_ || is_overlay(fd_.get());
@@ -194,7 +198,7 @@ void LocalFile::settle(struct statx& status) {
     if (!may_settle || (is_same && is_same_ctime && wait.count() == 0)) return;
     if (looks >= kMostLooks && is_same) return;  // links and rights move the ctime too
     if (looks >= kMostLooks) {
-      throw Error(ErrorCode::kUnreadable, path(),
+      throw Error(ErrorCode::kUnreadable, file_path_,
                   "is being written to: wait until the program that writes it has ended, and try "
                   "again");
     }
@@ -369,7 +373,9 @@ std::uint64_t LocalFile::ctime_of(const struct statx& status) const {
   return has_ctime_ ? bits_of(status.stx_ctime) : 0;
 }
 
-std::string LocalFile::token() const { return identity_ + "-" + std::to_string(standing_->ctime); }
+std::string LocalFile::token() const {
+  return object_ ? object_->token : identity_ + "-" + std::to_string(standing_->ctime);
+}
 
 int LocalFile::look(Look& now) const {
   struct statx status {};
@@ -383,12 +389,12 @@ int LocalFile::look(Look& now) const {
 
 // But for the ctime.
 bool LocalFile::is_same(const Look& now) const {
-  return now.size == size() && now.mtime.tv_sec == mtime().tv_sec &&
-         now.mtime.tv_nsec == mtime().tv_nsec;
+  return now.size == size() && now.mtime.tv_sec == file_mtime_.tv_sec &&
+         now.mtime.tv_nsec == file_mtime_.tv_nsec;
 }
 
 int LocalFile::verify() const {
-  if (has_changed()) return ESTALE;
+  if (has_changed() || is_refused()) return ESTALE;
   Look now{};
   if (look(now) == 0 && is_same(now) && now.ctime == standing_->ctime) return 0;
   const std::lock_guard lock(judging_);
@@ -463,20 +469,23 @@ bool LocalFile::kernel_has_lease() const {
              std::string_view::npos;
 }
 
-// Whether path() leads to this file. As it was where its directory is another one: a directory that
-// moves leaves the ctime of its files.
+// Whether file_path() leads to this file. As it was where its directory is another one: a directory
+// that moves leaves the ctime of its files.
 bool LocalFile::leads_here() const {
   struct statx status {};
   if (status_at(AT_FDCWD, directory_path_.c_str(), is_local_, status) != 0 ||
       inode_of(status) != directory_) {
     return standing_->is_named;
   }
-  return status_at(AT_FDCWD, path().c_str(), is_local_, status) == 0 && inode_of(status) == inode_;
+  return status_at(AT_FDCWD, file_path_.c_str(), is_local_, status) == 0 &&
+         inode_of(status) == inode_;
 }
 
 bool LocalFile::is_current() const {
   struct statx status {};
-  if (verify() != 0 || status_at(AT_FDCWD, path().c_str(), is_local_, status) != 0) return false;
+  if (verify() != 0 || status_at(AT_FDCWD, file_path_.c_str(), is_local_, status) != 0) {
+    return false;
+  }
   return identity_of(status) == identity_ && ctime_of(status) == standing_->ctime;
 }
 

@@ -29,21 +29,19 @@ int read_part(const Source& source, std::span<std::byte> buffer, std::uint64_t o
 }  // namespace
 
 int Source::fetch(ByteRange range) const {
-  const Source& from = loading_source();
-  if (from.has(range)) return 0;
+  if (has(range)) return 0;
   const auto arrived = std::make_shared<std::promise<int>>();  // which outlives set_value()
-  from.want(range, [arrived](int error) { arrived->set_value(error); });
+  want(range, [arrived](int error) { arrived->set_value(error); });
   return arrived->get_future().get();
 }
 
 int Source::read(std::span<std::byte> buffer, std::uint64_t offset) const {
   constexpr std::size_t kMostWanted = 8 << 20;  // bytes: memory must keep them
-  const Source& from = loading_source();
   int error = 0;
   do {
-    if (buffer.size() > kMostWanted) from.prefetch({offset, buffer.size()});
+    if (buffer.size() > kMostWanted) prefetch({offset, buffer.size()});
     const std::span<std::byte> part = buffer.first(std::min(buffer.size(), kMostWanted));
-    error = read_part(from, part, offset);
+    error = read_part(*this, part, offset);
     buffer = buffer.subspan(part.size());
     offset += part.size();
   } while (error == 0 && !buffer.empty());

@@ -167,8 +167,6 @@ class Source {
  protected:
   explicit Source(std::string path) : path_(std::move(path)) {}
   void set_version(Version version) { version_ = version; }  // constructors only
-  // Where fetch() and read() take bytes: those of loading, which must not wait for a whole file.
-  virtual const Source& loading_source() const { return *this; }
 
  private:
   struct Failures {

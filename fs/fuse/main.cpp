@@ -9,6 +9,7 @@
 #include "core/remote/http/url.h"
 #include "core/remote/sources.h"
 #include "core/source/counters.h"
+#include "core/source/local_file.h"
 #include "fs/fuse/daemon.h"
 #include "fs/fuse/fuse_ops.h"
 #include "fs/fuse/loading_child.h"
@@ -62,7 +63,10 @@ void raise_descriptor_limit() {
 void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& mountpoint) {
   const std::string directory = mountpoint == "/" ? "" : mountpoint;
   std::vector<std::string> paths = checkpoint.mounts();
-  for (const Part& part : checkpoint.parts()) paths.push_back(part.source->path());
+  for (const Part& part : checkpoint.parts()) {
+    const LocalFile* const file = part.source->local_file();
+    paths.push_back(file == nullptr ? part.source->path() : file->file_path());
+  }
   for (const std::string& path : paths) {
     if (!is_at_or_below(path, directory)) continue;
     throw Error(ErrorCode::kMountFailed, mountpoint,

@@ -127,9 +127,9 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
                                return next ? std::optional(inode_of(*next)) : std::nullopt;
                              },
                          .prefetch = [this](const ReadAhead::Piece& piece) { prefetch(piece); }});
-    if (options.prefetch_all) {
-      prefetch_all_ = std::make_unique<PrefetchAll>(sources_, log_);
-    }
+  }
+  if (options.prefetch_all && std::ranges::any_of(sources_, &PrefetchAll::has_work)) {
+    prefetch_all_ = std::make_unique<PrefetchAll>(sources_, log_);
   }
 }
 

@@ -82,6 +82,16 @@ void refuse_cancelled(const std::string& subject, int error) {
   throw Error(ErrorCode::kUnreadable, "", subject + ": cancelled", ECANCELED);
 }
 
+// Returns false if a file that stands for a remote object has changed or was replaced. Versions do
+// not show it, because such a file has the token of its object.
+bool are_copies_current(const Checkpoint& checkpoint) {
+  return std::ranges::all_of(checkpoint.parts(), [](const Part& part) {
+    const Source& source = *part.source;
+    const bool is_copy = source.local_file() != nullptr && is_url(source.path());
+    return !is_copy || source.is_current();
+  });
+}
+
 // Throws for a read that failed.
 [[noreturn]] void fail(const Checkpoint& checkpoint, std::uint32_t tensor, int error) {
   refuse_cancelled(subject_of(checkpoint, tensor), error);
@@ -186,10 +196,11 @@ std::unique_ptr<Opened::Loaded> Opened::load_here() const {
   std::unique_ptr<Loaded> loaded = load(again_, options_, resolutions_);
   const std::string version = version_of(loaded->checkpoint->list());
   const auto is_known = [&] {
+    if (!are_copies_current(checkpoint())) return false;
     if (version == version_) return true;
     // A ctime that moved with a file's rights gives the same version another token.
     for (const Part& part : checkpoint().parts()) {
-      if (is_url(part.source->path()) || part.source->verify() != 0) return false;
+      if (part.source->local_file() == nullptr || part.source->verify() != 0) return false;
     }
     return version == version_of(checkpoint().list());
   };
@@ -295,7 +306,7 @@ std::unique_ptr<const Checkpoint> Opened::with_model_files(const Loaded& from) c
   how.sources = from.sources.get();
   how.with_model_files = true;
   auto now = std::make_unique<const Checkpoint>(again_, how);
-  if (version_of(now->list()) == version_) return now;
+  if (version_of(now->list()) == version_ && are_copies_current(*from.checkpoint)) return now;
   throw Error(ErrorCode::kUnreadable, public_name(names_.front()),
               "changed since it was opened: open it again", ESTALE);
 }

@@ -1,13 +1,10 @@
 #include "core/remote/stores/hub.h"
 
 #include "core/base/error.h"
-#include "core/base/posix.h"
 #include "core/base/sha256.h"
 #include "core/base/text.h"
 #include "core/remote/http/url.h"
 #include "core/remote/stores/hub_api.h"
-
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <exception>
@@ -217,7 +214,7 @@ class HubStore final : public Store {
     version.size = *file.size;
     version.mtime = known->mtime;
     version.sha256 = file.sha256;
-    version.token = "hf-" + (file.sha256.empty() ? "git-sha1-" + file.blob : file.sha256);
+    version.token = hub_token(file.sha256.empty() ? file.blob : file.sha256);
     return {.version = std::move(version)};
   }
 
@@ -365,25 +362,5 @@ class HubStore final : public Store {
 }  // namespace
 
 std::unique_ptr<Store> make_hub_store(Http& http) { return std::make_unique<HubStore>(http); }
-
-std::string hub_local_copy(const std::string& name) try {
-  const HubName asked = parse_hub_name(name);
-  if (asked.path.empty()) return "";
-  const std::string cache = hub_cache_directory();
-  if (cache.empty()) return "";
-  const std::size_t slash = asked.id.find('/');
-  const std::string model =
-      cache + "/models--" + asked.id.substr(0, slash) + "--" + asked.id.substr(slash + 1);
-  std::string commit = asked.revision;
-  if (!asked.has_commit()) {
-    commit = read_file(model + "/refs/" + asked.revision, 4096).substr(0, kCommitDigits);
-    if (!is_digest(commit, kCommitDigits)) return "";
-  }
-  const std::string path = model + "/snapshots/" + commit + "/" + asked.path;
-  struct stat file {};
-  return ::stat(path.c_str(), &file) == 0 && S_ISREG(file.st_mode) ? path : "";
-} catch (const Error&) {
-  return "";
-}
 
 }  // namespace stfs
