@@ -171,7 +171,7 @@ TEST(Structure, ViewsAreDocumentedAndTested) {
   for (const ViewSpec& view : all_views()) {
     if (view.name.empty()) continue;  // the root, and files next to another view's files
     const std::string name = std::string(view.name) + (view.names == stfs::Names::kFile ? "" : "/");
-    for (const char* document : {"docs/EXAMPLES.md", "docs/REFERENCE.md", "docs/man/stfs.1.in"}) {
+    for (const char* document : {"docs/REFERENCE.md", "docs/man/stfs.1.in"}) {
       EXPECT_TRUE(has_view(read_file(kTree / document), name)) << document << " lacks " << name;
     }
     EXPECT_TRUE(has_view(tests, name)) << "no test in tests/mount names " << name;
