@@ -11,12 +11,12 @@
 
 namespace stfs {
 
-class Turns {
+class Semaphore {
  public:
-  explicit Turns(std::ptrdiff_t free) : free_(free) {}
-  Turns(const Turns&) = delete;
-  Turns& operator=(const Turns&) = delete;
-  ~Turns() = default;
+  explicit Semaphore(std::ptrdiff_t free) : free_(free) {}
+  Semaphore(const Semaphore&) = delete;
+  Semaphore& operator=(const Semaphore&) = delete;
+  ~Semaphore() = default;
 
   void acquire() {
     std::unique_lock lock(mutex_);

@@ -56,7 +56,7 @@ Checkpoint::Checkpoint(std::span<const std::string> sources, const LoadOptions& 
     // First release the sources that were opened: they hold their entries in the cache.
     model_files_.clear();
     list_ = {};
-    opener.remove_made_since(made);
+    opener.remove_created_since(made);
     throw;
   }
   if (options.warn) {

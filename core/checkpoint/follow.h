@@ -71,7 +71,7 @@ class Follower {
   UniqueFd cancelled_;  // eventfd(2)
   std::atomic<bool> is_cancelled_ = false;
   unsigned looks_ = 0;       // scans so far
-  bool is_out_ = false;      // the last scan failed
+  bool is_unreadable_ = false;      // the last scan failed
   bool is_settled_ = false;  // in the last scan, every valid version was complete
   bool has_given_ = false;   // next() has returned a version
   std::deque<std::string> ready_;

@@ -319,7 +319,7 @@ std::string Identities::of(const Tensor& tensor) const {
   return hash.hex();
 }
 
-bool has_layer(const MountedPath& mounted, const Layer& layer) {
+bool has_layer(const MountSource& mounted, const Layer& layer) {
   const LayerRow& row = *find_layer(layer.option);
   if (row.repeats) return false;  // on top of what the mount shows
   const auto refuse = [&](const std::string& why) {
@@ -357,7 +357,7 @@ bool shows_tensor_bytes(const std::string& path) {
   return length && !shows_values(path) && std::to_string(fs::file_size(path, error)) == *length;
 }
 
-std::optional<MountedPath> find_mounted(const std::string& source) {
+std::optional<MountSource> find_mount_source(const std::string& source) {
   if (is_url(source)) return std::nullopt;
   struct stat status {};
   struct statfs system {};
@@ -406,7 +406,7 @@ std::optional<MountedPath> find_mounted(const std::string& source) {
   if (meaning == Meaning::kFile) {
     within.erase(0, within.find('/', kControlDirectory.size() + 1) + 1);  // ".stfs/f32/w" is w
   }
-  return MountedPath{source, root, std::move(within), *std::move(content)};
+  return MountSource{source, root, std::move(within), *std::move(content)};
 }
 
 std::optional<std::string> mountpoint_around(const std::string& path) {
@@ -435,7 +435,7 @@ std::vector<std::string> files_of_mount(const std::string& mountpoint) {
   return files;
 }
 
-void refuse_changed(const MountedPath& mounted) {
+void refuse_changed(const MountSource& mounted) {
   const std::vector<std::string>& sources = mounted.content.sources;
   // A layer has files too, such as an adapter's.
   const bool is_one = sources.size() == 1 && mounted.content.layers.empty();
@@ -444,7 +444,7 @@ void refuse_changed(const MountedPath& mounted) {
                                    " since it was mounted: " + advice(mounted.mountpoint));
 }
 
-void refuse_lost(const MountedPath& mounted, const Error& cause) {
+void refuse_lost(const MountSource& mounted, const Error& cause) {
   refuse_mount(mounted.source, std::string("its source cannot be loaded: ") + cause.what() + "; " +
                                    advice(mounted.mountpoint));
 }

@@ -57,7 +57,7 @@ class Identities {
 };
 
 // A path in a mount of stfs.
-struct MountedPath {
+struct MountSource {
   std::string source;      // as the user named it
   std::string mountpoint;  // absolute, without symbolic links
   std::string within;      // relative to the mountpoint; "" for all tensors
@@ -68,7 +68,7 @@ struct MountedPath {
 // also for a file in a mount that is read as a file (merged.safetensors). Throws Error kUnreadable
 // for a mount that has died, belongs to another user, or says more than an attribute holds, and
 // kUsage for a directory of another view or a file with a tensor in another form.
-std::optional<MountedPath> find_mounted(const std::string& source);
+std::optional<MountSource> find_mount_source(const std::string& source);
 
 // Whether a file with a tensor's attributes holds exactly the bytes of the tensor. On a view's file
 // the attributes describe the tensor, and the file may hold a part of it or other bytes.
@@ -83,13 +83,13 @@ std::vector<std::string> files_of_mount(const std::string& mountpoint);
 
 // Throws Error kUnreadable: the sources are not the versions that the mount shows, or cannot be
 // loaded (`cause`).
-[[noreturn]] void refuse_changed(const MountedPath& mounted);
-[[noreturn]] void refuse_lost(const MountedPath& mounted, const Error& cause);
+[[noreturn]] void refuse_changed(const MountSource& mounted);
+[[noreturn]] void refuse_lost(const MountSource& mounted, const Error& cause);
 
 // Whether a mount has a layer already, so that applying it again changes nothing. Throws Error
 // kUsage where it has it with another argument, or where the path shows a part of a checkpoint and
 // LayerRow::needs lie outside of it.
-bool has_layer(const MountedPath& mounted, const Layer& layer);
+bool has_layer(const MountSource& mounted, const Layer& layer);
 
 // Whether `path` is `directory` or lies in it. Both without a slash at the end.
 bool is_at_or_below(std::string_view path, std::string_view directory);

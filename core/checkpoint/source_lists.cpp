@@ -75,7 +75,7 @@ class Loader {
       return;
     }
     refuse_model_name(source);
-    if (std::optional<MountedPath> mounted = find_mounted(source)) {
+    if (std::optional<MountSource> mounted = find_mount_source(source)) {
       return add_mounted(*std::move(mounted));
     }
     std::string name = source;
@@ -105,11 +105,11 @@ class Loader {
     choose(layers_, kDeltaOption, argument);
   }
 
-  void add_mounted(MountedPath mounted) {
+  void add_mounted(MountSource mounted) {
     // Since the mount was asked, a link to a source may have given it another token: ask again.
     constexpr unsigned kMostLooks = 50;
     for (unsigned looks = 1; !add_if_current(mounted); ++looks) {
-      std::optional<MountedPath> now = find_mounted(mounted.source);
+      std::optional<MountSource> now = find_mount_source(mounted.source);
       if (!now || now->content.version == mounted.content.version || looks == kMostLooks) {
         refuse_changed(mounted);
       }
@@ -118,7 +118,7 @@ class Loader {
   }
 
   // Returns false when the sources are not the versions that the mount has named.
-  bool add_if_current(const MountedPath& mounted) {
+  bool add_if_current(const MountSource& mounted) {
     const MountContent& content = mounted.content;
     Layers above = layers_;
     above.insert(above.end(), way_.above.begin(), way_.above.end());

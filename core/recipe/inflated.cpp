@@ -77,7 +77,7 @@ class Inflated : public Producer {
 
   int failure(int error) const {
     if (error != EBADMSG) return error;
-    stored_.source->note_failure(stored_.offset, stored_.offset + stored_.length, EIO);
+    stored_.source->record_failure(stored_.offset, stored_.offset + stored_.length, EIO);
     return EIO;
   }
 

@@ -88,7 +88,7 @@ class TileCache {
   std::list<Kept> kept_;  // the most recently used first
   std::map<Key, std::list<Kept>::iterator> by_key_;
   std::size_t bytes_ = 0;  // bytes of all tiles in kept_
-  Turns turns_{kAtOnce};
+  Semaphore turns_{kAtOnce};
 };
 
 }  // namespace stfs

@@ -61,9 +61,9 @@ class Writer {
   }
 
  private:
-  void fail(int error, bool is_of_source) {
+  void fail(int error, bool failed_reading) {
     result_.error = error;
-    result_.is_of_source = is_of_source;
+    result_.failed_reading = failed_reading;
   }
 
   void place_extent(std::uint64_t at, const Extent& extent) {

@@ -23,7 +23,7 @@ ByteRange shareable_part(std::uint64_t at, const Extent& extent);
 struct Written {
   std::uint64_t shared = 0, copied = 0;  // bytes
   int error = 0;                         // an errno, or 0
-  bool is_of_source = false;             // reading or verifying failed, not writing
+  bool failed_reading = false;             // reading or verifying failed, not writing
 };
 
 // Writes all of `content` to `fd`. If `fd` is a regular file at offset 0 without O_APPEND, extents

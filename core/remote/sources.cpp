@@ -56,7 +56,7 @@ std::string key_of(const std::string& given) {
 
 bool is_web(std::string_view scheme) { return scheme == "https" || scheme == "http"; }
 
-using Known = KnownSource;
+using Known = SourceFacts;
 
 Json json_of(const Known& known, bool with_secrets) {
   Json json = Json::object();
@@ -174,7 +174,7 @@ Fetcher& Sources::fetcher() {
                                                           .offline = options_.offline,
                                                           .counters = options_.counters},
                                          http(), cache());
-    fetcher_->hold(asks_nobody_);
+    fetcher_->hold(network_is_closed_);
   });
   return *fetcher_;
 }
@@ -199,7 +199,7 @@ Store& Sources::store(const std::string& name) {
 }
 
 void Sources::warn(const std::string& line) {
-  const std::lock_guard lock(talk_mutex_);
+  const std::lock_guard lock(callback_mutex_);
   if (warnings_.insert(line).second && options_.warn != nullptr) options_.warn(line);
 }
 
@@ -209,15 +209,15 @@ void Sources::warn_of_unused_copy(const Error& error) {
 }
 
 // The facts that use() was given for a name.
-std::optional<KnownSource> Sources::given(const std::string& name) {
-  if (!asks_nobody_) return std::nullopt;
+std::optional<SourceFacts> Sources::given(const std::string& name) {
+  if (!network_is_closed_) return std::nullopt;
   const std::lock_guard lock(known_mutex_);
   const auto at = known_.find(name);
   return at != known_.end() ? std::optional(at->second) : std::nullopt;
 }
 
 // The cache's facts about a name.
-KnownSource Sources::recalled(const std::string& name) {
+SourceFacts Sources::recalled(const std::string& name) {
   const auto json = cache().recall(key_of(name));
   return json ? known_of(Json::parse(*json, nullptr, false)) : Known{};
 }
@@ -342,7 +342,7 @@ std::unique_ptr<const Source> Sources::open_remote(const std::string& name, When
     if (!known.version && options_.offline) {
       if (auto copy = make_from_copy(at, nullptr)) return copy;
     }
-    if (!known.version || asks_nobody_) refuse_to_ask(name);
+    if (!known.version || network_is_closed_) refuse_to_ask(name);
     {
       const std::lock_guard lock(known_mutex_);
       known_[at].version = known.version;  // for resolutions()
@@ -369,7 +369,7 @@ std::unique_ptr<const Source> Sources::open_remote(const std::string& name, When
   return make(at, found.version, found.first, when);
 }
 
-void Sources::remove_made_since(std::size_t made) {
+void Sources::remove_created_since(std::size_t made) {
   std::vector<Made> removed;
   {
     const std::lock_guard lock(known_mutex_);
@@ -410,7 +410,7 @@ std::optional<std::vector<std::string>> Sources::names_in(const std::string& nam
   }
   const std::string at = pinned(name);
   if (!may_ask()) {
-    const Known known = asks_nobody_ ? given(at).value_or(Known{}) : recalled(at);
+    const Known known = network_is_closed_ ? given(at).value_or(Known{}) : recalled(at);
     if (known.is_file || known.version || known.listing) {
       const std::lock_guard lock(known_mutex_);
       known_[at].is_file = !known.listing;  // for resolutions()
@@ -470,7 +470,7 @@ std::string Sources::pinned(const std::string& name) {
   }
   Store& store = this->store(name);
   if (!may_ask()) {
-    const auto before = asks_nobody_ ? std::nullopt : pinned_offline(name);
+    const auto before = network_is_closed_ ? std::nullopt : pinned_offline(name);
     if (!before) return name;
     const std::lock_guard lock(known_mutex_);
     known_[name].pinned = before;  // for resolutions()
@@ -507,7 +507,7 @@ int Sources::read(const Source& source, std::uint64_t offset, std::span<std::byt
   std::string key = source.path();
   key.append(1, '\0').append(source.token()).append(1, '\0');
   key += std::to_string(offset);
-  if (asks_nobody_) {
+  if (network_is_closed_) {
     const auto known = parts_.find(key);
     if (known != parts_.end() && known->second.size() == out.size()) {
       std::memcpy(out.data(), known->second.data(), out.size());
@@ -515,7 +515,7 @@ int Sources::read(const Source& source, std::uint64_t offset, std::span<std::byt
     }
   }
   const int error = source.read(out, offset);
-  if (error != 0 || asks_nobody_) return error;
+  if (error != 0 || network_is_closed_) return error;
   constexpr std::size_t kMostParts = std::size_t{16} << 20;
   const std::lock_guard lock(known_mutex_);
   if (parts_bytes_ + out.size() > kMostParts) return 0;
@@ -558,7 +558,7 @@ std::string Sources::resolutions(std::span<const Beginning> beginnings) {
   }
   Json json = Json::object();
   Json& names = json["names"] = Json::array();
-  const std::scoped_lock lock(known_mutex_, talk_mutex_);
+  const std::scoped_lock lock(known_mutex_, callback_mutex_);
   for (const auto& [name, known] : known_) {
     names.push_back(Json::array({Json::binary({name.begin(), name.end()}), json_of(known, true)}));
   }
@@ -578,7 +578,7 @@ void Sources::use(std::string_view resolutions) {
       !json.contains("warnings")) {
     throw Error(ErrorCode::kUnreadable, "", "the sources that were found are not understood");
   }
-  const std::scoped_lock lock(known_mutex_, talk_mutex_);
+  const std::scoped_lock lock(known_mutex_, callback_mutex_);
   for (const Json& entry : json["names"]) {
     const auto& name = entry.at(0).get_binary();
     known_[std::string(name.begin(), name.end())] = known_of(entry.at(1));
@@ -589,7 +589,7 @@ void Sources::use(std::string_view resolutions) {
     parts_[{key.begin(), key.end()}].assign(bytes.begin(), bytes.end());
   }
   for (const Json& line : json["warnings"]) warnings_.insert(line.get<std::string>());
-  asks_nobody_ = true;
+  network_is_closed_ = true;
 }
 
 std::unique_ptr<const Source> Sources::open(const std::string& name) {
@@ -644,7 +644,7 @@ std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> name
       if (!opened[remote[i]].error) open_one(remote[i]);
       const std::size_t now = ++done;
       if (when == When::kLater || options_.progress == nullptr) continue;
-      const std::lock_guard lock(talk_mutex_);
+      const std::lock_guard lock(callback_mutex_);
       options_.progress(now, remote.size());
     }
   });

@@ -63,7 +63,7 @@ class Http;
 class Store;
 
 // The facts found about a name.
-struct KnownSource {
+struct SourceFacts {
   std::optional<std::string> pinned = {};
   bool is_file = false;    // a store said so
   bool is_absent = false;  // a store said so; not remembered by the cache
@@ -118,7 +118,7 @@ class Sources {
   // How much was made in the cache, entries and names; removes what was made since, and what nobody
   // uses. For loading that fails, also in the midst of another.
   std::size_t made() const;
-  void remove_made_since(std::size_t made);
+  void remove_created_since(std::size_t made);
 
   // Reads a few bytes that loading needs beside headers, as Source::read: of a remote source,
   // resolutions() has them.
@@ -149,14 +149,14 @@ class Sources {
 
   void warn(const std::string& line);
   void warn_of_unused_copy(const Error& error);
-  std::optional<KnownSource> given(const std::string& name);
-  KnownSource recalled(const std::string& name);
+  std::optional<SourceFacts> given(const std::string& name);
+  SourceFacts recalled(const std::string& name);
   template <class Change>
   void learn(const std::string& name, const Change& change);
   [[noreturn]] void refuse_to_ask(const std::string& name) const;
   std::chrono::seconds timeout() const { return std::chrono::seconds(options_.timeout); }
-  bool may_ask() const { return !options_.offline && !asks_nobody_; }
-  static bool is_version_of(const KnownSource& known, const Source& source);
+  bool may_ask() const { return !options_.offline && !network_is_closed_; }
+  static bool is_version_of(const SourceFacts& known, const Source& source);
   bool is_cached(const RemoteVersion& version, std::uint64_t length);
   std::uint64_t end_not_cached(const RemoteVersion& version, const Source& source,
                                std::uint64_t length);
@@ -172,7 +172,7 @@ class Sources {
   SourceOptions options_;
   const bool is_offline_for_hub_;
   Counters own_counters_;
-  bool asks_nobody_ = false;
+  bool network_is_closed_ = false;
 
   std::once_flag http_once_, cache_once_, fetcher_once_;
   // Destroyed from the last to the first: each uses those before it.
@@ -183,7 +183,7 @@ class Sources {
   std::unique_ptr<Fetcher> fetcher_;
 
   mutable std::mutex known_mutex_;
-  std::map<std::string, KnownSource> known_;      // by name, with its secrets
+  std::map<std::string, SourceFacts> known_;      // by name, with its secrets
   std::map<std::string, HubName> offline_roots_;  // pinned names of models, by ID@REVISION
   // An entry of the cache, by its ID, or what it remembers of a name.
   struct Made {
@@ -192,10 +192,10 @@ class Sources {
   std::vector<Made> made_;
   std::set<std::string> files_read_;
   std::atomic<bool> is_remote_ = false;  // a remote source was opened
-  // Bytes of remote sources by path, token and offset. Constant once asks_nobody_ is true.
+  // Bytes of remote sources by path, token and offset. Constant once network_is_closed_ is true.
   std::map<std::string, std::string> parts_;
   std::size_t parts_bytes_ = 0;
-  std::mutex talk_mutex_;           // of the functions in options_
+  std::mutex callback_mutex_;           // of the functions in options_
   std::set<std::string> warnings_;  // that the user has seen
 };
 

@@ -49,7 +49,7 @@ std::string places_text(std::uint64_t count, std::span<const std::uint64_t> plac
   return more == 0 ? text : text + " and " + std::to_string(more) + " more";
 }
 
-std::string look_command(const CommandSource& from, const NamedTensor& tensor,
+std::string inspect_command(const CommandSource& from, const NamedTensor& tensor,
                          std::uint64_t element) {
   const TypeInfo& type = type_info(tensor.dtype);
   const bool is_converted = type.kind != TypeKind::kComplex && type.bits() != 64;

@@ -33,7 +33,7 @@ struct NamedTensor {
 // Returns the command that prints the values around an element: "stfs-info cat --slice 3,0:9 --as
 // f32 model.safetensors w | od -A n -v -t f4". Returns "" if there is no such command for a shell:
 // for names that a terminal does not show unchanged, and for edits that are not in a file.
-std::string look_command(const CommandSource& from, const NamedTensor& tensor,
+std::string inspect_command(const CommandSource& from, const NamedTensor& tensor,
                          std::uint64_t element);
 
 }  // namespace stfs

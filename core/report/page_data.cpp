@@ -156,7 +156,7 @@ std::string places_json(const Report& report, const ReportTensor& tensor) {
   if (is_broken && report.look && !first.empty()) {
     // Otherwise a block type of GGUF.
     const DType dtype = dtype_from_name(tensor.type).value_or(DType::kF32);
-    add("look", look_command(*report.look, {tensor.name, dtype, tensor.shape}, first.front()));
+    add("look", inspect_command(*report.look, {tensor.name, dtype, tensor.shape}, first.front()));
   }
   return json.empty() ? "" : json + "}";
 }

@@ -215,7 +215,7 @@ Pinned LocalFile::try_pin() const {
   return {data_, std::move(guard)};
 }
 
-void LocalFile::keep_in(Standing& shared) const {
+void LocalFile::share_state(Standing& shared) const {
   shared.rights = standing_->rights.load();
   shared.is_named = standing_->is_named.load();
   shared.ctime = standing_->ctime.load();
@@ -229,7 +229,7 @@ void LocalFile::begin_lease(std::chrono::milliseconds pause, const WriterWatch* 
   lease_thread_ = ::gettid();
   first_pause_ = pause_ = pause;
   if (!may_use_mincore_) pagemap_ = UniqueFd(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
-  const std::lock_guard lock(judging_);
+  const std::lock_guard lock(state_mutex_);
   if (standing_->lease != Lease::kNone) {
     // The lease of a worker that died says whether a writer came since. It may be lost by now.
     judge();
@@ -251,14 +251,14 @@ bool LocalFile::retake_lease() const {
   if (!may_be_taken()) return false;
   const std::unique_lock alone(pins_, std::try_to_lock);
   if (!alone || !may_be_taken()) return false;
-  const std::lock_guard lock(judging_);
+  const std::lock_guard lock(state_mutex_);
   try_lease();
   // The thread of Leases waits without an end while no lease is held.
   if (is_leased()) ::tgkill(::getpid(), lease_thread_, SIGIO);
   return is_leased();
 }
 
-// The caller holds pins_ exclusively and judging_, and no lease is held.
+// The caller holds pins_ exclusively and state_mutex_, and no lease is held.
 void LocalFile::try_lease() const {
   const f_owner_ex thread{F_OWNER_TID, lease_thread_};
   const bool is_taken =
@@ -280,7 +280,7 @@ void LocalFile::try_lease() const {
   return_lease(is_refused || has_changed() ? Lease::kNone : Lease::kGivenBack);
 }
 
-// The caller holds pins_ exclusively and judging_.
+// The caller holds pins_ exclusively and state_mutex_.
 void LocalFile::return_lease(Lease to) const {
   standing_->lease = to;
   ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
@@ -292,7 +292,7 @@ void LocalFile::give_back_lease_if_asked(Clock::time_point since) const {
   if (!standing_->lease.compare_exchange_strong(held, Lease::kAskedFor)) return;
   const std::lock_guard no_pins(pins_);
   await_touch(since);
-  const std::lock_guard lock(judging_);
+  const std::lock_guard lock(state_mutex_);
   judge();  // the last look before the writer
   retake_at_ = Clock::now() + pause_;
   return_lease(Lease::kGivenBack);
@@ -307,7 +307,7 @@ void LocalFile::let_lease_rest() const {
   Lease held = Lease::kHeld;
   if (!standing_->lease.compare_exchange_strong(held, Lease::kAskedFor)) return;
   const std::lock_guard no_pins(pins_);
-  const std::lock_guard lock(judging_);
+  const std::lock_guard lock(state_mutex_);
   judge();
   const bool is_asked_for = ::fcntl(fd_.get(), F_GETLEASE) != F_RDLCK;
   if (is_asked_for) retake_at_ = Clock::now() + pause_;
@@ -318,7 +318,7 @@ void LocalFile::let_lease_rest() const {
 // Whether a process waits until the lease is given back, as /proc/locks tells: after the line of
 // the lease, "1: LEASE  BREAKING  UNLCK 3272 fe:00:109542 0 EOF", it has one with "->" for each.
 // True where it does not list the lease. Takes no memory: nothing may end the thread of Leases.
-bool LocalFile::is_awaited() const {
+bool LocalFile::writer_is_waiting() const {
   std::array<char, 48> inode{};
   std::snprintf(inode.data(), inode.size(), ":%llu 0 EOF",
                 static_cast<unsigned long long>(inode_.second));
@@ -355,7 +355,7 @@ void LocalFile::await_touch(Clock::time_point since) const {
   constexpr std::chrono::microseconds kLook{50};
   const Clock::time_point end = since + (watch_ != 0 ? kWatched : kUnwatched);
   Look now{};
-  while (Clock::now() < end && look(now) == 0 && now.ctime == standing_->ctime && !is_awaited()) {
+  while (Clock::now() < end && look(now) == 0 && now.ctime == standing_->ctime && !writer_is_waiting()) {
     std::this_thread::sleep_for(kLook);
   }
 }
@@ -364,7 +364,7 @@ void LocalFile::end_lease() const {
   Lease held = Lease::kHeld;
   standing_->lease.compare_exchange_strong(held, Lease::kAskedFor);  // try_pin() gives no more pins
   const std::lock_guard no_pins(pins_);
-  const std::lock_guard lock(judging_);
+  const std::lock_guard lock(state_mutex_);
   return_lease(Lease::kNone);
   writers_ = nullptr;
 }
@@ -397,22 +397,22 @@ int LocalFile::verify() const {
   if (has_changed() || is_refused()) return ESTALE;
   Look now{};
   if (look(now) == 0 && is_same(now) && now.ctime == standing_->ctime) return 0;
-  const std::lock_guard lock(judging_);
+  const std::lock_guard lock(state_mutex_);
   return judge();
 }
 
 int LocalFile::judge() const {
   if (has_changed()) return ESTALE;
-  const bool is_named = leads_here();  // before the look: a rename between the two is a change
+  const bool is_named = path_names_this_file();  // before the look: a rename between the two is a change
   Look now{};
   const int error = look(now);
   if (error != 0 && error != ESTALE) {  // ESTALE: the server replaced or removed the file
-    note_failure(0, 0, error);
+    record_failure(0, 0, error);
     return error;
   }
   if (error == 0 && is_same(now)) {
     if (now.ctime == standing_->ctime) return 0;
-    if (is_benign(now, is_named)) {
+    if (only_metadata_changed(now, is_named)) {
       standing_->rights = now.rights;
       standing_->is_named = is_named;
       standing_->ctime = now.ctime;
@@ -424,7 +424,7 @@ int LocalFile::judge() const {
 }
 
 // Whether a ctime that moved alone changed no byte.
-bool LocalFile::is_benign(const Look& now, bool is_named) const {
+bool LocalFile::only_metadata_changed(const Look& now, bool is_named) const {
   switch (standing_->lease) {
     case Lease::kHeld:
     case Lease::kAskedFor:
@@ -471,7 +471,7 @@ bool LocalFile::kernel_has_lease() const {
 
 // Whether file_path() leads to this file. As it was where its directory is another one: a directory
 // that moves leaves the ctime of its files.
-bool LocalFile::leads_here() const {
+bool LocalFile::path_names_this_file() const {
   struct statx status {};
   if (status_at(AT_FDCWD, directory_path_.c_str(), is_local_, status) != 0 ||
       inode_of(status) != directory_) {
@@ -542,7 +542,7 @@ bool LocalFile::can_pin(ByteRange range) const {
 int LocalFile::read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const {
   std::size_t filled = 0;
   const int error = pread_exact(fd_.get(), buffer, offset, &filled);
-  if (error != 0) note_failure(offset + filled, offset + buffer.size(), error);
+  if (error != 0) record_failure(offset + filled, offset + buffer.size(), error);
   return error;
 }
 

@@ -77,7 +77,7 @@ class LocalFile final : public Source {
   ~LocalFile() override;
 
   // Moves the standing into memory that outlives a worker. Before the first fork, without threads.
-  void keep_in(Standing& shared) const;
+  void share_state(Standing& shared) const;
 
   // Differs from path() in the copy of an object.
   const std::string& file_path() const { return file_path_; }
@@ -146,16 +146,16 @@ class LocalFile final : public Source {
   std::uint64_t ctime_of(const struct statx& status) const;
   int look(Look& now) const;  // 0 or an errno
   bool is_same(const Look& now) const;
-  // verify() where something differs. The caller holds judging_.
+  // verify() where something differs. The caller holds state_mutex_.
   int judge() const;
-  bool is_benign(const Look& now, bool is_named) const;
+  bool only_metadata_changed(const Look& now, bool is_named) const;
   bool is_unwritten() const;
   bool kernel_has_lease() const;
-  bool leads_here() const;
+  bool path_names_this_file() const;
 
   void try_lease() const;
   void return_lease(Lease to) const;
-  bool is_awaited() const;
+  bool writer_is_waiting() const;
   void await_touch(Clock::time_point since) const;
   // The substitute for is_resident() without mincore(2). Returns true when the range is in this
   // process's page table (proc_pid_pagemap(5)), as after an earlier reply from the mapping. Else
@@ -178,7 +178,7 @@ class LocalFile final : public Source {
   mutable Turn turn_;
 
   mutable std::shared_mutex pins_;  // shared by pins; exclusive to change the lease
-  mutable ForkMutex judging_;       // of judge() and of calls that change the lease; after pins_
+  mutable ForkMutex state_mutex_;       // of judge() and of calls that change the lease; after pins_
   mutable Standing own_standing_;
   mutable Standing* standing_ = &own_standing_;
   mutable UniqueFd pagemap_;  // /proc/self/pagemap, if not may_use_mincore_

@@ -49,7 +49,7 @@ int Source::read(std::span<std::byte> buffer, std::uint64_t offset) const {
   return changed != 0 ? changed : error;
 }
 
-void Source::note_failure(std::uint64_t begin, std::uint64_t end, int error) const {
+void Source::record_failure(std::uint64_t begin, std::uint64_t end, int error) const {
   constexpr std::uint64_t kNear = 1 << 20;
   const std::lock_guard lock(failures_.mutex);
   for (Failure& failure : std::span(failures_.all).first(failures_.count)) {
@@ -90,7 +90,7 @@ std::vector<Source::Failure> Source::failures() const {
   return {failures_.all.begin(), failures_.all.begin() + failures_.count};
 }
 
-void Source::mark_failed(std::span<const Failure> failures) const {
+void Source::restore_failures(std::span<const Failure> failures) const {
   const std::lock_guard lock(failures_.mutex);
   failures_.count = failures_.taken = std::min(failures.size(), kMaxFailures);
   std::ranges::copy(failures.first(failures_.count), failures_.all.begin());

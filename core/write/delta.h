@@ -26,7 +26,7 @@ struct DeltaOptions {
   std::string checksum = "xxh3-128";  // or "adler32"
   std::uint64_t shard_size = 0;       // bytes; 0: one file
   std::size_t threads = 1;            // threads that read and compress
-  AtSignal at_signal = AtSignal::kRemove;
+  SignalCleanup at_signal = SignalCleanup::kRemove;
   // Once it is set, writing soon ends with an Error of EINTR. Null: writing cannot be stopped.
   const std::atomic<bool>* stop = nullptr;
 };

@@ -56,7 +56,7 @@ std::uint64_t write_bytes(const Checkpoint& checkpoint, const Content& content, 
     if (progress) progress(bytes);
   };
   const Written written = write_content(content, fd, tell, stop);
-  if (written.is_of_source) throw read_failure(checkpoint, "", written.error);
+  if (written.failed_reading) throw read_failure(checkpoint, "", written.error);
   if (written.error != 0) throw_errno(ErrorCode::kUnreadable, output, "", written.error);
   return written.shared;
 }
@@ -114,7 +114,7 @@ std::uint64_t Plan::write_file(int fd, const std::string& output, const Progress
   return write_bytes(checkpoint_, files_.front(), fd, output, progress, options_.stop);
 }
 
-std::uint64_t Plan::write_directory(AtSignal at_signal, const Progress& progress) const {
+std::uint64_t Plan::write_directory(SignalCleanup at_signal, const Progress& progress) const {
   NewDirectory directory(options_.output, at_signal);
   std::uint64_t shared = 0;
   const auto write = [&](const Content& content, const std::string& name) {
@@ -238,13 +238,13 @@ std::uint64_t save(const Checkpoint& checkpoint, const Sources& sources, const S
   std::vector<std::uint32_t> all(checkpoint.tensor_count());
   std::iota(all.begin(), all.end(), 0U);
   const Plan plan(checkpoint, all, options);
-  if (plan.is_directory()) return plan.write_directory(AtSignal::kNothing, nullptr);
+  if (plan.is_directory()) return plan.write_directory(SignalCleanup::kNothing, nullptr);
   struct stat status {};
   if (::stat(options.output.c_str(), &status) == 0 && is_read(status, options.output, sources)) {
     throw Error(ErrorCode::kUsage, options.output, "a file of the source: name another");
   }
   NewFile file(options.output, replaces ? NewFile::Existing::kReplace : NewFile::Existing::kKeep,
-               AtSignal::kNothing);
+               SignalCleanup::kNothing);
   const std::uint64_t shared = plan.write_file(file.fd(), options.output, nullptr);
   file.commit();
   return shared;

@@ -62,7 +62,7 @@ class Plan {
   std::uint64_t write_file(int fd, const std::string& output, const Progress& progress) const;
   // Writes the directory SaveOptions::output, with the index last. It appears complete or not at
   // all. Returns and throws the same as write_file(), and throws Error kUsage if the name exists.
-  std::uint64_t write_directory(AtSignal at_signal, const Progress& progress) const;
+  std::uint64_t write_directory(SignalCleanup at_signal, const Progress& progress) const;
 
  private:
   std::vector<std::vector<std::uint32_t>> shards_of(std::span<const std::uint32_t> tensors) const;

@@ -132,15 +132,15 @@ std::function<void(std::size_t, std::size_t)> header_progress(const std::string&
 
 // Whether loading a source uses the network: a URL, or a mount of one, or with such a layer.
 // Returns false for a source in `asked`, and adds those that it asks.
-bool is_elsewhere(const std::string& source, std::set<std::string>& asked, unsigned depth = 0) {
+bool is_remote(const std::string& source, std::set<std::string>& asked, unsigned depth = 0) {
   if (is_url(source)) return true;
   // Loading refuses a mount that is that deep.
   if (depth == kMostMounts || !asked.insert(source).second) return false;
-  const std::optional<MountedPath> mounted = find_mounted(source);
+  const std::optional<MountSource> mounted = find_mount_source(source);
   const auto is_below = [&](const std::string& name) {
-    return is_elsewhere(name, asked, depth + 1);
+    return is_remote(name, asked, depth + 1);
   };
-  return mounted && (are_elsewhere(mounted->content.layers) ||
+  return mounted && (any_is_remote(mounted->content.layers) ||
                      std::ranges::any_of(mounted->content.sources, is_below));
 }
 
@@ -154,7 +154,7 @@ LoadOptions load_options(const Options& options, Sources& sources) {
   return {.allow_missing = options.allow_missing,
           .layers = options.layers,
           .with_model_files = options.control != ControlDirectory::kOff,
-          .others_may_read = options.may_let_others_in(),
+          .others_may_read = options.allows_other_users(),
           .missing_hint = "-o allow_missing mounts the rest",
           .sources = &sources};
 }
@@ -191,8 +191,8 @@ LoadedSources load_elsewhere(const Options& options, bool again = true) {
 
 LoadedSources load(const Options& options) {
   std::set<std::string> asked;
-  const auto uses_network = [&](const std::string& source) { return is_elsewhere(source, asked); };
-  if (std::ranges::any_of(options.sources, uses_network) || are_elsewhere(options.layers)) {
+  const auto uses_network = [&](const std::string& source) { return is_remote(source, asked); };
+  if (std::ranges::any_of(options.sources, uses_network) || any_is_remote(options.layers)) {
     refuse_cache_inside(options);
     if (options.supervise) return load_elsewhere(options);
   }
@@ -233,7 +233,7 @@ void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hoo
       [&](const std::string& line) { loaded.daemon.log(line); });
   loaded.context.filesystem = &filesystem;
   session.answer_handshake();
-  if (worker != nullptr) session.take_over(worker->distrusts_requests());
+  if (worker != nullptr) session.take_over(worker->rejects_resent_requests());
   session.run(loaded.options.threads != 0 ? loaded.options.threads : kMostThreads,
               {.signals = loaded.signals, .lifeline = worker != nullptr ? worker->lifeline() : -1},
               hooks);
@@ -297,8 +297,8 @@ int supervise(const Loaded& loaded) {
   const std::vector<const Source*> sources = loaded.checkpoint.sources();
   Ledger ledger(sources.size());
   for (std::size_t i = 0; i < sources.size(); ++i) {
-    sources[i]->keep_change_in(ledger.change(i));
-    if (const LocalFile* file = sources[i]->local_file()) file->keep_in(ledger.standing(i));
+    sources[i]->share_change_flag(ledger.change(i));
+    if (const LocalFile* file = sources[i]->local_file()) file->share_state(ledger.standing(i));
   }
   loaded.context.ledger = &ledger;
   Supervisor supervisor(loaded.signals, ledger,
@@ -375,7 +375,7 @@ int mount(Options options) {
     return mount_loaded(options, *sources.checkpoint, daemon, std::move(lock));
   } catch (...) {
     sources.checkpoint.reset();  // it holds its entries of the cache
-    if (!daemon.is_ready()) sources.sources->remove_made_since(0);
+    if (!daemon.is_ready()) sources.sources->remove_created_since(0);
     throw;
   }
 }

@@ -111,7 +111,7 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
     statistics_.bytes += checkpoint.tensor(i).length;
   }
   for (std::size_t i = 0; options.ledger != nullptr && i < reported_.size(); ++i) {
-    sources_[i]->mark_failed(options.ledger->failures(i));
+    sources_[i]->restore_failures(options.ledger->failures(i));
     reported_[i] = options.ledger->is_reported(i);
   }
   if (std::ranges::any_of(sources_, [](const Source* source) { return !source->is_complete(); })) {
@@ -285,15 +285,15 @@ void FileSystem::read(const ReadRequest& request, const WillWait& will_wait, Don
 
 void FileSystem::gather_and_answer(const ReadRequest& request, const WillWait& will_wait,
                                    Done done) {
-  const SecondTries::Read read{request.inode, request.offset, request.length};
-  const auto began = SecondTries::Clock::now();
+  const RepeatedReads::Read read{request.inode, request.offset, request.length};
+  const auto began = RepeatedReads::Clock::now();
   if (request.is_cached && second_tries_.take(read, began)) return answer(done, EIO, {});
   const Ticket ticket =
       waiting_->wait(will_wait, [this, done = std::move(done), read, began,
                                  is_cached = request.is_cached](int error, const Reply& reply) {
         if (error == 0) second_tries_.succeeded(read);
         if (error == EIO && is_cached) {
-          second_tries_.failed(read, began, SecondTries::Clock::now());
+          second_tries_.failed(read, began, RepeatedReads::Clock::now());
         }
         answer(done, error, reply);
       });

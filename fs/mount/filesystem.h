@@ -128,7 +128,7 @@ class FileSystem {
     // The handle from open(). If another FileSystem, in a worker that has ended, made the snapshot,
     // the read fails with EIO.
     std::uint64_t handle = 0;
-    bool is_cached = true;  // through the kernel's cache, which may send a read twice (SecondTries)
+    bool is_cached = true;  // through the kernel's cache, which may send a read twice (RepeatedReads)
   };
   using Ticket = Waiting::Ticket;
   using WillWait = Waiting::WillWait;
@@ -186,7 +186,7 @@ class FileSystem {
   std::uint64_t next_snapshot_;                     // differs from the numbers of other workers
   std::map<std::uint64_t, std::string> snapshots_;  // the key is the handle
   std::unique_ptr<ReadAhead> read_ahead_;           // null while all sources are complete
-  SecondTries second_tries_;
+  RepeatedReads second_tries_;
   // Shared with the callbacks of sources, which may call arrive() after this FileSystem has ended.
   std::shared_ptr<Waiting> waiting_;
   std::unique_ptr<Texts> texts_;  // its threads use the members above

@@ -60,12 +60,12 @@ class Ledger {
   std::uint64_t next_number() const { return head_->next_number; }
 
   // Whether a source has changed, and whether that was logged. The source itself writes change()
-  // (Source::keep_change_in()).
+  // (Source::share_change_flag()).
   std::atomic<bool>& change(std::size_t source) { return sources_[source].has_changed; }
   void mark_reported(std::size_t source) { sources_[source].is_reported = true; }
   bool is_reported(std::size_t source) const { return sources_[source].is_reported; }
   // The accepted version of a local file and the state of its lease. The file itself writes them
-  // (LocalFile::keep_in()).
+  // (LocalFile::share_state()).
   LocalFile::Standing& standing(std::size_t source) { return sources_[source].standing; }
   // Sets the failures of a source that are logged or about to be logged. Pass all of them: later
   // calls may only add failures or widen ranges.

@@ -147,8 +147,8 @@ class Nodes {
   GgufFiles gguf_files_;
   LookedUpNames looked_up_;
   mutable Recipes subsets_;
-  mutable KeptStats kept_stats_;
-  mutable Turns turn_{1};
+  mutable StatsCache kept_stats_;
+  mutable Semaphore turn_{1};
   mutable std::vector<RowData> row_data_;  // in the order of the rows; never grows
   mutable Once<PathTree> dotted_;
 };

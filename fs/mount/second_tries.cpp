@@ -5,7 +5,7 @@
 
 namespace stfs {
 
-void SecondTries::failed(const Read& read, Clock::time_point began, Clock::time_point now) noexcept
+void RepeatedReads::failed(const Read& read, Clock::time_point began, Clock::time_point now) noexcept
     try {
   if (now - began < kLong) return;
   const std::lock_guard lock(mutex_);
@@ -16,12 +16,12 @@ void SecondTries::failed(const Read& read, Clock::time_point began, Clock::time_
 } catch (const std::bad_alloc&) {
 }
 
-void SecondTries::succeeded(const Read& read) {
+void RepeatedReads::succeeded(const Read& read) {
   const std::lock_guard lock(mutex_);
   failures_.remove_if([&](const Failure& failure) { return overlap(failure.read, read); });
 }
 
-bool SecondTries::take(const Read& read, Clock::time_point now) {
+bool RepeatedReads::take(const Read& read, Clock::time_point now) {
   const std::lock_guard lock(mutex_);
   for (Failure& failure : failures_) {
     if (!overlap(failure.read, read) || failure.is_told_twice || now > failure.until) continue;

@@ -18,7 +18,7 @@
 
 namespace stfs {
 
-class SecondTries {
+class RepeatedReads {
  public:
   using Clock = std::chrono::steady_clock;
   // The shortest wait that counts as long.

@@ -15,7 +15,7 @@
 
 namespace stfs {
 
-class KeptStats {
+class StatsCache {
  public:
   static constexpr std::size_t kMost = 16'384;  // maximum number of tensors; the oldest is dropped
 

@@ -30,7 +30,7 @@ const std::string kUuid = "CPU-test";
 Json wire(const Json& body) { return Json::parse(body.dump()); }
 
 // Records the messages to clients and copiers.
-class Record : public Outlet {
+class Record : public MessageSink {
  public:
   struct Reply {
     ClientId client;

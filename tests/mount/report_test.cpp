@@ -146,7 +146,7 @@ TEST_F(InfoReport, UnreadableSourceIsOneLineAndNoFile) {
 }
 
 TEST_F(InfoReport, NeverReplacesItsSource) {
-  if (is_elsewhere()) GTEST_SKIP() << "a URL is not a file that could be replaced";
+  if (is_remote()) GTEST_SKIP() << "a URL is not a file that could be replaced";
   const std::string a = write("a", some_tensors());
   const std::string b = write("b", some_tensors());
   const std::string model = dir_ / "model";
@@ -190,7 +190,7 @@ TEST_F(InfoReport, ReplacesFileOnlyWithForce) {
 }
 
 TEST_F(InfoReport, UnreadableOtherCheckpointIsExit3) {
-  if (is_elsewhere()) GTEST_SKIP() << "the disk that fails is local";
+  if (is_remote()) GTEST_SKIP() << "the disk that fails is local";
   const std::string a = write("a", {random_tensor("x", "U8", {100'000}, 1)});
   const TempDir there;
   write_safetensors(there / "b.safetensors", {random_tensor("x", "U8", {100'000}, 2)});
@@ -287,7 +287,7 @@ TEST_F(ReportFile, HasSizeAfterReadAndEqualsOutputOfCommand) {
   expect_findings(page);
   EXPECT_EQ(tools.out, "1\npacked\nsame\n") << tools.err;
   EXPECT_EQ(read_file(dir_ / "copy.html"), page);
-  if (!is_elsewhere()) {
+  if (!is_remote()) {
     EXPECT_EQ(info({"report", source(), "-o", "-"}).out, page);
   }
 }

@@ -216,9 +216,9 @@ TEST_F(Hub, DoesNotSendTokenToCdn) {
   const HttpRequest request = file->request({10, 20});
   EXPECT_TRUE(request.secrets.empty());
   EXPECT_TRUE(request.url.starts_with(cdn_.url("/f?sig=")));
-  const HttpAnswer answer = http_.get(request, 1 << 20);
+  const HttpResponse answer = http_.get(request, 1 << 20);
   EXPECT_EQ(answer.body, kHubWeights.substr(10, 20));
-  EXPECT_EQ(file->judge(answer.head, {10, 20}).kind, Verdict::Kind::kAccept);
+  EXPECT_EQ(file->judge(answer.head, {10, 20}).kind, ResponseVerdict::Kind::kAccept);
   for (const WebRequest& seen : hub_.requests()) {
     EXPECT_EQ(seen.header("authorization"), "Bearer " + kHubToken) << seen.target;
   }
@@ -234,13 +234,13 @@ TEST_F(Hub, ReusesSignedUrlUntilRefused) {
   ++signed_;  // expires it
   const HttpHead refused = http_.get(first, 1 << 20).head;
   EXPECT_EQ(refused.status, 403);
-  EXPECT_EQ(file->judge(refused, {0, 8}).kind, Verdict::Kind::kRenew);
+  EXPECT_EQ(file->judge(refused, {0, 8}).kind, ResponseVerdict::Kind::kRenew);
   EXPECT_TRUE(file->renew());
   const HttpRequest second = file->request({0, 8});
   EXPECT_NE(second.url, first.url);
   EXPECT_EQ(http_.get(second, 1 << 20).body, "wwwwwwww");
   // A late response for the first URL does not drop the second URL.
-  EXPECT_EQ(file->judge(refused, {8, 8}).kind, Verdict::Kind::kRenew);
+  EXPECT_EQ(file->judge(refused, {8, 8}).kind, ResponseVerdict::Kind::kRenew);
   EXPECT_TRUE(file->renew());
   EXPECT_EQ(file->request({8, 8}).url, second.url);
   EXPECT_EQ(asked().size(), 3U);
@@ -278,14 +278,14 @@ TEST_F(Hub, ReadsSmallFileFromHubInOneRequest) {
   const auto file = remote("config.json");
   const HttpRequest request = file->request({2, 5});
   EXPECT_EQ(request.url, hub_.url("/org/name/resolve/" + kHubCommit + "/config.json"));
-  const HttpAnswer answer = http_.get(request, 1 << 20);
+  const HttpResponse answer = http_.get(request, 1 << 20);
   EXPECT_EQ(answer.body, kHubConfig.substr(2, 5));
-  EXPECT_EQ(file->judge(answer.head, {2, 5}).kind, Verdict::Kind::kAccept);
+  EXPECT_EQ(file->judge(answer.head, {2, 5}).kind, ResponseVerdict::Kind::kAccept);
   HttpHead other = answer.head;
   for (auto& [name, value] : other.headers) {
     if (name == "x-repo-commit") value = std::string(40, 'd');
   }
-  EXPECT_EQ(file->judge(other, {2, 5}).kind, Verdict::Kind::kChanged);
+  EXPECT_EQ(file->judge(other, {2, 5}).kind, ResponseVerdict::Kind::kChanged);
 }
 
 TEST_F(Hub, RejectsResponsesOfOtherVersion) {
@@ -338,10 +338,10 @@ TEST_F(Hub, RejectsDirectLfsResponseWithOtherDigest) {
     const HttpRequest request = file->request({0, 1000});
     EXPECT_EQ(request.url, url);
     EXPECT_EQ(file->judge(http_.get(request, 1 << 20).head, {0, 1000}).kind,
-              Verdict::Kind::kAccept);
+              ResponseVerdict::Kind::kAccept);
     etag = "\"other\"";
     EXPECT_EQ(file->judge(http_.get(request, 1 << 20).head, {0, 1000}).kind,
-              Verdict::Kind::kChanged)
+              ResponseVerdict::Kind::kChanged)
         << fits;
   }
   etag = '"' + std::string(64, '6') + '"';
@@ -353,7 +353,7 @@ TEST_F(Hub, ErrorStatusRenewsSignedUrl) {
   for (const int status : {400, 401, 403, 404, 410}) {
     HttpHead head;
     head.status = status;
-    EXPECT_EQ(file->judge(head, {0, 1}).kind, Verdict::Kind::kRenew) << status;
+    EXPECT_EQ(file->judge(head, {0, 1}).kind, ResponseVerdict::Kind::kRenew) << status;
   }
 }
 
@@ -629,13 +629,13 @@ TEST(HubServer, BehavesLikeHub) {
     const auto file = store->remote(version);
     int renewals = 0;
     for (std::uint64_t at = 0; at < 5;) {
-      const HttpAnswer answer = http.get(file->request({at, 7}), 1 << 20);
-      const Verdict verdict = file->judge(answer.head, {at, 7});
-      if (verdict.kind == Verdict::Kind::kRenew && file->renew()) {
+      const HttpResponse answer = http.get(file->request({at, 7}), 1 << 20);
+      const ResponseVerdict verdict = file->judge(answer.head, {at, 7});
+      if (verdict.kind == ResponseVerdict::Kind::kRenew && file->renew()) {
         ++renewals;
         continue;
       }
-      ASSERT_EQ(verdict.kind, Verdict::Kind::kAccept) << answer.head.status << verdict.text;
+      ASSERT_EQ(verdict.kind, ResponseVerdict::Kind::kAccept) << answer.head.status << verdict.text;
       EXPECT_EQ(answer.body, bytes.substr(at, 7));
       ++at;
     }

@@ -94,7 +94,7 @@ TEST(Ledger, KeepsLocalFileStateAdoptedByWorker) {
   const LocalFile file(path);
   const std::string before = file.token();
   Ledger ledger(1);
-  file.keep_in(ledger.standing(0));
+  file.share_state(ledger.standing(0));
   const pid_t worker = ::fork();
   ASSERT_GE(worker, 0);
   if (worker == 0) {

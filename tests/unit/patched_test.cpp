@@ -228,7 +228,7 @@ TEST_F(PatchedTest, CheckByForkedProcessCountsInAllProcesses) {
 TEST_F(PatchedTest, BrokenTensorMakesSourcesStaleInAllProcesses) {
   make(1, kMiB, kMiB);
   std::atomic<bool> shared = false;
-  source_->keep_change_in(shared);
+  source_->share_change_flag(shared);
   stfs::Tensor base = tensors_[0].base();
   base.locator->offset += 1;
   const Patches::Tensor broken(*patches_, 0, base, tensors_[0].patch());

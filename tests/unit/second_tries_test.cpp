@@ -9,10 +9,10 @@ using namespace std::chrono_literals;
 
 class SecondTriesTest : public testing::Test {
  protected:
-  static constexpr SecondTries::Read kAhead{7, 4096, 131072}, kPage{7, 4096, 4096};
+  static constexpr RepeatedReads::Read kAhead{7, 4096, 131072}, kPage{7, 4096, 4096};
 
-  SecondTries tries_;
-  SecondTries::Clock::time_point began_ = SecondTries::Clock::now(), now_ = began_ + 5s;
+  RepeatedReads tries_;
+  RepeatedReads::Clock::time_point began_ = RepeatedReads::Clock::now(), now_ = began_ + 5s;
 };
 
 TEST_F(SecondTriesTest, FirstFailureAfterLongWaitIsReportedTwice) {
@@ -45,7 +45,7 @@ TEST_F(SecondTriesTest, QuickFailureIsReportedOnce) {
 }
 
 TEST_F(SecondTriesTest, DropsOldestFailureAboveLimit) {
-  for (std::uint64_t inode = 0; inode <= SecondTries::kMost; ++inode) {
+  for (std::uint64_t inode = 0; inode <= RepeatedReads::kMost; ++inode) {
     tries_.failed({inode, 0, 1}, began_, now_);
   }
   EXPECT_FALSE(tries_.take({0, 0, 1}, now_));

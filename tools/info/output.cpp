@@ -61,7 +61,7 @@ Output::Output(const Arguments& arguments, const Sources& sources) : name_(argum
   }
   if (exists && is_read(status, name_, sources)) refuse(name_);
   file_.emplace(name_, arguments.force ? NewFile::Existing::kReplace : NewFile::Existing::kKeep,
-                AtSignal::kRemove);
+                SignalCleanup::kRemove);
 }
 
 int Output::fd() const { return file_ ? file_->fd() : stream_ ? stream_.get() : STDOUT_FILENO; }

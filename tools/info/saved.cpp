@@ -73,7 +73,7 @@ int save(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors,
     ProgressBar bar(plan.bytes());
     const Progress progress = [&](std::uint64_t bytes) { bar.add(bytes); };
     if (plan.is_directory()) {
-      shared = plan.write_directory(AtSignal::kRemove, progress);
+      shared = plan.write_directory(SignalCleanup::kRemove, progress);
     } else {
       Output output(arguments, sources);
       run_beside([&] { shared = plan.write_file(output.fd(), output.name(), progress); });

@@ -147,7 +147,7 @@ std::string StatsRows::line(std::size_t position, const Tensor& tensor, const Va
     if (!looked_at_ || position < *looked_at_) {
       looked_at_ = position;
       const std::vector<std::uint64_t>& places = values.nan > 0 ? values.nan_at : values.inf_at;
-      look_ = look_command({arguments_.source, arguments_.layers},
+      look_ = inspect_command({arguments_.source, arguments_.layers},
                            {tensor.name, tensor.dtype, tensor.shape}, places.front());
     }
   }

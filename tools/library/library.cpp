@@ -275,7 +275,7 @@ void stfs_cancel(stfs_checkpoint* checkpoint) {
 }
 
 int stfs_is_remote(const stfs_checkpoint* checkpoint) {
-  return checkpoint != nullptr && checkpoint->opened.is_elsewhere() ? 1 : 0;
+  return checkpoint != nullptr && checkpoint->opened.is_remote() ? 1 : 0;
 }
 
 int stfs_has_secrets(const stfs_checkpoint* checkpoint) {

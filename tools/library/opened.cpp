@@ -235,7 +235,7 @@ NewDelta Opened::save_delta(Opened& before, const std::string& directory, DeltaO
   const Checkpoint& old = before.checkpoint_here();
   options.output = directory;
   options.threads = std::clamp(std::thread::hardware_concurrency(), 1U, 8U);
-  options.at_signal = AtSignal::kNothing;
+  options.at_signal = SignalCleanup::kNothing;
   set_numbers(options);
   NewDelta made;
   write_while_wanted(from, [&](const std::atomic<bool>& stop) {

@@ -56,7 +56,7 @@ class Opened {
   ~Opened();
 
   const Checkpoint& checkpoint() const { return *first_->checkpoint; }
-  bool is_elsewhere() const { return !resolutions_.empty(); }
+  bool is_remote() const { return !resolutions_.empty(); }
   bool has_secrets() const { return has_secrets_; }  // a URL of a source or of a layer has a secret
   const std::string& version() const { return version_; }
   const std::vector<std::string>& pinned_sources() const { return pinned_; }

@@ -85,7 +85,7 @@ class Patcher {
     for (std::uint32_t i = 0; i < delta.size(); ++i) add(version, delta, i);
   }
 
-  // Turns `list`, the list that was given to the constructor, into the result. Call it once.
+  // Semaphore `list`, the list that was given to the constructor, into the result. Call it once.
   void finish(TensorList& list, const DeltaChain& chain, std::string text) {
     std::vector<const Source*> all;
     for (const Part& part : list.parts()) all.push_back(part.source.get());
@@ -166,11 +166,11 @@ class Patcher {
       missing[extent.source].push_back(extent);
     }
     for (auto& [source, extents] : missing) {
-      if (join(extents) <= source->most_kept()) continue;
+      if (join(extents) <= source->cache_capacity()) continue;
       throw Error(ErrorCode::kUnreadable, source->path(),
                   "tensor " + in_quotes(tensor.patched().base().name) +
                       " is checked as a whole, and without a cache " +
-                      human_bytes(source->most_kept()) +
+                      human_bytes(source->cache_capacity()) +
                       " of a source are kept: name a directory with cache_dir");
     }
   }

@@ -273,7 +273,7 @@ constexpr std::string_view kParts[] = {
 
 }  // namespace
 
-std::size_t place_of_companion(std::string_view name) {
+std::size_t companion_word_position(std::string_view name) {
   constexpr std::string_view kWords[] = {"zero",  "absmax",    "g_idx",  "hadamard",
                                          "rotat", "spinquant", "offset", "smooth"};
   constexpr std::string_view kEnds[] = {"_zp",        ".zp",           "_scb", ".scb",
@@ -336,7 +336,7 @@ std::string_view base_of_part(std::string_view name) {
   return name.ends_with(".weight") ? without_ending(name, ".weight") : name;
 }
 
-std::string reason_if_left(const Finder& finder, const Tensor& tensor, bool is_quantized) {
+std::string reason_if_unclaimed(const Finder& finder, const Tensor& tensor, bool is_quantized) {
   std::string_view part;
   if (has_ending_of(tensor.name, kLeft, part) ||
       (is_quantized && has_ending_of(tensor.name, kLeftOfQuantized, part))) {

@@ -70,7 +70,7 @@ std::string_view base_of_part(std::string_view name);
 // Returns the position of the last word in `name` that is typical of a part of a quantised weight,
 // such as "scale" or "zero", or npos if there is none. `name` is the last component of a tensor's
 // name.
-std::size_t place_of_companion(std::string_view name);
+std::size_t companion_word_position(std::string_view name);
 // Returns the position in a tensor's whole name of a word for a scale, or for another part of a
 // value, which may belong to codes of the same module. Returns npos if the name has no such word,
 // or if the tensor is known to affect no value.
@@ -81,7 +81,7 @@ bool is_scale_of_model(std::string_view name);
 // Returns why a tensor that no scheme has claimed must not be shown as it is, for instance "is a
 // scale of a quantised weight that is not there", or "" if it may be shown. `is_quantized` says
 // whether other weights of the checkpoint are dequantised.
-std::string reason_if_left(const Finder& finder, const Tensor& tensor, bool is_quantized);
+std::string reason_if_unclaimed(const Finder& finder, const Tensor& tensor, bool is_quantized);
 
 // The find functions of the rows, each with the file that defines it.
 using FindWeight = bool(Candidate&);

@@ -114,7 +114,7 @@ ServerReason reason_in(const std::string& body) {
   return reason;
 }
 
-std::string reason_text(const HttpAnswer& answer, const std::vector<std::string>& secrets) {
+std::string reason_text(const HttpResponse& answer, const std::vector<std::string>& secrets) {
   ServerReason reason = reason_in(answer.body);
   const std::string_view header = answer.head.header("x-error-message");
   if (!header.empty()) reason.message = header;

@@ -35,7 +35,7 @@ std::string_view unquoted(std::string_view etag) {
 struct HubLocation {
   std::string url = {};  // "" for none; may hold a signature
   bool may_have_token = false;
-  std::optional<HttpPlace> redirected_by = {};
+  std::optional<AddressKind> redirected_by = {};
   std::string etag = {};  // that all answers must have; "" if X-Linked-Etag told the digest
 };
 
@@ -53,7 +53,7 @@ class HubRemote final : public Remote {
     return request;
   }
 
-  Verdict judge(const HttpHead& head, ByteRange range) const override {
+  ResponseVerdict judge(const HttpHead& head, ByteRange range) const override {
     switch (head.status) {
       case 400:  // some stores say so of a signed URL that expired
       case 401:
@@ -62,18 +62,18 @@ class HubRemote final : public Remote {
       case 410: {
         const std::lock_guard lock(mutex_);
         if (head.was_redirected || head.url == location_.url) refused_ = location_.url;
-        return {.kind = Verdict::Kind::kRenew, .text = refusal_of(head)};
+        return {.kind = ResponseVerdict::Kind::kRenew, .text = refusal_of(head)};
       }
       default: break;
     }
     const std::string_view commit = head.header("x-repo-commit");
     if (!commit.empty() && commit != name_.revision) {
-      return {.kind = Verdict::Kind::kChanged, .text = "the Hub answers with another commit"};
+      return {.kind = ResponseVerdict::Kind::kChanged, .text = "the Hub answers with another commit"};
     }
     if (head.status / 100 == 2) {
       const std::lock_guard lock(mutex_);
       if (!location_.etag.empty() && head.header("etag") != location_.etag) {
-        return {.kind = Verdict::Kind::kChanged, .text = "it has changed on its server"};
+        return {.kind = ResponseVerdict::Kind::kChanged, .text = "it has changed on its server"};
       }
     }
     return stfs::judge(version_, head, range);
@@ -129,7 +129,7 @@ class HubRemote final : public Remote {
     HttpRequest request = request_to(at);
     request.range = ByteRange{.offset = 0, .length = 1};
     std::vector<HttpHead> heads;
-    request.passes_on = [&](const HttpHead& head) {
+    request.returns_redirect = [&](const HttpHead& head) {
       if (!head.was_redirected) heads.clear();  // of a try before
       heads.push_back(head);
       return !head.header("x-linked-etag").empty() && !is_of_the_hub(head.target);
@@ -315,8 +315,8 @@ class HubStore final : public Store {
     return answer.get();
   }
 
-  HttpAnswer get(const std::string& url, const HubName& name) {
-    HttpAnswer answer = http_.get(options_.request(url), kLongestAnswer);
+  HttpResponse get(const std::string& url, const HubName& name) {
+    HttpResponse answer = http_.get(options_.request(url), kLongestAnswer);
     if (answer.head.status != 200) {
       refuse_hub_answer(answer.head, name.text(), name.id, options_, answer.body);
     }
@@ -324,7 +324,7 @@ class HubStore final : public Store {
   }
 
   HubModel ask(const HubName& name) {
-    const HttpAnswer answer = get(
+    const HttpResponse answer = get(
         options_.api_url(name.id) + "/revision/" + percent_encode(name.revision) + "?blobs=true",
         name);
     HubModel model = parse_hub_model(answer.body, name);
@@ -339,7 +339,7 @@ class HubStore final : public Store {
     std::string url = options_.api_url(model.id) + "/tree/" + model.commit + "?recursive=true";
     std::set<std::string> seen;
     while (seen.insert(url).second && seen.size() <= kMostTreePages) {
-      const HttpAnswer answer = get(url, name);
+      const HttpResponse answer = get(url, name);
       add_hub_tree(answer.body, name.text(), model);
       const std::string next = next_hub_page(answer.head.header("link"));
       if (next.empty()) return;

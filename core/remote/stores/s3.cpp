@@ -80,14 +80,14 @@ bool is_expired(std::string_view code) {
 }
 
 // Returns true for a temporary error whose status does not show that it is temporary.
-bool is_slow_down(const HttpAnswer& answer) {
+bool is_slow_down(const HttpResponse& answer) {
   if (answer.head.status != 400 && answer.head.status != 403) return false;
   const std::string code = aws_error_code(answer.body);
   return code == "SlowDown" || code == "RequestTimeout";
 }
 
 struct S3Answer {
-  HttpAnswer answer;
+  HttpResponse answer;
   std::string code = {};    // the code of an error
   std::string reason = {};  // code and message, as reason_text() returns them
   bool is_signed = false;
@@ -155,7 +155,7 @@ class S3Remote : public Remote {
       : store_(store), version_(std::move(version)), name_(parse_s3_name(version_.name)) {}
 
   HttpRequest request(ByteRange range) override;
-  Verdict judge(const HttpHead& head, ByteRange range) const override;
+  ResponseVerdict judge(const HttpHead& head, ByteRange range) const override;
   bool renew() override;
 
  private:
@@ -424,8 +424,8 @@ Found S3Store::find(const std::string& name, const RemoteVersion* known, Patienc
     throw Error(ErrorCode::kUnreadable, name, "the server answered with another range");
   }
   RemoteVersion version = version_of(name, head, range->size);
-  const Verdict verdict = stfs::judge(version, head, range->range);
-  if (verdict.kind != Verdict::Kind::kAccept) {
+  const ResponseVerdict verdict = stfs::judge(version, head, range->range);
+  if (verdict.kind != ResponseVerdict::Kind::kAccept) {
     throw Error(ErrorCode::kUnreadable, name, verdict.text);
   }
   return {std::move(version), std::move(found.answer.body)};
@@ -561,11 +561,11 @@ HttpRequest S3Remote::request(ByteRange range) {
   return store_.make_request(target, credentials);
 }
 
-Verdict S3Remote::judge(const HttpHead& head, ByteRange range) const {
-  if (store_.learn_region(name_.bucket, head)) return {Verdict::Kind::kRetry, "another region"};
+ResponseVerdict S3Remote::judge(const HttpHead& head, ByteRange range) const {
+  if (store_.learn_region(name_.bucket, head)) return {ResponseVerdict::Kind::kRetry, "another region"};
   if (head.status == 403) was_forbidden_ = true;
   // S3 returns 400 for an expired token, and for other errors.
-  if (head.status == 400) return {Verdict::Kind::kRenew, "the server answered 400"};
+  if (head.status == 400) return {ResponseVerdict::Kind::kRenew, "the server answered 400"};
   return stfs::judge(version_, head, range);
 }
 

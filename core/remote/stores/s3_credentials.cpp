@@ -212,7 +212,7 @@ class CredentialLook {
     return *url;
   }
   S3Credentials of_sts(const HttpRequest& request, const std::string& from) const {
-    const HttpAnswer answer = http_.get(request, kMostCredentialBytes);
+    const HttpResponse answer = http_.get(request, kMostCredentialBytes);
     if (answer.head.status == 200) return credentials_of_xml(answer.body, from);
     fail_credentials(
         from + ": STS answered " + std::to_string(answer.head.status) +
@@ -340,7 +340,7 @@ std::optional<S3Credentials> CredentialLook::from_container() const {
     }
     request.secrets.push_back("Authorization: " + token);
   }
-  const HttpAnswer answer = http_.get(request, kMostCredentialBytes, 10s);
+  const HttpResponse answer = http_.get(request, kMostCredentialBytes, 10s);
   if (answer.head.status != 200) {
     fail_credentials("role of the container: its endpoint answered " +
                      std::to_string(answer.head.status) + reason_text(answer, secrets_of(request)));
@@ -367,17 +367,17 @@ std::optional<S3Credentials> CredentialLook::from_instance() const {
   };
   std::string token;
   try {
-    const HttpAnswer answer =
+    const HttpResponse answer =
         ask("/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds: 21600"}, {});
     if (answer.head.status == 200) token = without_blanks(answer.body);
   } catch (const Error&) {  // most machines are not instances
   }
   if (token.empty() || !is_header_word(token)) return std::nullopt;
   const std::string secret = "X-aws-ec2-metadata-token: " + token;
-  const HttpAnswer named = ask(roles, "GET", {}, {secret});
+  const HttpResponse named = ask(roles, "GET", {}, {secret});
   if (named.head.status == 404) return std::nullopt;
   const std::string role = without_blanks(named.body.substr(0, named.body.find('\n')));
-  const HttpAnswer answer = ask(roles + percent_encode(role), "GET", {}, {secret});
+  const HttpResponse answer = ask(roles + percent_encode(role), "GET", {}, {secret});
   if (named.head.status != 200 || role.empty() || answer.head.status != 200) {
     fail_credentials("role of the instance: its endpoint answered " +
                      std::to_string(answer.head.status));

@@ -54,7 +54,7 @@ std::optional<std::string> root_of_view(const std::string& path) {
   const std::size_t at = (path + "/").rfind("/.stfs/");
   if (at == std::string::npos) return std::nullopt;
   std::string root = path.substr(0, at);
-  return find_mounted(root) ? std::optional(std::move(root)) : std::nullopt;
+  return find_mount_source(root) ? std::optional(std::move(root)) : std::nullopt;
 }
 
 // A text that changes when a file, or the list of a directory, is replaced or rewritten.
@@ -126,7 +126,7 @@ void refuse_secret(const std::string& url) {
   refuse_model_name(argument);
   for (const std::string& source : {argument, argument.substr(0, argument.find("::"))}) {
     if (!can_be_path(source)) continue;
-    static_cast<void>(find_mounted(source));  // throws for a mount that cannot be read
+    static_cast<void>(find_mount_source(source));  // throws for a mount that cannot be read
     struct stat status {};
     if (::stat(source.c_str(), &status) != 0 && errno != ENOENT && errno != ENOTDIR) {
       throw_unreadable(source, errno);
@@ -193,7 +193,7 @@ bool is_stored_so(const Checkpoint& checkpoint, const std::string& path, const s
          (checkpoint.part_of(*found).is_split || shape == shape_json(tensor.shape));
 }
 
-std::string description_of(const Checkpoint& checkpoint) {
+std::string read_mount_json(const Checkpoint& checkpoint) {
   return mount_json(
       {checkpoint.origins(), false, checkpoint.layers(), version_of(checkpoint.list())});
 }
@@ -376,7 +376,7 @@ void Selection::add_path(const std::string& path, SelectionOptions options,
       throw Error(error.code(), path, error.message() + ": " + std::string(kForms));
     }
   }
-  if (!root_of_view(absolute) && find_mounted(absolute)) {
+  if (!root_of_view(absolute) && find_mount_source(absolute)) {
     try {
       return add_checkpoint(path, options, items);  // a walk takes several system calls a tensor
     } catch (const Error& error) {
@@ -461,7 +461,7 @@ bool Selection::add_values(const std::string& path, const std::string& name,
                            const SelectionOptions& options, std::vector<Item>& items) {
   const std::string absolute = absolute_path(path);
   std::optional<std::string> root = root_of_view(absolute);
-  std::optional<MountedPath> mounted = find_mounted(root ? *root : absolute);
+  std::optional<MountSource> mounted = find_mount_source(root ? *root : absolute);
   if (!mounted) return false;
   root = mounted->mountpoint;
   const Opened& opened = open(*root, false, options.layers);
@@ -548,7 +548,7 @@ bool Selection::has_moved(const Error& error, std::span<const Item> items) const
       if (part.source->verify() != 0) return false;
       moved = moved || (is_named && !named.contains({part.source->path(), part.source->token()}));
     }
-    moved = moved || (is_described && *opened.description != description_of(*opened.checkpoint));
+    moved = moved || (is_described && *opened.description != read_mount_json(*opened.checkpoint));
   }
   return moved;
 }
@@ -583,7 +583,7 @@ void Selection::forget_remote() {
 
 const Selection::Opened& Selection::open(const std::string& source, bool is_exact, Layers layers) {
   const bool is_remote = is_url(source);
-  const std::optional<MountedPath> mounted = is_remote ? std::nullopt : find_mounted(source);
+  const std::optional<MountSource> mounted = is_remote ? std::nullopt : find_mount_source(source);
   const std::string absolute = is_remote ? source : absolute_path(source);
   // A mount at the same path, a directory or an index may mean other files than before. What a URL
   // means is asked once, until forget_remote().
@@ -619,7 +619,7 @@ const Selection::Opened& Selection::open(const std::string& source, bool is_exac
     }
   }
   if (computes(known.checkpoint->list())) {
-    known.description = std::make_shared<const std::string>(description_of(*known.checkpoint));
+    known.description = std::make_shared<const std::string>(read_mount_json(*known.checkpoint));
     known.identities.emplace(known.checkpoint->list());
   }
   return known;

@@ -78,7 +78,7 @@ bool become_daemon(const std::string& log_path) {
   return ::chdir("/") == 0;
 }
 
-class Holder : public Outlet {
+class Holder : public MessageSink {
  public:
   Holder(const HolderOptions& options, HolderSocket& socket, UniqueFd signals)
       : options_(options),
