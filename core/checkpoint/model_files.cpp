@@ -30,8 +30,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::uint64_t kMostConfig = 16 << 20;  // bytes of a config.json
-constexpr std::size_t kMostFiles = 256;          // a limit because each has a file descriptor
+constexpr std::uint64_t kMaxConfig = 16 << 20;  // bytes of a config.json
+constexpr std::size_t kMaxFiles = 256;          // a limit because each has a file descriptor
 constexpr std::size_t kLongestName = 255;        // NAME_MAX
 
 // Patterns of fnmatch(3). REFERENCE lists them.
@@ -79,9 +79,9 @@ bool is_regular(const std::string& path) {
 }
 
 std::string text_of(const Source& source) {
-  if (source.size() > kMostConfig) {
+  if (source.size() > kMaxConfig) {
     throw Error(ErrorCode::kUnreadable, source.path(),
-                "larger than the limit of " + std::to_string(kMostConfig) + " bytes");
+                "larger than the limit of " + std::to_string(kMaxConfig) + " bytes");
   }
   std::string text(source.size(), '\0');
   if (const int error = source.read(std::as_writable_bytes(std::span(text)), 0)) {
@@ -377,7 +377,7 @@ void take_tokenizer(ModelFiles& out, const std::string& directory, bool others_m
   } else {
     std::ranges::for_each(kUsualNames, want);
   }
-  wanted.resize(std::min(wanted.size(), kMostFiles));
+  wanted.resize(std::min(wanted.size(), kMaxFiles));
   if (is_url(directory)) {
     open_into(own, directory, wanted, names.has_value(), sources);
   } else {
@@ -438,10 +438,10 @@ ModelFiles open_model_files(const std::string& directory,
     }
     std::ranges::sort(wanted);
     if (std::ranges::find(wanted, kModelConfig) == wanted.end()) return out;
-    if (wanted.size() > kMostFiles) {
+    if (wanted.size() > kMaxFiles) {
       out.warnings.push_back(printable(public_name(directory)) + ": .stfs/model: " +
                              std::to_string(wanted.size()) + " files that loaders look for, and " +
-                             std::to_string(kMostFiles) + " are the limit: there is none");
+                             std::to_string(kMaxFiles) + " are the limit: there is none");
       return out;
     }
     if (is_url(directory)) {

@@ -414,12 +414,12 @@ std::optional<std::string> mountpoint_around(const std::string& path) {
 }
 
 std::vector<std::string> files_of_mount(const std::string& mountpoint) {
-  constexpr std::uint64_t kMostInfo = 256 << 20;  // bytes
+  constexpr std::uint64_t kMaxInfo = 256 << 20;  // bytes
   std::vector<std::string> files;
   const std::string info = mountpoint + "/.stfs/info.json";
   std::error_code error;
   if (!fs::exists(info, error)) return files;
-  const Json parsed = Json::parse(read_file(info, kMostInfo), nullptr, false);
+  const Json parsed = Json::parse(read_file(info, kMaxInfo), nullptr, false);
   const auto* const sources = member<Json::array_t>(parsed, "sources");
   if (sources == nullptr) return files;
   for (const Json& source : *sources) {

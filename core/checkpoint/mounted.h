@@ -19,7 +19,7 @@ namespace stfs {
 // The extended attribute of a mount's root: mount_json(), unless that is longer than
 // XATTR_SIZE_MAX.
 inline constexpr const char* kMountAttribute = "user.stfs.mount";
-inline constexpr unsigned kMostMounts = 16;  // a mount of a mount of ...
+inline constexpr unsigned kMaxMounts = 16;  // a mount of a mount of ...
 inline constexpr std::string_view kTreeView = ".stfs/tree";
 inline constexpr std::string_view kSafetensorsView = ".stfs/safetensors";
 

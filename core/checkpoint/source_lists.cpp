@@ -107,10 +107,10 @@ class Loader {
 
   void add_mounted(MountSource mounted) {
     // Since the mount was asked, a link to a source may have given it another token: ask again.
-    constexpr unsigned kMostLooks = 50;
+    constexpr unsigned kMaxLooks = 50;
     for (unsigned looks = 1; !add_if_current(mounted); ++looks) {
       std::optional<MountSource> now = find_mount_source(mounted.source);
-      if (!now || now->content.version == mounted.content.version || looks == kMostLooks) {
+      if (!now || now->content.version == mounted.content.version || looks == kMaxLooks) {
         refuse_changed(mounted);
       }
       mounted = *std::move(now);
@@ -123,7 +123,7 @@ class Loader {
     Layers above = layers_;
     above.insert(above.end(), way_.above.begin(), way_.above.end());
     std::erase_if(above, [&](const Layer& layer) { return has_layer(mounted, layer); });
-    if (way_.depth >= kMostMounts) {
+    if (way_.depth >= kMaxMounts) {
       throw Error(ErrorCode::kUsage, mounted.source,
                   "a mount of a mount, and so on without end: name the checkpoint itself");
     }

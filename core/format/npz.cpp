@@ -53,7 +53,7 @@ class NpzReader {
       throw Error(ErrorCode::kArchive, place_,
                   "tensor " + in_quotes(name) + ": its size does not fit its shape");
     }
-    if (array.is_fortran && from.deflated && array.bytes > kMostInflatedAgain) {
+    if (array.is_fortran && from.deflated && array.bytes > kMaxInflatedAgain) {
       return refusals.add(
           name, "is compressed and in Fortran order, so that a few rows stand all over its " +
                     human_bytes(array.bytes) + ": save what numpy.ascontiguousarray() gives");

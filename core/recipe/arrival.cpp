@@ -185,7 +185,7 @@ std::vector<Extent> missing_part(const Content& content, std::uint64_t offset,
 }
 
 int Steps::lose() {
-  if (++lost_ > Source::kMostLost) return EIO;
+  if (++lost_ > Source::kMaxLost) return EIO;
   has_lost_ = true;
   take_ = take_ >= 2 * kElement ? take_ / 2 / kElement * kElement
                                 : std::max<std::uint64_t>(1, take_ / 2);
@@ -200,7 +200,7 @@ int Steps::look(const Content& content, std::vector<Extent>& missing) {
   const auto ask = [&] {
     take_ = std::min(take_, begin_ + length_ - at_);
     later.clear();
-    missing = missing_part(content, at_, take_, kMostMissing, &later);
+    missing = missing_part(content, at_, take_, kMaxMissing, &later);
     return bytes_of(missing) + bytes_of(later);
   };
   std::uint64_t bytes = ask();
@@ -231,7 +231,7 @@ void prefetch_content(const Content& content, std::uint64_t offset, std::uint64_
   while (offset < end && most > 0) {
     std::uint64_t piece = std::min(kPiece, end - offset);
     for (const Extent& extent :
-         missing_part(content, offset, piece, std::max(most, kMostMissing))) {
+         missing_part(content, offset, piece, std::max(most, kMaxMissing))) {
       extent.source->prefetch({extent.offset, extent.length});
       most -= std::min(most, extent.length);
     }

@@ -2,7 +2,7 @@
 // for them.
 //
 // Memory stays bounded however far apart the bytes lie (a column of a large matrix may touch all of
-// it): a reader asks for a part whose missing blocks are at most kMostMissing bytes, uses it when
+// it): a reader asks for a part whose missing blocks are at most kMaxMissing bytes, uses it when
 // it has come, and goes on.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace stfs {
 
-inline constexpr std::uint64_t kMostMissing = 8 << 20;  // bytes of blocks, asked for at a time
+inline constexpr std::uint64_t kMaxMissing = 8 << 20;  // bytes of blocks, asked for at a time
 
 // Sorts extents, and joins those that lie in the same block of Source::kFetchUnit or in
 // neighbouring ones. Returns the bytes of the blocks that they touch.
@@ -28,11 +28,11 @@ std::uint64_t join(std::vector<Extent>& extents);
 // Where 8 bytes need more (a tensor that is checked as a whole), `later` gets all but the first of
 // these extents: ask for them when the first have come, so that each request has its own deadline.
 std::vector<Extent> missing_part(const Content& content, std::uint64_t offset,
-                                 std::uint64_t& length, std::uint64_t most = kMostMissing,
+                                 std::uint64_t& length, std::uint64_t most = kMaxMissing,
                                  std::vector<Extent>* later = nullptr);
 
 // The steps of one reader through [begin, begin + length) of a recipe. Bytes that went away before
-// it read them are asked for again, half as many; after Source::kMostLost times in a row the reader
+// it read them are asked for again, half as many; after Source::kMaxLost times in a row the reader
 // gives up with EIO. Where less is missing each time (a tensor that is checked as a whole), nothing
 // is lost. Thread safety: one thread at a time.
 class Steps {

@@ -31,7 +31,7 @@ class TileCache {
   // the tile.
   class Buffers {
    public:
-    Buffers() { spare_.reserve(kMostSpare); }
+    Buffers() { spare_.reserve(kMaxSpare); }
     struct Free {
       void operator()(std::byte* bytes) const;
     };
@@ -40,7 +40,7 @@ class TileCache {
     void give(std::size_t size, Buffer buffer);
 
    private:
-    static constexpr std::size_t kMostSpare = 4;
+    static constexpr std::size_t kMaxSpare = 4;
     std::mutex mutex_;
     std::vector<std::pair<std::size_t, Buffer>> spare_;  // with their sizes, the newest last
   };

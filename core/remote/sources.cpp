@@ -516,9 +516,9 @@ int Sources::read(const Source& source, std::uint64_t offset, std::span<std::byt
   }
   const int error = source.read(out, offset);
   if (error != 0 || network_is_closed_) return error;
-  constexpr std::size_t kMostParts = std::size_t{16} << 20;
+  constexpr std::size_t kMaxParts = std::size_t{16} << 20;
   const std::lock_guard lock(known_mutex_);
-  if (parts_bytes_ + out.size() > kMostParts) return 0;
+  if (parts_bytes_ + out.size() > kMaxParts) return 0;
   parts_bytes_ += out.size();
   parts_[std::move(key)] = {reinterpret_cast<const char*>(out.data()), out.size()};
   return 0;

@@ -33,14 +33,14 @@
 namespace stfs {
 namespace {
 
-constexpr std::size_t kMostMetadata = 500;  // entries
-constexpr std::size_t kMostText = 400;      // bytes of a value of the metadata
+constexpr std::size_t kMaxMetadata = 500;  // entries
+constexpr std::size_t kMaxText = 400;      // bytes of a value of the metadata
 
 // --- what needs no tensor's bytes
 
 std::string cut(std::string text) {
-  if (text.size() <= kMostText) return text;
-  text.resize(utf8_floor(text, kMostText));
+  if (text.size() <= kMaxText) return text;
+  text.resize(utf8_floor(text, kMaxText));
   return text + "...";
 }
 
@@ -116,7 +116,7 @@ Report described(const Checkpoint& checkpoint, std::span<const std::string> sour
   const Totals totals = totals_of(checkpoint);
   report.parameters = totals.all.parameters;
   report.bytes = totals.all.bytes;
-  const std::size_t items = std::min<std::size_t>(checkpoint.metadata_count(), kMostMetadata);
+  const std::size_t items = std::min<std::size_t>(checkpoint.metadata_count(), kMaxMetadata);
   for (std::uint32_t i = 0; i < items; ++i) {
     const MetadataItem item = checkpoint.metadata_item(i);
     report.metadata.emplace_back(cut(std::string(item.key)), cut(shown_value(item)));
@@ -185,7 +185,7 @@ class Collector {
   }
 
   int run() {
-    const bool pictures_all = order_.size() <= Report::kMostPictured;
+    const bool pictures_all = order_.size() <= Report::kMaxPictured;
     for_tensors(by_place_,
                 [&](std::uint32_t i, unsigned threads) { read(i, threads, pictures_all); });
     find_equal();

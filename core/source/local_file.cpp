@@ -178,7 +178,7 @@ LocalFile::~LocalFile() {
 // write(2) begins, and lseek(2) waits for its end on ext4, btrfs, f2fs and tmpfs (on xfs and zfs
 // each read does). The ctime must be past: a later write within its tick would leave it.
 void LocalFile::settle(struct statx& status) {
-  constexpr int kMostLooks = 8;
+  constexpr int kMaxLooks = 8;
   const auto look = [this](struct statx& at) {
     if (const int error = status_at(fd_.get(), "", is_local_, at)) {
       throw_errno(ErrorCode::kUnreadable, file_path_, "", error);
@@ -196,8 +196,8 @@ void LocalFile::settle(struct statx& status) {
     has_ctime_ = is_local_ || is_same_ctime || !is_same || rights_of(before) != rights_of(status);
     const std::chrono::nanoseconds wait = until_past(status.stx_ctime);
     if (!may_settle || (is_same && is_same_ctime && wait.count() == 0)) return;
-    if (looks >= kMostLooks && is_same) return;  // links and rights move the ctime too
-    if (looks >= kMostLooks) {
+    if (looks >= kMaxLooks && is_same) return;  // links and rights move the ctime too
+    if (looks >= kMaxLooks) {
       throw Error(ErrorCode::kUnreadable, file_path_,
                   "is being written to: wait until the program that writes it has ended, and try "
                   "again");
@@ -298,8 +298,8 @@ void LocalFile::give_back_lease_if_asked(Clock::time_point since) const {
   return_lease(Lease::kGivenBack);
   // Touch has not opened the file, and need not: take the lease again at once.
   if (is_touched_) return try_lease();
-  constexpr unsigned kMostPauses = 64;
-  pause_ = std::min(pause_ * 2, first_pause_ * kMostPauses);
+  constexpr unsigned kMaxPauses = 64;
+  pause_ = std::min(pause_ * 2, first_pause_ * kMaxPauses);
 }
 
 void LocalFile::let_lease_rest() const {

@@ -15,7 +15,7 @@ namespace {
 int read_part(const Source& source, std::span<std::byte> buffer, std::uint64_t offset) {
   const ByteRange range{offset, buffer.size()};
   int error = source.has(range) ? source.read_unverified(buffer, offset) : EAGAIN;
-  for (unsigned lost = 0; error == EAGAIN && lost < Source::kMostLost; ++lost) {
+  for (unsigned lost = 0; error == EAGAIN && lost < Source::kMaxLost; ++lost) {
     // In the callback: until it returns, memory keeps what was wanted.
     const auto done = std::make_shared<std::promise<int>>();
     source.want(range, [&, done](int arrived) {
@@ -36,11 +36,11 @@ int Source::fetch(ByteRange range) const {
 }
 
 int Source::read(std::span<std::byte> buffer, std::uint64_t offset) const {
-  constexpr std::size_t kMostWanted = 8 << 20;  // bytes: memory must keep them
+  constexpr std::size_t kMaxWanted = 8 << 20;  // bytes: memory must keep them
   int error = 0;
   do {
-    if (buffer.size() > kMostWanted) prefetch({offset, buffer.size()});
-    const std::span<std::byte> part = buffer.first(std::min(buffer.size(), kMostWanted));
+    if (buffer.size() > kMaxWanted) prefetch({offset, buffer.size()});
+    const std::span<std::byte> part = buffer.first(std::min(buffer.size(), kMaxWanted));
     error = read_part(*this, part, offset);
     buffer = buffer.subspan(part.size());
     offset += part.size();

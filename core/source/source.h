@@ -66,7 +66,7 @@ class Source {
   static constexpr std::uint64_t kFetchUnit = 256 << 10;  // bytes
   // How often in a row a reader asks again for bytes that went away before it read them. A bound,
   // since a file system may give EAGAIN for reasons of its own.
-  static constexpr unsigned kMostLost = 16;
+  static constexpr unsigned kMaxLost = 16;
 
   // Whether a range is on this machine: reading it then uses no network. A quick look: what turns
   // out to be damaged when it is read is not here any more (EAGAIN).

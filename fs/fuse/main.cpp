@@ -50,7 +50,7 @@ namespace stfs {
 namespace {
 
 // The default of -o threads: so many requests may wait for a slow source at a time.
-constexpr unsigned kMostThreads = 64;
+constexpr unsigned kMaxThreads = 64;
 
 // Each shard keeps a descriptor open, and there may be thousands.
 void raise_descriptor_limit() {
@@ -135,7 +135,7 @@ std::function<void(std::size_t, std::size_t)> header_progress(const std::string&
 bool is_remote(const std::string& source, std::set<std::string>& asked, unsigned depth = 0) {
   if (is_url(source)) return true;
   // Loading refuses a mount that is that deep.
-  if (depth == kMostMounts || !asked.insert(source).second) return false;
+  if (depth == kMaxMounts || !asked.insert(source).second) return false;
   const std::optional<MountSource> mounted = find_mount_source(source);
   const auto is_below = [&](const std::string& name) {
     return is_remote(name, asked, depth + 1);
@@ -234,7 +234,7 @@ void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hoo
   loaded.context.filesystem = &filesystem;
   session.answer_handshake();
   if (worker != nullptr) session.take_over(worker->rejects_resent_requests());
-  session.run(loaded.options.threads != 0 ? loaded.options.threads : kMostThreads,
+  session.run(loaded.options.threads != 0 ? loaded.options.threads : kMaxThreads,
               {.signals = loaded.signals, .lifeline = worker != nullptr ? worker->lifeline() : -1},
               hooks);
 }

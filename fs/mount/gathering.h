@@ -2,7 +2,7 @@
 // a ticket of Waiting. It occupies no thread while it waits.
 //
 // The bytes of a reply may be far apart (a column of a large matrix), and a source may keep only
-// few bytes. So a reply is gathered in steps: each step wants blocks with at most kMostMissing
+// few bytes. So a reply is gathered in steps: each step wants blocks with at most kMaxMissing
 // bytes, and copies the bytes that have arrived into the reply's buffer. If one step is enough, as
 // for whole tensors, the reply is read like any other, from the mapping if possible.
 //

@@ -13,7 +13,7 @@ namespace stfs {
 Texts::Texts(unsigned threads, Work work, MayWait may_wait)
     : work_(std::move(work)), may_wait_(std::move(may_wait)) {
   // A push_back() that throws would destroy a running thread.
-  threads_.reserve(threads + kMostWaiting);
+  threads_.reserve(threads + kMaxWaiting);
   try {
     for (unsigned i = 0; i < threads; ++i) {
       threads_.push_back(start_thread([this] { compute(queue_); }));
@@ -37,7 +37,7 @@ void Texts::stop() {
 }
 
 bool Texts::has_waiting_thread() {
-  if (idle_waiting_ > waiting_queue_.size() || waiting_threads_ == kMostWaiting) return true;
+  if (idle_waiting_ > waiting_queue_.size() || waiting_threads_ == kMaxWaiting) return true;
   try {
     threads_.push_back(start_thread([this] { compute(waiting_queue_); }));
     ++waiting_threads_;

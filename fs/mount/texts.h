@@ -54,10 +54,10 @@ class Texts {
   using MayWait = std::function<bool(Key key)>;
 
   // Starts `threads` threads, in which all signals are blocked. Work that may wait gets separate
-  // threads, at most kMostWaiting, which are started when they are needed, so that it never delays
+  // threads, at most kMaxWaiting, which are started when they are needed, so that it never delays
   // the other work.
   Texts(unsigned threads, Work work, MayWait may_wait = nullptr);
-  static constexpr std::size_t kMostWaiting = 32;
+  static constexpr std::size_t kMaxWaiting = 32;
   Texts(const Texts&) = delete;
   Texts& operator=(const Texts&) = delete;
   ~Texts() { stop(); }

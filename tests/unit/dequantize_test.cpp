@@ -642,7 +642,7 @@ TEST_F(DequantizeTest, TileNeedsNoMoreBytesThanSourceKeeps) {
     if (!name.ends_with(".safetensors")) continue;
     source->take_bytes_away();
     source->deliver_at_once();
-    source->keep_at_most(kMostMissing);
+    source->keep_at_most(kMaxMissing);
   }
   const Content content = checkpoint->tensor(0).content();
   std::uint64_t length = 4096;

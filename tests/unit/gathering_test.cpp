@@ -103,7 +103,7 @@ TEST(Gathering, ColumnWantsAtMost8MiBPerStep) {
     for (const ByteRange& range : column.source->wanted()) {
       blocks += (range.length + Source::kFetchUnit - 1) / Source::kFetchUnit;
     }
-    EXPECT_LE(blocks * Source::kFetchUnit, kMostMissing);
+    EXPECT_LE(blocks * Source::kFetchUnit, kMaxMissing);
     for (std::size_t left = column.source->wanted().size(); left > 0; --left) {
       column.source->deliver(0);
     }
@@ -148,7 +148,7 @@ TEST(Gathering, FetchesLargeRequirementInSteps) {
   }
   EXPECT_EQ(gathered.error, 0);
   EXPECT_EQ(gathered.text, column.bytes(1010).substr(10));
-  EXPECT_LE(column.source->longest_want(), kMostMissing);
+  EXPECT_LE(column.source->longest_want(), kMaxMissing);
   EXPECT_GE(steps, 20U);
 
   std::vector<std::byte> out(1000);

@@ -64,7 +64,7 @@ TEST(Texts, WaitingWorkDelaysNoOtherWork) {
         return key >= kFar ? until_stopped(stop) : echo(key, text);
       },
       [](Texts::Key key) { return key >= kFar; });
-  for (Texts::Key key = 0; key < 2 * Texts::kMostWaiting; ++key) Asked(texts, kFar + key);
+  for (Texts::Key key = 0; key < 2 * Texts::kMaxWaiting; ++key) Asked(texts, kFar + key);
 
   EXPECT_EQ(Asked(texts, 1).answer().text, "text 1");
 }

@@ -44,7 +44,7 @@ bool has_secret(std::string_view text) {
 constexpr std::size_t kLeastMapped = 256 << 10;  // bytes: less is read
 
 // Mappings of one file that lend its bytes: as many copies of a tensor need no memory of their own.
-constexpr std::size_t kMostLending = 64;
+constexpr std::size_t kMaxLending = 64;
 
 // Each thread of a copy has at least so many bytes.
 constexpr std::uint64_t kPiece = 1 << 20;
@@ -358,8 +358,8 @@ int Opened::fetch(Loaded& from, const Extent& extent) const {
   if (extent.source->local_file() == nullptr) {
     error = wait_for(from, [&](const std::atomic<bool>& stop) {
       int failure = 0;
-      for (std::uint64_t done = 0; failure == 0 && done < extent.length; done += kMostMissing) {
-        failure = stfs::fetch(std::vector{extent.part(done, kMostMissing)}, &stop);
+      for (std::uint64_t done = 0; failure == 0 && done < extent.length; done += kMaxMissing) {
+        failure = stfs::fetch(std::vector{extent.part(done, kMaxMissing)}, &stop);
       }
       return failure;
     });
@@ -431,7 +431,7 @@ Memory Opened::private_part(Loaded& from, const Extent& extent, int descriptor) 
   for (const std::shared_ptr<PrivateFile>& file : files) {
     if (std::byte* const data = file->lend(begin, length, descriptor)) return {file, data};
   }
-  if (files.size() == kMostLending) return {};
+  if (files.size() == kMaxLending) return {};
   Memory mapping = Memory::mapped(descriptor, whole);
   if (mapping.data() == nullptr) return {};
   const auto& file = files.emplace_back(std::make_shared<PrivateFile>(mapping.release(), whole));

@@ -227,7 +227,7 @@ class Merger {
   std::string read_config(const std::string& directory) {
     const std::string name = child_name(directory, kConfigName);
     try {
-      return sources_.read_file(name, kMostJson);
+      return sources_.read_file(name, kMaxJson);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kAbsent) throw;
       refuse_directory(directory);

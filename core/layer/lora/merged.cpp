@@ -16,7 +16,7 @@ namespace {
 // The maximum number of elements that are merged at a time.
 constexpr std::uint64_t kStep = 256 << 10;
 // The maximum number of elements of a factor in memory.
-constexpr std::uint64_t kMostOfFactor = 4 << 20;
+constexpr std::uint64_t kMaxOfFactor = 4 << 20;
 
 // A range of rows and of columns within a matrix.
 struct Rectangle {
@@ -108,7 +108,7 @@ class Merged : public Producer {
                    .column = first % columns,
                    .columns = 0};
     const bool is_narrow = std::ranges::all_of(updates_, [&](const LoraUpdate& update) {
-      return columns <= kMostOfFactor / std::min(kMostOfFactor, update.rank);
+      return columns <= kMaxOfFactor / std::min(kMaxOfFactor, update.rank);
     });
     if (part.column == 0 && most >= columns && columns <= kStep && is_narrow) {
       part.rows = std::min(std::min(most, kStep) / columns, shape_.rows - part.row);

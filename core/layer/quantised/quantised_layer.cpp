@@ -219,7 +219,7 @@ constexpr std::uint32_t kGone = kKept - 1;          // it is not shown: a scale,
 // "m" may also be named "m_scale". `is_weight` must return true for the result.
 template <class IsWeight>
 std::optional<std::string_view> weight_of_companion(std::string_view name, IsWeight is_weight) {
-  constexpr int kMostParts = 64;  // the maximum number of words in the last part of a name
+  constexpr int kMaxParts = 64;  // the maximum number of words in the last part of a name
   constexpr std::string_view kWeight = ".weight";
   if (const std::size_t at = name.rfind(kWeight); at != std::string_view::npos) {
     const std::string_view rest = name.substr(at + kWeight.size());
@@ -231,7 +231,7 @@ std::optional<std::string_view> weight_of_companion(std::string_view name, IsWei
   const std::size_t word = companion_word_position(name.substr(begin));
   std::size_t at = word == std::string_view::npos ? place_of_unknown_part(name) : begin + word;
   if (at == std::string_view::npos) return std::nullopt;
-  for (int i = 0; i < kMostParts; ++i, --at) {
+  for (int i = 0; i < kMaxParts; ++i, --at) {
     at = name.find_last_of(at > begin ? "._" : ".", at);
     if (at == std::string_view::npos) break;
     if (is_weight(name.substr(0, at))) return name.substr(0, at);
@@ -627,7 +627,7 @@ class Dequantizer {
 
   // Refuses codes beside a tensor that may be a part of their values in an unknown way.
   void refuse_unknown_parts() const {
-    constexpr int kMostParts = 64;  // the maximum number of words in a name
+    constexpr int kMaxParts = 64;  // the maximum number of words in a name
     const Codes codes = codes_left();
     if (codes.empty()) return;
     for (std::uint32_t i = 0; i < outcomes_.size(); ++i) {
@@ -654,7 +654,7 @@ class Dequantizer {
         look(name.substr(first + 1));  // "scales.m.weight"
       }
       // A part of "m.weight" is "m.part", "m.weight.part" or "m_part".
-      for (int i_part = 0; i_part < kMostParts; ++i_part, --at) {
+      for (int i_part = 0; i_part < kMaxParts; ++i_part, --at) {
         at = name.find_last_of("._/", at);
         if (at == std::string_view::npos || at == 0) break;
         look(name.substr(0, at));

@@ -20,7 +20,7 @@ constexpr std::uint64_t kLongestInMemory = 2 << 20;  // bytes of a request for b
 constexpr unsigned kTriesAhead = 3;                  // tries for blocks that no reader waits for
 // After this many bytes of a transfer, pauses between tries start again from the shortest.
 constexpr std::uint64_t kProgress = 64 << 10;
-constexpr std::size_t kMostKeptParts = 32;  // 8 MiB
+constexpr std::size_t kMaxKeptParts = 32;  // 8 MiB
 
 }  // namespace
 
@@ -167,7 +167,7 @@ Fetcher::Part Fetcher::take_part(const File& file, std::uint64_t block) {
 void Fetcher::keep_part(Part part) {
   take_part(*part.file, part.block);
   parts_.push_back(std::move(part));
-  if (parts_.size() > kMostKeptParts) parts_.pop_front();
+  if (parts_.size() > kMaxKeptParts) parts_.pop_front();
 }
 
 void Fetcher::begin(Lock& lock, Item item) {

@@ -103,10 +103,10 @@ namespace {
 using Transfer = HttpTransfer;
 using HeaderList = std::unique_ptr<curl_slist, Transfer::ListDeleter>;
 
-constexpr std::size_t kMostHeaders = 64 << 10;  // bytes of all headers of a response
+constexpr std::size_t kMaxHeaders = 64 << 10;  // bytes of all headers of a response
 // If the body of a redirect has more bytes, a new connection costs less than reading the body.
-constexpr std::size_t kMostUnread = 16 << 10;
-constexpr unsigned kMostRedirects = 10;
+constexpr std::size_t kMaxUnread = 16 << 10;
+constexpr unsigned kMaxRedirects = 10;
 
 bool is_redirect(int status) {
   return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
@@ -163,7 +163,7 @@ bool redirect(Transfer& transfer) {
   if (location.empty()) return transfer.fail(EPROTO, "redirects without saying where to");
   const std::optional<WebUrl> target = resolve_url(transfer.at, location);
   if (!target) return transfer.fail(EACCES, "redirects to a place that is no URL of http or https");
-  if (++transfer.redirects > kMostRedirects) {
+  if (++transfer.redirects > kMaxRedirects) {
     return transfer.fail(EACCES, "redirects more than 10 times");
   }
   std::string_view why = redirect_refusal(transfer.at, *target, transfer.place());
@@ -217,7 +217,7 @@ bool end_of_head(Transfer& transfer) {
   if (transfer.request.follow && is_redirect(head.status) && !redirect(transfer)) return false;
   if (transfer.next) {
     const std::optional<std::uint64_t> body = decimal(length);
-    return body && *body <= kMostUnread;  // otherwise the connection is closed, see kMostUnread
+    return body && *body <= kMaxUnread;  // otherwise the connection is closed, see kMaxUnread
   }
   if (transfer.callbacks.head && !transfer.callbacks.head(head)) {
     return transfer.fail(ECANCELED, "cancelled");
@@ -228,7 +228,7 @@ bool end_of_head(Transfer& transfer) {
 // Handles one line of a response's head. The name of a header is a token (RFC 9110, 5.6.2).
 bool add_header(Transfer& transfer, std::string_view line) {
   transfer.header_bytes += line.size();
-  if (transfer.header_bytes > kMostHeaders) {
+  if (transfer.header_bytes > kMaxHeaders) {
     return transfer.fail(EPROTO, "its server sends more than 64 KiB of headers");
   }
   if (transfer.has_head) return true;  // a trailer after the body of a chunked response
@@ -260,7 +260,7 @@ bool add_header(Transfer& transfer, std::string_view line) {
 bool add_data(Transfer& transfer, std::string_view text) {
   const auto bytes = std::as_bytes(std::span(text));
   tally(transfer.counters, &Counters::bytes_fetched, bytes.size());
-  if (transfer.next) return (transfer.unread += bytes.size()) <= kMostUnread;
+  if (transfer.next) return (transfer.unread += bytes.size()) <= kMaxUnread;
   if (!transfer.has_head) return transfer.fail(EPROTO, "its server does not speak HTTP/1.1");
   if (transfer.callbacks.data && !transfer.callbacks.data(bytes)) {
     return transfer.fail(ECANCELED, "cancelled");

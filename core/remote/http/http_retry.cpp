@@ -24,7 +24,7 @@ using std::chrono::milliseconds;
 
 // The maximum number of tries in get() without any response: the name cannot be resolved, or the
 // connection is refused.
-constexpr unsigned kMostSilent = 5;
+constexpr unsigned kMaxSilent = 5;
 
 }  // namespace
 
@@ -91,7 +91,7 @@ HttpResponse Http::get(const HttpRequest& request, std::size_t most,
     }
     if (end.error == EIO && status == 0) ++silent;
     pause = backoff.next(status == 0 ? nullptr : &answer.head);
-    const bool is_over = Clock::now() + pause >= deadline || silent >= kMostSilent;
+    const bool is_over = Clock::now() + pause >= deadline || silent >= kMaxSilent;
     if (next == NextTry::kLater && !is_over) {
       if (end.error != 0) reason = end.text;
       continue;
@@ -159,14 +159,14 @@ std::uint64_t seconds_of_retry_after(std::string_view text) {
 }  // namespace
 
 milliseconds Backoff::next(const HttpHead* head) {
-  constexpr std::uint64_t kMostAsked = 86'400;  // seconds
+  constexpr std::uint64_t kMaxAsked = 86'400;  // seconds
   const std::int64_t bound = std::min<std::int64_t>(10'000, 100LL << std::min(tries_++, 10U));
   std::random_device random;
   const milliseconds jitter(std::uniform_int_distribution<std::int64_t>(0, bound)(random));
   if (head == nullptr) return jitter;
   const std::uint64_t asked = std::max(seconds_of_retry_after(head->header("retry-after")),
                                        seconds_of_rate_limit(head->header("ratelimit")));
-  return std::chrono::seconds(std::min(asked, kMostAsked)) + jitter;
+  return std::chrono::seconds(std::min(asked, kMaxAsked)) + jitter;
 }
 
 }  // namespace stfs

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::size_t kLongestAnswer = 64 << 20;   // of the API: 100,000 files take 30 MB
 constexpr std::size_t kLongestRedirect = 1 << 20;  // of /resolve/, asked for one byte
-constexpr std::size_t kMostTreePages = 2000;
+constexpr std::size_t kMaxTreePages = 2000;
 constexpr const char* kOtherDigest = "its SHA-256 is not the one of this commit";
 
 std::string_view unquoted(std::string_view etag) {
@@ -338,7 +338,7 @@ class HubStore final : public Store {
   void read_tree(const HubName& name, HubModel& model) {
     std::string url = options_.api_url(model.id) + "/tree/" + model.commit + "?recursive=true";
     std::set<std::string> seen;
-    while (seen.insert(url).second && seen.size() <= kMostTreePages) {
+    while (seen.insert(url).second && seen.size() <= kMaxTreePages) {
       const HttpResponse answer = get(url, name);
       add_hub_tree(answer.body, name.text(), model);
       const std::string next = next_hub_page(answer.head.header("link"));

@@ -136,7 +136,7 @@ std::string hub_local_copy(const std::string& name) try {
 // Follows the path as the kernel does, a component at a time, so that every directory is checked,
 // also one that only a link leads through.
 HubCacheFile open_in_hub_cache(const std::string& path) {
-  constexpr unsigned kMostLinks = 40;  // as the kernel
+  constexpr unsigned kMaxLinks = 40;  // as the kernel
   const fs::path given = hub_cache_directory();
   const fs::path top = absolute_path(given);
   Writers writers;
@@ -174,7 +174,7 @@ HubCacheFile open_in_hub_cache(const std::string& path) {
     }
     std::error_code error;
     const fs::path target = fs::read_symlink(next, error);
-    if (error || ++links > kMostLinks) throw_unreadable(next, error ? error.value() : ELOOP);
+    if (error || ++links > kMaxLinks) throw_unreadable(next, error ? error.value() : ELOOP);
     if (target.is_absolute()) at = top;
     follow(target.is_absolute() ? below(target, given, top) : target);
   }

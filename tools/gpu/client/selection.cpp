@@ -435,7 +435,7 @@ bool Selection::add_file(const std::string& path, const SelectionOptions& option
   // Since the mount was asked, a link to the source may have given it another token: ask again.
   for (unsigned looks = 1; !found; ++looks) {
     const auto now = attribute("user.stfs.version");
-    if (!now || *now == *version || looks == kMostLoads) {
+    if (!now || *now == *version || looks == kMaxLoads) {
       throw Error(ErrorCode::kUnreadable, *source,
                   std::string("is another version than the one that is mounted: mount it again") +
                       (is_url(*source) ? ", by a URL without a query" : ""));
@@ -559,7 +559,7 @@ void Selection::load_resolved(std::vector<Item>& items, std::span<const std::str
     try {
       return load();
     } catch (const Error& error) {
-      if (loads == kMostLoads || !has_moved(error, items)) throw;
+      if (loads == kMaxLoads || !has_moved(error, items)) throw;
     }
     items = resolve_once(arguments, options);
   }

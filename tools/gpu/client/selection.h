@@ -89,7 +89,7 @@ class Selection {
   void load_resolved(std::vector<Item>& items, std::span<const std::string> arguments,
                      const SelectionOptions& options, const std::function<void()>& load);
   // The maximum number of attempts.
-  static constexpr unsigned kMostLoads = 10;
+  static constexpr unsigned kMaxLoads = 10;
 
   // Makes the next call read checkpoints with layers again, because what layers show depends on
   // files beside a checkpoint and on files that layers read.
