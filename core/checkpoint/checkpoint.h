@@ -8,7 +8,7 @@
 
 #include "core/checkpoint/metadata.h"
 #include "core/checkpoint/model_files.h"
-#include "core/checkpoint/mounted.h"
+#include "core/checkpoint/mount_source.h"
 #include "core/checkpoint/source_lists.h"
 #include "core/checkpoint/tree.h"
 #include "core/layer/layer.h"

@@ -9,8 +9,8 @@
 #include "core/format/safetensors.h"
 #include "core/remote/http/url.h"
 #include "core/source/source.h"
-#include "core/stored/absent.h"
 #include "core/stored/directory.h"
+#include "core/stored/missing_checkpoint.h"
 #include "core/stored/tensor_list.h"
 
 #include <poll.h>

@@ -32,7 +32,7 @@ using Json = nlohmann::json;
 
 constexpr std::uint64_t kMaxConfig = 16 << 20;  // bytes of a config.json
 constexpr std::size_t kMaxFiles = 256;          // a limit because each has a file descriptor
-constexpr std::size_t kLongestName = 255;        // NAME_MAX
+constexpr std::size_t kLongestName = 255;       // NAME_MAX
 
 // Patterns of fnmatch(3). REFERENCE lists them.
 constexpr auto kPatterns = std::to_array<const char*>({"config.json",

@@ -5,7 +5,7 @@
 #include "core/checkpoint/tree.h"
 #include "core/layer/delta/delta_layer.h"
 #include "core/remote/http/url.h"
-#include "core/stored/absent.h"
+#include "core/stored/missing_checkpoint.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -4,7 +4,7 @@
 // Thread safety: the functions may be called from any thread.
 #pragma once
 
-#include "core/checkpoint/mounted.h"
+#include "core/checkpoint/mount_source.h"
 #include "core/layer/layer.h"
 #include "core/remote/sources.h"
 #include "core/stored/stored_tensors.h"

@@ -2,7 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "core/format/described.h"
+#include "core/format/archive_tensors.h"
 #include "core/format/inflate.h"
 
 #include <algorithm>

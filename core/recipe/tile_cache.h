@@ -3,7 +3,7 @@
 // Thread safety: the functions may be called from any thread.
 #pragma once
 
-#include "core/base/turns.h"
+#include "core/base/semaphore.h"
 
 #include <compare>
 #include <cstddef>

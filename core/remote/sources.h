@@ -195,7 +195,7 @@ class Sources {
   // Bytes of remote sources by path, token and offset. Constant once network_is_closed_ is true.
   std::map<std::string, std::string> parts_;
   std::size_t parts_bytes_ = 0;
-  std::mutex callback_mutex_;           // of the functions in options_
+  std::mutex callback_mutex_;       // of the functions in options_
   std::set<std::string> warnings_;  // that the user has seen
 };
 

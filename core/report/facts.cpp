@@ -2,7 +2,7 @@
 
 #include "core/base/json_text.h"
 #include "core/base/text.h"
-#include "core/recipe/arrival.h"
+#include "core/recipe/fetch_missing.h"
 #include "core/values/picture/markup.h"
 
 #include <nlohmann/json.hpp>

@@ -1,7 +1,7 @@
 #include "core/report/findings.h"
 
 #include "core/base/text.h"
-#include "core/report/look.h"
+#include "core/report/inspect_command.h"
 #include "core/report/outliers.h"
 #include "core/values/picture/markup.h"
 

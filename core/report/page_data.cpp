@@ -1,7 +1,7 @@
 #include "core/report/page_data.h"
 
 #include "core/base/text.h"
-#include "core/report/look.h"
+#include "core/report/inspect_command.h"
 #include "core/values/picture/markup.h"
 
 #include <algorithm>

@@ -5,7 +5,7 @@
 // file: they may be hostile, and are not always UTF-8.
 #pragma once
 
-#include "core/report/look.h"
+#include "core/report/inspect_command.h"
 #include "core/values/distribution.h"
 #include "core/values/picture/thumbnail.h"
 #include "core/values/stats.h"

@@ -355,7 +355,8 @@ void LocalFile::await_touch(Clock::time_point since) const {
   constexpr std::chrono::microseconds kLook{50};
   const Clock::time_point end = since + (watch_ != 0 ? kWatched : kUnwatched);
   Look now{};
-  while (Clock::now() < end && look(now) == 0 && now.ctime == standing_->ctime && !writer_is_waiting()) {
+  while (Clock::now() < end && look(now) == 0 && now.ctime == standing_->ctime &&
+         !writer_is_waiting()) {
     std::this_thread::sleep_for(kLook);
   }
 }
@@ -403,7 +404,8 @@ int LocalFile::verify() const {
 
 int LocalFile::judge() const {
   if (has_changed()) return ESTALE;
-  const bool is_named = path_names_this_file();  // before the look: a rename between the two is a change
+  const bool is_named =
+      path_names_this_file();  // before the look: a rename between the two is a change
   Look now{};
   const int error = look(now);
   if (error != 0 && error != ESTALE) {  // ESTALE: the server replaced or removed the file

@@ -178,7 +178,7 @@ class LocalFile final : public Source {
   mutable Turn turn_;
 
   mutable std::shared_mutex pins_;  // shared by pins; exclusive to change the lease
-  mutable ForkMutex state_mutex_;       // of judge() and of calls that change the lease; after pins_
+  mutable ForkMutex state_mutex_;   // of judge() and of calls that change the lease; after pins_
   mutable Standing own_standing_;
   mutable Standing* standing_ = &own_standing_;
   mutable UniqueFd pagemap_;  // /proc/self/pagemap, if not may_use_mincore_

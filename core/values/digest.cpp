@@ -2,7 +2,7 @@
 
 #include "core/base/sha256.h"
 #include "core/base/text.h"
-#include "core/recipe/arrival.h"
+#include "core/recipe/fetch_missing.h"
 #include "core/source/local_file.h"
 
 #include <algorithm>

@@ -7,7 +7,7 @@
 #include "core/checkpoint/checkpoint.h"
 #include "core/layer/delta/version.h"
 #include "core/write/new_file.h"
-#include "core/write/saved.h"
+#include "core/write/save.h"
 
 #include <atomic>
 #include <cstddef>

@@ -32,7 +32,7 @@ constexpr std::uint64_t kFirstBytesOfFile = 24;  // magic, version, the numbers 
 constexpr std::uint64_t kMaxOffset = std::numeric_limits<std::int64_t>::max();
 constexpr std::uint64_t kDefaultAlignment = 32;
 constexpr std::size_t kMostName = 63;  // bytes: GGML_MAX_NAME without the NUL
-constexpr std::size_t kMaxDims = 4;   // GGML_MAX_DIMS
+constexpr std::size_t kMaxDims = 4;    // GGML_MAX_DIMS
 
 template <class T>
 std::string_view bytes_of(const T& value) {

@@ -2,7 +2,7 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/mounted.h"
+#include "core/checkpoint/mount_source.h"
 #include "core/command/build.h"
 #include "core/command/complete.h"
 #include "core/remote/cache/cache.h"
@@ -137,9 +137,7 @@ bool is_remote(const std::string& source, std::set<std::string>& asked, unsigned
   // Loading refuses a mount that is that deep.
   if (depth == kMaxMounts || !asked.insert(source).second) return false;
   const std::optional<MountSource> mounted = find_mount_source(source);
-  const auto is_below = [&](const std::string& name) {
-    return is_remote(name, asked, depth + 1);
-  };
+  const auto is_below = [&](const std::string& name) { return is_remote(name, asked, depth + 1); };
   return mounted && (any_is_remote(mounted->content.layers) ||
                      std::ranges::any_of(mounted->content.sources, is_below));
 }

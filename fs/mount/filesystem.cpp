@@ -4,9 +4,9 @@
 #include "core/base/text.h"
 #include "core/base/while_wanted.h"
 #include "core/checkpoint/catalogue.h"
-#include "core/checkpoint/mounted.h"
-#include "core/recipe/arrival.h"
-#include "fs/mount/gathering.h"
+#include "core/checkpoint/mount_source.h"
+#include "core/recipe/fetch_missing.h"
+#include "fs/mount/pending_fetch.h"
 
 #include <malloc.h>
 #include <sys/stat.h>
@@ -99,13 +99,13 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
       reasons_(sources_.size()),
       counters_(options.counters != nullptr ? *options.counters : own_counters_),
       next_snapshot_((static_cast<std::uint64_t>(::getpid()) << 32) + 1),
-      waiting_(std::make_shared<Waiting>()),
-      texts_(std::make_unique<Texts>(
+      waiting_(std::make_shared<PendingReads>()),
+      texts_(std::make_unique<ComputedTexts>(
           std::clamp(std::thread::hardware_concurrency(), 1U, 8U),
-          [this](Texts::Key key, const std::atomic<bool>& stop, std::string& text) {
+          [this](ComputedTexts::Key key, const std::atomic<bool>& stop, std::string& text) {
             return compute(node_of(key), stop, text);
           },
-          [this](Texts::Key key) { return may_wait(node_of(key)); })) {
+          [this](ComputedTexts::Key key) { return may_wait(node_of(key)); })) {
   statistics_.files = checkpoint.tensor_count();
   for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) {
     statistics_.bytes += checkpoint.tensor(i).length;
@@ -298,7 +298,7 @@ void FileSystem::gather_and_answer(const ReadRequest& request, const WillWait& w
         answer(done, error, reply);
       });
   try {
-    std::make_shared<Gathering>(
+    std::make_shared<PendingFetch>(
         waiting_, ticket,
         [this, inode = request.inode](Recipe& recipe) {
           return find_content(node_of(inode), recipe);

@@ -4,13 +4,13 @@
 // Thread safety: all members. The checkpoint, the rows and the ledger must outlive it.
 #pragma once
 
-#include "core/base/turns.h"
+#include "core/base/semaphore.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/write/writer.h"
-#include "fs/mount/looked_up.h"
+#include "fs/mount/looked_up_names.h"
 #include "fs/mount/recipes.h"
-#include "fs/view/kept_stats.h"
 #include "fs/view/registry.h"
+#include "fs/view/stats_cache.h"
 #include "fs/view/view.h"
 
 #include <atomic>
@@ -41,7 +41,7 @@ class Nodes {
   int lookup(Node directory, std::string_view name, Node& node);
   void forget(Node node, std::uint64_t lookups);
 
-  // Whether a node has a looked-up name (looked_up.h): a slice or a subset.
+  // Whether a node has a looked-up name (looked_up_names.h): a slice or a subset.
   bool is_looked_up(Node node) const;
 
   std::size_t looked_up_names() const { return looked_up_.size(); }

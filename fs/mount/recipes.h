@@ -1,7 +1,7 @@
 // The recipe of a file while it is read, and a cache of the recipes of subsets.
 #pragma once
 
-#include "core/base/turns.h"
+#include "core/base/semaphore.h"
 #include "core/recipe/content.h"
 
 #include <sys/uio.h>

@@ -1,6 +1,6 @@
 #include "fs/view/registry.h"
 
-#include "core/checkpoint/mounted.h"
+#include "core/checkpoint/mount_source.h"
 #include "fs/view/families.h"
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 #include "core/report/page.h"
 #include "core/report/report.h"
 #include "fs/view/families.h"
-#include "fs/view/kept_stats.h"
+#include "fs/view/stats_cache.h"
 
 #include <algorithm>
 #include <cerrno>

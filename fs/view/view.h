@@ -80,7 +80,7 @@ enum class Names : std::uint8_t {
   kFile,         // the row is a single file of `.stfs`, not a directory
 };
 
-class StatsCache;  // kept_stats.h
+class StatsCache;  // stats_cache.h
 
 // One file of a view: the argument of its row's functions. Borrowed for the call.
 struct ViewFile {
@@ -90,7 +90,7 @@ struct ViewFile {
   std::uint32_t number;                         // of its tensor, or in its NameList
   std::string_view expression = {};             // the looked-up name without the suffix
   std::span<const std::uint32_t> tensors = {};  // the result of ViewSpec::tensors
-  StatsCache* kept = nullptr;                    // of ViewSpec::compute alone
+  StatsCache* kept = nullptr;                   // of ViewSpec::compute alone
 
   Tensor tensor() const { return checkpoint.tensor(number); }
 };

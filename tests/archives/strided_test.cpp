@@ -1,6 +1,5 @@
 // Elements in another order, compared with a loop over their indices.
-#include "core/recipe/strided.h"
-
+#include "core/recipe/strided_producer.h"
 #include "core/source/local_file.h"
 #include "tests/support/files.h"
 #include "tests/unit/late_source.h"

@@ -656,9 +656,10 @@ TEST(Http, CallbackCanEndTransfer) {
   Http http({});
   for (const bool at_head : {true, false}) {
     std::promise<TransferResult> ended;
-    http.start({.url = server.url()}, {.head = [&](const HttpHead&) { return !at_head; },
-                                       .data = [&](std::span<const std::byte>) { return false; },
-                                       .end = [&](const TransferResult& end) { ended.set_value(end); }});
+    http.start({.url = server.url()},
+               {.head = [&](const HttpHead&) { return !at_head; },
+                .data = [&](std::span<const std::byte>) { return false; },
+                .end = [&](const TransferResult& end) { ended.set_value(end); }});
     EXPECT_EQ(ended.get_future().get().error, ECANCELED);
   }
 }
@@ -687,7 +688,8 @@ TEST(Http, LimitsConnectionsPerHost) {
   Http http({.connections = 2});
   std::array<std::promise<TransferResult>, 12> ended;
   for (auto& one : ended) {
-    http.start({.url = server.url()}, {.end = [&](const TransferResult& end) { one.set_value(end); }});
+    http.start({.url = server.url()},
+               {.end = [&](const TransferResult& end) { one.set_value(end); }});
   }
   for (auto& one : ended) EXPECT_EQ(one.get_future().get().error, 0);
   EXPECT_EQ(server.most_at_once(), 2U);
@@ -753,7 +755,8 @@ TEST(Http, ThrowsWithoutFileDescriptors) {
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &old), 0);
   const rlimit none{.rlim_cur = 0, .rlim_max = old.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  EXPECT_THROW(http.start({.url = "http://127.0.0.1:1/"}, {.end = [](const TransferResult&) {}}), Error);
+  EXPECT_THROW(http.start({.url = "http://127.0.0.1:1/"}, {.end = [](const TransferResult&) {}}),
+               Error);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &old), 0);
   EXPECT_EQ(http_fetch(http, {.url = "http://127.0.0.1:1/"}).end.error, EIO);
 }

@@ -29,7 +29,7 @@ RemoteVersion example_version() {
 // Returns the verdict on a response to a request of bytes 10 to 29. Headers in `other` replace the
 // right ones, and "-" removes one.
 ResponseVerdict verdict_of(int status, const AnswerHeaders& other = {},
-                   const RemoteVersion& version = example_version()) {
+                           const RemoteVersion& version = example_version()) {
   HttpHead head{.status = status, .url = {}, .headers = {}};
   std::vector<std::pair<std::string, std::string>> headers{
       {"content-range", "bytes 10-29/100"},

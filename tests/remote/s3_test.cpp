@@ -76,7 +76,7 @@ class AnsweringHttp : public Http {
 };
 
 HttpResponse object(const std::string& bytes, const std::string& etag = "\"e1\"",
-                  const std::string& version_id = "") {
+                    const std::string& version_id = "") {
   HttpResponse answer;
   const std::size_t length = std::min<std::size_t>(bytes.size(), kBlock);
   answer.head.status = 206;

@@ -160,8 +160,8 @@ class Network : public Http {
   void run() {
     std::unique_lock lock(mutex_);
     while (true) {
-      changed_.wait(lock,
-                    [&] { return is_ending_ || (!is_paused_ && allowed_ > 0 && !pending_.empty()); });
+      changed_.wait(
+          lock, [&] { return is_ending_ || (!is_paused_ && allowed_ > 0 && !pending_.empty()); });
       if (is_ending_) return;
       Pending pending = std::move(pending_.front());
       pending_.pop_front();

@@ -37,7 +37,9 @@ std::string get(stfs::Http& http, stfs::Remote& remote, stfs::ByteRange range) {
           throw stfs::Error(stfs::ErrorCode::kUnreadable, "", "another length");
         }
         return answer.body;
-      case ResponseVerdict::Kind::kRetry: std::this_thread::sleep_for(backoff.next(&answer.head)); continue;
+      case ResponseVerdict::Kind::kRetry:
+        std::this_thread::sleep_for(backoff.next(&answer.head));
+        continue;
       case ResponseVerdict::Kind::kRenew:
         if (!is_renewed && remote.renew()) {
           is_renewed = true;

@@ -2,7 +2,7 @@
 #include "core/recipe/content.h"
 
 #include "core/base/while_wanted.h"
-#include "core/recipe/written.h"
+#include "core/recipe/write_content.h"
 #include "core/source/leases.h"
 #include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"

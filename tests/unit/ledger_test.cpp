@@ -2,7 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/source/local_file.h"
-#include "fs/mount/looked_up.h"
+#include "fs/mount/looked_up_names.h"
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>

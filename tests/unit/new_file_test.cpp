@@ -3,7 +3,7 @@
 
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/write/saved.h"
+#include "core/write/save.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 

@@ -4,7 +4,7 @@
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/mounted.h"
+#include "core/checkpoint/mount_source.h"
 #include "core/command/terminal.h"
 #include "core/layer/quantised/quantized_layout.h"
 #include "core/remote/http/url.h"

@@ -3,9 +3,9 @@
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/opened/part.h"
-#include "core/write/saved.h"
+#include "core/write/save.h"
 #include "tools/info/output.h"
-#include "tools/info/saved.h"
+#include "tools/info/save_verbs.h"
 #include "tools/info/select.h"
 #include "tools/info/verbs.h"
 

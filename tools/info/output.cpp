@@ -1,7 +1,7 @@
 #include "tools/info/output.h"
 
 #include "core/base/error.h"
-#include "core/write/read_files.h"
+#include "core/write/input_files.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

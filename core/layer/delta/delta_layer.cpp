@@ -3,12 +3,12 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
-#include "core/layer/delta/patched.h"
+#include "core/layer/delta/patched_tensor.h"
 #include "core/layer/delta/version.h"
-#include "core/recipe/arrival.h"
+#include "core/recipe/fetch_missing.h"
 #include "core/remote/http/url.h"
-#include "core/stored/absent.h"
 #include "core/stored/directory.h"
+#include "core/stored/missing_checkpoint.h"
 #include "core/stored/stored_tensors.h"
 
 #include <algorithm>

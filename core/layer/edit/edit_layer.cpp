@@ -5,7 +5,7 @@
 #include "core/base/posix.h"
 #include "core/base/text.h"
 #include "core/layer/edit/edit_lines.h"
-#include "core/layer/edit/edited.h"
+#include "core/layer/edit/edit_state.h"
 #include "core/remote/http/url.h"
 
 #include <filesystem>

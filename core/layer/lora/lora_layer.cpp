@@ -4,7 +4,7 @@
 #include "core/base/json_text.h"
 #include "core/base/text.h"
 #include "core/layer/lora/adapter.h"
-#include "core/layer/lora/merged.h"
+#include "core/layer/lora/merged_weight.h"
 #include "core/layer/lora/targets.h"
 #include "core/layer/quantised/quantization_config.h"
 #include "core/remote/http/url.h"

@@ -266,7 +266,8 @@ class Dequantizer {
     for (const MissingTensor& missing : list_.missing()) {
       if (!missing.name) continue;
       // Without its text, a weight of ComfyUI would be taken for a weight of ModelOpt.
-      const bool is_needed = !vanishing(*missing.name) || missing.name->ends_with(".comfy_quant");
+      const bool is_needed =
+          !find_auxiliary(*missing.name) || missing.name->ends_with(".comfy_quant");
       if (is_needed) lost_.emplace(base_of_part(*missing.name));
     }
     refuse_known();
@@ -593,7 +594,8 @@ class Dequantizer {
     for (std::uint32_t i = 0; i < outcomes_.size(); ++i) {
       const std::string_view name = list_.name(i);
       const std::size_t dot = name.rfind('.');
-      if (outcomes_[i] != kKept || dot == std::string_view::npos || name.ends_with("bias")) continue;
+      if (outcomes_[i] != kKept || dot == std::string_view::npos || name.ends_with("bias"))
+        continue;
       const auto weight = computed_.find(name.substr(0, dot));
       if (weight == computed_.end() || !weight->second.has_parts) continue;
       if (list_.tensor(i).elements() > 1 && count++ == 0) first = i;
@@ -665,10 +667,10 @@ class Dequantizer {
   // Returns true if the tensor is a mark, or a scale of inputs, outputs or the cache, and not a
   // parameter of the model that only has the name of one.
   bool is_unused_scale(const Tensor& tensor) const {
-    const auto part = vanishing(tensor.name);
+    const auto part = find_auxiliary(tensor.name);
     if (!part) return false;
     const auto weight = computed_.find(part->module);
-    if (weight != computed_.end()) return may_vanish(*part, tensor, weight->second.matrices);
+    if (weight != computed_.end()) return is_auxiliary(*part, tensor, weight->second.matrices);
     if (lost_.contains(part->module)) return true;
     const std::string module = lower_case(part->module);
     const auto is_projection = [&](std::string_view name) { return module.ends_with(name); };
@@ -677,9 +679,9 @@ class Dequantizer {
                                  module.find("attention") != std::string::npos ||
                                  std::ranges::any_of(kProjections, is_projection) ||
                                  computed_.contains(std::string(part->module) + ".k_proj");
-    const bool is_of_inputs = part->of == Vanishing::kInputs;
-    return (part->of == Vanishing::kMark || (is_of_attention && !is_of_inputs)) &&
-           may_vanish(*part, tensor, 0);
+    const bool is_of_inputs = part->of == AuxiliaryTensor::kInputs;
+    return (part->of == AuxiliaryTensor::kMark || (is_of_attention && !is_of_inputs)) &&
+           is_auxiliary(*part, tensor, 0);
   }
 
   // Decides the fate of the tensors that no scheme took.
@@ -764,7 +766,7 @@ void set_scaled_values(TensorList& list, Sources& sources) {
   const auto is_scaled = [&](std::string_view name) { return scaled.contains(name); };
   for (std::uint32_t i = 0; i < list.size() && !scaled.empty(); ++i) {
     const std::string_view name = list.name(i);
-    if (name.ends_with(".scale") || vanishing(name)) continue;
+    if (name.ends_with(".scale") || find_auxiliary(name)) continue;
     if (const auto of = weight_of_companion(name, is_scaled)) unexplained.emplace(scaled[*of], i);
   }
   auto made = std::make_unique<ScaledValues>();

@@ -48,7 +48,7 @@ bool lacks_part_of_gguf(const TensorList& list);
 std::string reason_to_refuse(std::string_view name);
 // A tensor that only a quantised checkpoint has and that no weight is computed from. The
 // dequantised list leaves it out.
-struct Vanishing {
+struct AuxiliaryTensor {
   enum Of {
     kMark,     // names the format of a layer or a file, as ComfyUI writes it
     kInputs,   // a scale or zero point of a layer's inputs
@@ -59,11 +59,11 @@ struct Vanishing {
   std::string_view module;  // the name without its ending
 };
 // Recognises such a tensor by its name. Returns nullopt for any other name.
-std::optional<Vanishing> vanishing(std::string_view name);
+std::optional<AuxiliaryTensor> find_auxiliary(std::string_view name);
 // Returns true if the type and shape of `tensor` are also those of such a tensor; only then may it
 // be left out. `matrices` is the number of matrices of the computed weight in the same module, or 0
 // if the module has none, as with the scales of attention.
-bool may_vanish(const Vanishing& part, const Tensor& tensor, std::uint64_t matrices);
+bool is_auxiliary(const AuxiliaryTensor& part, const Tensor& tensor, std::uint64_t matrices);
 // Returns the prefix that the names of all tensors of one quantised weight share: "X" for X.weight,
 // X.weight_scale and X.scales.
 std::string_view base_of_part(std::string_view name);

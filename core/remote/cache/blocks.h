@@ -41,12 +41,12 @@ class Blocks {
   enum class State : std::uint8_t {
     kUnknown,  // the cache was not checked yet
     kAbsent,
-    kPrefetchQueued,     // queued by prefetch()
-    kReadQueued,  // queued by want()
-    kDelayed,   // queued for later: a request failed, or another process has claimed it
-    kInFlight,    // in a request
-    kOnDisk,      // in the cache's file
-    kKept,      // in memory
+    kPrefetchQueued,  // queued by prefetch()
+    kReadQueued,      // queued by want()
+    kDelayed,         // queued for later: a request failed, or another process has claimed it
+    kInFlight,        // in a request
+    kOnDisk,          // in the cache's file
+    kKept,            // in memory
   };
   static bool is_here(State state) { return state >= State::kOnDisk; }
 
@@ -100,8 +100,8 @@ class Blocks {
   // and the disk accepts them, otherwise in memory, up to `most_in_memory` bytes.
   void keep_first(std::string_view first, std::uint64_t most_in_memory, bool has_room);
 
-  // Returns the descriptor of the entry's file if all blocks of a range are kOnDisk, or -1. The entry
-  // owns the descriptor.
+  // Returns the descriptor of the entry's file if all blocks of a range are kOnDisk, or -1. The
+  // entry owns the descriptor.
   int descriptor(ByteRange range) const;
 
   // Reads bytes of the object. Returns 0 or an errno: EAGAIN if a block is not available locally,

@@ -66,7 +66,7 @@ void Fetcher::want(File& file, ByteRange range, Source::Ready ready) {
   {
     const Lock lock(mutex_);
     const char* const refusal = options_.offline ? "offline, and these bytes were never fetched"
-                                : is_paused_       ? "the cache lost what was fetched: mount it again"
+                                : is_paused_     ? "the cache lost what was fetched: mount it again"
                                 : !start_threads() ? "no thread can be started to fetch it"
                                                    : nullptr;
     if (file.source.has_changed()) {
@@ -116,8 +116,8 @@ void Fetcher::prefetch(File& file, ByteRange range) {
   for (auto old = ahead_.begin(); old != ahead_.end();) {
     BlockRun& left = old->run;
     if (old->file == &file) {
-      while (!left.empty() &&
-             (file.ahead > most / Blocks::kBlock || blocks.state(left.first) != State::kPrefetchQueued)) {
+      while (!left.empty() && (file.ahead > most / Blocks::kBlock ||
+                               blocks.state(left.first) != State::kPrefetchQueued)) {
         move(file, left.first++, State::kPrefetchQueued, State::kAbsent);
       }
     }

@@ -91,7 +91,9 @@ std::optional<Fetcher::Item> Fetcher::next(Items& items, State state) {
     }
     const std::uint64_t longest = uses_memory(file) ? kLongestInMemory : kMaxRequest;
     BlockRun run{item.run.first, item.run.first};
-    const auto is_queued = [&](State of) { return of == State::kReadQueued || of == State::kPrefetchQueued; };
+    const auto is_queued = [&](State of) {
+      return of == State::kReadQueued || of == State::kPrefetchQueued;
+    };
     while (run.end < blocks.count() && run.end - run.first < longest / Blocks::kBlock &&
            is_queued(blocks.state(run.end)) && (!item.claimed_since || run.end < item.run.end)) {
       ++run.end;
@@ -338,7 +340,8 @@ void Fetcher::settle(Lock& lock, Transfer& transfer) {
 }
 
 void Fetcher::again(const Transfer& transfer, BlockRun rest, bool needs_new_connection) {
-  queue_again({transfer.file, rest, true, transfer.backoff, needs_new_connection}, State::kInFlight);
+  queue_again({transfer.file, rest, true, transfer.backoff, needs_new_connection},
+              State::kInFlight);
 }
 
 void Fetcher::renew(Lock& lock, Transfer& transfer, BlockRun rest) {

@@ -54,8 +54,8 @@ struct HttpTransfer {
   bool is_at_first = true;  // no redirect has left the first origin: secrets may be sent
   unsigned redirects = 0;   // number of redirects so far
   AddressKind by = AddressKind::kLoopback;  // the place of the connection that redirected to `at`
-  bool was_kept = false;                // TransferResult::was_kept
-  std::vector<std::string> secrets;     // HttpHead::secrets
+  bool was_kept = false;                    // TransferResult::was_kept
+  std::vector<std::string> secrets;         // HttpHead::secrets
 
   // The pool that the connection belongs to. The transfers of a pool own it together.
   std::shared_ptr<CURLSH> pool = {};
@@ -74,7 +74,7 @@ struct HttpTransfer {
   bool has_head = false;
   std::optional<WebUrl> next = {};  // the target, if the response is a redirect to be followed
   std::size_t unread = 0;           // bytes received of a body that is discarded
-  TransferResult failure = {};             // set by a callback, which then ends the transfer
+  TransferResult failure = {};      // set by a callback, which then ends the transfer
 
   void restart_stall() {
     since = Clock::now();
@@ -174,7 +174,8 @@ bool redirect(Transfer& transfer) {
   if (why.empty() && is_elsewhere && has_body) why = "redirects what is sent to another host";
   if (!why.empty()) return transfer.fail(EACCES, std::string(why));
   transfer.head.target = target->text();
-  if (transfer.request.returns_redirect && transfer.request.returns_redirect(transfer.head)) return true;
+  if (transfer.request.returns_redirect && transfer.request.returns_redirect(transfer.head))
+    return true;
   transfer.by = transfer.place();
   transfer.next = target;
   return true;

@@ -155,8 +155,8 @@ class Http {
   // responses as temporary. Throws Error kUnreadable if no complete response arrives. Must not be
   // called on the thread of Http.
   HttpResponse get(const HttpRequest& request, std::size_t most,
-                 std::optional<std::chrono::milliseconds> patience = {},
-                 const std::function<bool(const HttpResponse&)>& is_temporary = {});
+                   std::optional<std::chrono::milliseconds> patience = {},
+                   const std::function<bool(const HttpResponse&)>& is_temporary = {});
 
  private:
   class Impl;

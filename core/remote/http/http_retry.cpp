@@ -37,8 +37,8 @@ std::string_view HttpHead::header(std::string_view name) const {
 }
 
 HttpResponse Http::get(const HttpRequest& request, std::size_t most,
-                     std::optional<milliseconds> patience,
-                     const std::function<bool(const HttpResponse&)>& is_temporary) {
+                       std::optional<milliseconds> patience,
+                       const std::function<bool(const HttpResponse&)>& is_temporary) {
   const milliseconds time = patience.value_or(patience_);
   const Clock::time_point deadline = Clock::now() + time;
   const std::string place = public_name(request.url);
@@ -55,7 +55,8 @@ HttpResponse Http::get(const HttpRequest& request, std::size_t most,
         std::max(milliseconds(1), one.limit.count() == 0 ? left : std::min(one.limit, left));
     HttpResponse answer;
     bool is_cut = false;
-    const auto ended = std::make_shared<std::promise<TransferResult>>();  // must outlive set_value()
+    const auto ended =
+        std::make_shared<std::promise<TransferResult>>();  // must outlive set_value()
     start(std::move(one), {.head =
                                [&](const HttpHead& head) {
                                  answer.head = head;

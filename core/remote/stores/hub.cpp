@@ -68,7 +68,8 @@ class HubRemote final : public Remote {
     }
     const std::string_view commit = head.header("x-repo-commit");
     if (!commit.empty() && commit != name_.revision) {
-      return {.kind = ResponseVerdict::Kind::kChanged, .text = "the Hub answers with another commit"};
+      return {.kind = ResponseVerdict::Kind::kChanged,
+              .text = "the Hub answers with another commit"};
     }
     if (head.status / 100 == 2) {
       const std::lock_guard lock(mutex_);

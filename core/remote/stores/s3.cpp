@@ -562,7 +562,8 @@ HttpRequest S3Remote::request(ByteRange range) {
 }
 
 ResponseVerdict S3Remote::judge(const HttpHead& head, ByteRange range) const {
-  if (store_.learn_region(name_.bucket, head)) return {ResponseVerdict::Kind::kRetry, "another region"};
+  if (store_.learn_region(name_.bucket, head))
+    return {ResponseVerdict::Kind::kRetry, "another region"};
   if (head.status == 403) was_forbidden_ = true;
   // S3 returns 400 for an expired token, and for other errors.
   if (head.status == 400) return {ResponseVerdict::Kind::kRenew, "the server answered 400"};

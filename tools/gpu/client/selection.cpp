@@ -3,12 +3,12 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
-#include "core/checkpoint/mounted.h"
+#include "core/checkpoint/mount_source.h"
 #include "core/checkpoint/select.h"
 #include "core/layer/quantised/quantised_layer.h"
 #include "core/remote/http/url.h"
-#include "core/stored/absent.h"
 #include "core/stored/directory.h"
+#include "core/stored/missing_checkpoint.h"
 #include "tools/gpu/device/narrowing.h"
 
 #include <glob.h>

@@ -17,7 +17,7 @@
 
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/mounted.h"
+#include "core/checkpoint/mount_source.h"
 #include "core/remote/sources.h"
 #include "tools/gpu/protocol/item.h"
 

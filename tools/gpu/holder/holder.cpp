@@ -39,7 +39,7 @@ constexpr std::size_t kMaxClients = 1024;
 constexpr int kMaxAccepted = 64;                 // the maximum per turn of the loop
 constexpr std::size_t kMaxInRequest = 64 << 20;  // bytes; enough for some hundred thousand tensors
 constexpr std::size_t kMaxBuffered = 256 << 20;  // bytes of messages of all clients
-constexpr int kFirstInherited = 3;                // the first descriptor after standard error
+constexpr int kFirstInherited = 3;               // the first descriptor after standard error
 constexpr std::chrono::milliseconds kNow{0};
 // How often to check the deadlines of copiers that leave or have to stop a load.
 constexpr std::chrono::milliseconds kLeavingLook{500};
