@@ -281,8 +281,8 @@ class WithoutCache(Base):
         self.assertIn(expected, text)
 
     def test_tensor_larger_than_memory_is_rejected(self):
-        text, _ = self.shown(17 << 20, 1)
-        self.assertIn('tensor "w" is checked as a whole, and without a cache 16 MiB of a source are kept: name a directory with cache_dir', text)
+        text, _ = self.shown(17 << 20, 3)
+        self.assertIn('tensor "w" is checked as a whole, and without a cache 16.0 MiB of a source are kept: name a directory with cache_dir', text)
 
 
 class SlowLine(Base):
