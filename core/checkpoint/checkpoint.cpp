@@ -195,4 +195,9 @@ void Checkpoint::keep_arrays() {
   }
 }
 
+bool are_copies_current(const Checkpoint& checkpoint) {
+  return std::ranges::all_of(checkpoint.parts(),
+                             [](const Part& part) { return !part.source->is_stale_copy(); });
+}
+
 }  // namespace stfs

@@ -125,4 +125,8 @@ class Checkpoint {
   std::map<std::uint32_t, ArrayText> arrays_;  // by item
 };
 
+// Returns false if a file of the Hub's own cache that the checkpoint reads has changed or was
+// replaced. version_of() does not show it, because such a file has the token of its object.
+bool are_copies_current(const Checkpoint& checkpoint);
+
 }  // namespace stfs

@@ -258,7 +258,8 @@ std::vector<std::string> Follower::look() {
       // With `latest`, stop at a complete version. Look at older versions only if this one changed
       // since the last scan, because then the trainer may still be writing it.
       if (options_.latest && (is_unchanged || seen_.empty())) break;
-    } catch (const Error&) {
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kUsage) throw;
       continue;  // it is not complete, or was deleted since the directory was listed
     }
   }

@@ -343,6 +343,8 @@ void open_into(ModelFiles& out, const std::string& directory, const std::vector<
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (!opened[i].error) {
       out.files.push_back({names[i], std::move(opened[i].source)});
+    } else if (opened[i].error->code() == ErrorCode::kUsage) {
+      throw Error(*opened[i].error);  // the command writes to this file
     } else if (opened[i].error->code() != ErrorCode::kAbsent &&
                (is_listed || opened[i].error->code() != ErrorCode::kHidden)) {
       out.warnings.push_back(warning_of(*opened[i].error));

@@ -5,6 +5,7 @@
 #include "core/layer/edit/edit_layer.h"
 #include "core/layer/edit/edit_lines.h"
 #include "core/remote/http/url.h"
+#include "core/remote/stores/hub_cache.h"
 
 #include <fcntl.h>
 #include <linux/limits.h>
@@ -328,12 +329,12 @@ bool has_layer(const MountSource& mounted, const Layer& layer) {
   const Layers& layers = mounted.content.layers;
   const auto own = std::ranges::find(layers, layer.option, &Layer::option);
   if (own != layers.end()) {
-    if (own->argument != layer.argument) {
-      refuse("mounted with -o " + own->option + "=" + own->argument +
+    if (public_argument(*own) != public_argument(layer)) {
+      refuse("mounted with -o " + own->option + "=" + printable(public_argument(*own)) +
              ": name the source of the mount for another " + std::string(row.argument));
     }
     if (!row.is_idempotent) {
-      refuse("mounted with -o " + own->option + "=" + public_argument(*own) +
+      refuse("mounted with -o " + own->option + "=" + printable(public_argument(*own)) +
              " already: name the mount alone");
     }
     return true;
@@ -430,8 +431,10 @@ std::vector<std::string> files_of_mount(const std::string& mountpoint) {
                   "one of its sources has a name that is not UTF-8, so no output can be compared "
                   "with that source: name the mount, and no file in its .stfs");
     }
-    files.push_back(*file);
+    // The bytes of a file of the Hub may be in the Hub's own cache.
+    files.push_back(is_url(*file) ? hub_local_copy(*file) : *file);
   }
+  std::erase(files, "");
   return files;
 }
 

@@ -28,6 +28,11 @@ int read_part(const Source& source, std::span<std::byte> buffer, std::uint64_t o
 
 }  // namespace
 
+bool Source::is_stale_copy() const {
+  const LocalFile* const file = local_file();
+  return file != nullptr && file->file_path() != path() && !is_current();
+}
+
 int Source::fetch(ByteRange range) const {
   if (has(range)) return 0;
   const auto arrived = std::make_shared<std::promise<int>>();  // which outlives set_value()

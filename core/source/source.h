@@ -123,6 +123,8 @@ class Source {
   virtual int verify() const = 0;
   // Whether opening path() now would give this version; false after a rename replaced the file.
   virtual bool is_current() const = 0;
+  // Returns true if a local file stands for a remote object, and has changed or was replaced.
+  bool is_stale_copy() const;
   // The SHA-256 of all bytes, 64 lower-case hex digits, where somebody told it; else "".
   virtual std::string sha256() const { return ""; }
   // Why a want() failed last, or why the source counts as changed, in one printable line without

@@ -1,6 +1,7 @@
 #include "core/write/input_files.h"
 
 #include "core/checkpoint/mount_source.h"
+#include "core/remote/http/url.h"
 
 #include <cstddef>
 #include <filesystem>
@@ -48,9 +49,15 @@ bool is_read(const struct stat& file, const std::string& path, const Sources& so
   for (std::size_t i = 0; i < names.size(); ++i) {  // a mount may show files of another mount
     if (leads_to(names[i], file)) return true;
     const std::optional<std::string> mountpoint = mountpoint_around(names[i]);
-    if (!mountpoint || !mountpoints.insert(*mountpoint).second) continue;
-    for (std::string& shown : files_of_mount(*mountpoint)) {
-      if (known.insert(shown).second) names.push_back(std::move(shown));
+    if (!mountpoint) continue;
+    const bool is_model_file = names[i].starts_with(*mountpoint + "/.stfs/model/");
+    if (!mountpoints.insert(*mountpoint).second && !is_model_file) continue;
+    const std::string last(last_component(names[i]));
+    for (const std::string& shown : files_of_mount(*mountpoint)) {
+      for (const std::string& name :
+           {shown, is_model_file ? child_name(parent_name(shown), last) : shown}) {
+        if (known.insert(name).second) names.push_back(name);
+      }
     }
   }
   return false;

@@ -222,8 +222,11 @@ void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hoo
        .control = loaded.options.control,
        .content =
            [&] {
-             return mount_json({loaded.checkpoint.origins(), loaded.options.allow_missing,
-                                loaded.checkpoint.layers(), version_of(loaded.checkpoint.list())});
+             // No list has the version "", so a mount with a changed copy cannot be opened again.
+             const Checkpoint& checkpoint = loaded.checkpoint;
+             return mount_json(
+                 {checkpoint.origins(), loaded.options.allow_missing, checkpoint.layers(),
+                  are_copies_current(checkpoint) ? version_of(checkpoint.list()) : ""});
            },
        .ledger = loaded.context.ledger,
        .prefetch_all = loaded.options.prefetch,

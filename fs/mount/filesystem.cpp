@@ -57,8 +57,9 @@ constexpr std::array<Xattr, 10> kXattrs{{
      [](const Nodes::Shown& s) { return std::to_string(s.tensor.locator->length); }, has_locator},
     {"user.stfs.version",
      [](const Nodes::Shown& s) {
-       static_cast<void>(s.tensor.locator->source->verify());  // brings the token up to date
-       return s.tensor.locator->source->token();
+       const Source& source = *s.tensor.locator->source;
+       static_cast<void>(source.verify());  // brings the token up to date
+       return source.is_stale_copy() ? std::string() : source.token();
      },
      has_locator},
     {"user.stfs.from", names_of_inputs,

@@ -42,7 +42,7 @@ struct FileSystemOptions {
   mode_t umask = 0;  // bits to clear from 0444 (files) and 0555 (directories)
   ControlDirectory control = ControlDirectory::kHidden;
   std::span<const ViewSpec> views = all_views();
-  // Returns the root's attribute user.stfs.mount (mounted.h) with the current tokens of the
+  // Returns the root's attribute user.stfs.mount (mount_source.h) with the current tokens of the
   // sources. Null: the root has no such attribute.
   std::function<std::string()> content = nullptr;
   // The state that a worker leaves to the next one; null without a supervisor.

@@ -424,18 +424,18 @@ class LibStfsHubCopy : public LibStfs {
   Handle handle_;
 };
 
-TEST_F(LibStfsHubCopy, IsReadByAChildAndSavedWhileItIsUnchanged) {
+TEST_F(LibStfsHubCopy, UnchangedCopyIsReadByChildAndSaved) {
   EXPECT_TRUE(child_reads());
   EXPECT_TRUE(can_be_saved()) << stfs_last_error();
 }
 
-TEST_F(LibStfsHubCopy, ChangedBytesAreEstaleInAChildAndInASave) {
+TEST_F(LibStfsHubCopy, ChangedBytesAreESTALEInChildAndInSave) {
   change();
   EXPECT_FALSE(child_reads());
   EXPECT_FALSE(can_be_saved());
 }
 
-TEST_F(LibStfsHubCopy, AnotherFileOfTheSameNameIsEstaleInAChildAndInASave) {
+TEST_F(LibStfsHubCopy, ReplacedFileIsESTALEInChildAndInSave) {
   replace();
   EXPECT_EQ(read_part(handle_, "b").bytes, b()) << "the file that was opened is unchanged";
   EXPECT_FALSE(child_reads());
@@ -444,7 +444,7 @@ TEST_F(LibStfsHubCopy, AnotherFileOfTheSameNameIsEstaleInAChildAndInASave) {
 
 // A link to a local file changes its token, and a child accepts that, also beside a model of the
 // Hub.
-TEST_F(LibStfsHubCopy, AChildReadsAModelBesideALocalFileThatGotALink) {
+TEST_F(LibStfsHubCopy, ForkedChildReadsModelNextToLinkedLocalFile) {
   const std::string local = (directory_.path() / "local.safetensors").string();
   write_safetensors(local, {random_tensor("x", "U8", {3})});
   handle_ = open_with({"hf://org/name@" + std::string(40, 'c'), local},

@@ -113,7 +113,7 @@ class HubCopies : public MountTest {
   fs::path blob_;
 };
 
-TEST_F(HubCopies, ServeReadsUnderTheHubsNameAndVersionWithoutFetching) {
+TEST_F(HubCopies, ServeReadsWithHubNameAndVersionWithoutFetching) {
   for (const char* const options : {"ro", "supervise", "prefetch=all"}) {
     const auto mounted = mount(options);
     expect_right(*mounted);
@@ -127,7 +127,7 @@ TEST_F(HubCopies, ServeReadsUnderTheHubsNameAndVersionWithoutFetching) {
 }
 
 // The next worker knows what the lease of the last one has judged.
-TEST_F(HubCopies, TouchBeforeAWorkerDiesIsNotAChange) {
+TEST_F(HubCopies, TouchBeforeWorkerDiesIsNotAChange) {
   const auto mounted = mount("supervise,page_cache=direct");
   expect_right(*mounted);
   ASSERT_EQ(run({"touch", "-a", blob_}).status, 0);
@@ -162,7 +162,7 @@ TEST_F(HubCopies, DamagedCopyIsServedAndFoundByCheckAndByPrefetchAll) {
   }
 }
 
-TEST_F(HubCopies, CopyOfAnotherSizeIsNotUsed) {
+TEST_F(HubCopies, CopyOfOtherSizeIsIgnored) {
   fs::resize_file(blob_, 4000);
   for (const char* const options : {"ro", "supervise"}) {
     const auto mounted = mount(options);
@@ -175,7 +175,7 @@ TEST_F(HubCopies, CopyOfAnotherSizeIsNotUsed) {
   EXPECT_EQ(offline.status, 1) << "a file that ends early: " << offline.err;
 }
 
-TEST_F(HubCopies, CopyThatOthersCanWriteIsNotUsed) {
+TEST_F(HubCopies, CopyWritableByOthersIsIgnored) {
   fs::permissions(blob_, fs::perms::others_write, fs::perm_options::add);
   const auto mounted = mount();
   expect_right(*mounted);
@@ -186,7 +186,7 @@ TEST_F(HubCopies, CopyThatOthersCanWriteIsNotUsed) {
   EXPECT_NE(offline.err.find("other users may write to it"), std::string::npos) << offline.err;
 }
 
-TEST_F(HubCopies, OfflineASnapshotIsServedUnderTheHubsVersion) {
+TEST_F(HubCopies, OfflineSnapshotHasHubVersion) {
   for (const char* const options : {"offline", "offline,supervise"}) {
     const auto mounted = mount(options, "empty");
     expect_right(*mounted);
@@ -196,7 +196,7 @@ TEST_F(HubCopies, OfflineASnapshotIsServedUnderTheHubsVersion) {
   EXPECT_EQ(read_file(log()), "");
 }
 
-TEST_F(HubCopies, AreNotReplacedByFilesMadeOfThem) {
+TEST_F(HubCopies, OutputDoesNotReplaceCopyThatItIsMadeOf) {
   const std::string before = read_file(blob_);
   const fs::path link = dir_ / "link.safetensors";
   fs::create_symlink(blob_, link);
@@ -209,7 +209,7 @@ TEST_F(HubCopies, AreNotReplacedByFilesMadeOfThem) {
   EXPECT_TRUE(fs::is_symlink(link));
 }
 
-TEST_F(HubCopies, DirectoryOfTheCopyIsNotTheMountpoint) {
+TEST_F(HubCopies, RejectsMountpointAboveCopy) {
   const fs::path blobs = fs::canonical(blob_.parent_path());
   const Outcome result =
       run({STFS_BINARY, "-f", "-o", "nonempty", "hf://org/name", blobs}, environment("cache"));
@@ -228,8 +228,36 @@ TEST_F(HubCopies, TruncatedCopyGivesESTALE) {
   EXPECT_EQ(errno, ESTALE);
 }
 
+// The version token of a copy is that of the Hub's file, so it does not show the change.
+TEST_F(HubCopies, MountOfChangedCopyIsNotOpenedAsSource) {
+  for (const bool is_replaced : {false, true}) {
+    const auto mounted = mount();
+    ASSERT_EQ(info({"cat", *mounted / "", "w"}).status, 0);
+    if (is_replaced) {
+      fs::copy_file(blob_, dir_ / "other");
+      fs::rename(dir_ / "other", blob_);
+    }
+    damage_copy();
+    const Outcome result = info({"cat", *mounted / "", "w"});
+    EXPECT_EQ(result.status, 3) << result.err;
+    EXPECT_EQ(result.out, "");
+  }
+}
+
+TEST_F(HubCopies, CommandThatReadsViewDoesNotOverwriteCopy) {
+  const auto mounted = mount();
+  const std::string before = read_file(blob_);
+  const std::string merged = *mounted / ".stfs/merged.safetensors";
+  EXPECT_EQ(info({"extract", "--force", merged, "a", "-o", blob_}).status, 2);
+  const Outcome printed =
+      run({"bash", "-c", R"("$1" hash "$2" >>"$3")", "bash", STFS_INFO_BINARY, merged, blob_},
+          environment("cache"));
+  EXPECT_EQ(printed.status, 2) << printed.err;
+  EXPECT_EQ(read_file(blob_), before);
+}
+
 // A command that read them would leave a cache that is broken for others.
-TEST_F(HubCopies, AndTheCacheAreNotTheOutputOfACommandThatReadsThem) {
+TEST_F(HubCopies, CommandDoesNotOverwriteCopyOrCacheThatItReads) {
   const fs::path snapshot = *fs::directory_iterator(dir_ / "own/models--org--name/snapshots");
   const std::string source = "hf://org/name";
   ASSERT_EQ(info({"hash", source}, "fetched").status, 0);

@@ -789,7 +789,7 @@ std::string cached_commit(const std::string& name) {
   return hub_cached_commit(parse_hub_name(name));
 }
 
-TEST(HubCache, HoldsFilesByCommit) {
+TEST(HubCache, FindsFilesByRevision) {
   StoreEnvironment environment;
   const std::filesystem::path model = ".cache/huggingface/hub/models--org--name";
   const std::string commit = "@" + kHubCommit;
@@ -886,7 +886,7 @@ class HubCopy : public ::testing::Test {
   std::string warnings_;
 };
 
-TEST_F(HubCopy, NameTokenAndDigestComeFromThePathAndTheBlob) {
+TEST_F(HubCopy, PathAndBlobGiveNameTokenAndDigest) {
   const auto object = hub_copy_object(kName, open_in_hub_cache(path()).path);
   ASSERT_TRUE(object);
   EXPECT_EQ(object->name, kName);
@@ -903,7 +903,7 @@ TEST_F(HubCopy, NameTokenAndDigestComeFromThePathAndTheBlob) {
   EXPECT_FALSE(hub_copy_object(kName, open_in_hub_cache(path()).path));
 }
 
-TEST_F(HubCopy, LinkOutOfTheCacheIsRefused) {
+TEST_F(HubCopy, RejectsLinkOutOfCache) {
   const std::string rule = "a symbolic link leads out of ";
   link(environment_.write("outside", "weights"));
   expect_refused(rule);
@@ -921,7 +921,7 @@ TEST_F(HubCopy, LinkOutOfTheCacheIsRefused) {
   expect_refused(rule);
 }
 
-TEST_F(HubCopy, LinkInsideOfTheCacheIsFollowed) {
+TEST_F(HubCopy, FollowsLinkInsideCache) {
   for (const std::string& target : std::vector<std::string>{
            "../../blobs/" + kDigest, blob(), "../../../models--org--name/./blobs//" + kDigest}) {
     link(target);
@@ -933,7 +933,7 @@ TEST_F(HubCopy, LinkInsideOfTheCacheIsFollowed) {
   EXPECT_EQ(open_in_hub_cache(hub_local_copy(kName)).path, std::filesystem::canonical(blob()));
 }
 
-TEST_F(HubCopy, FileOrDirectoryThatAnotherUserCanWriteIsRefused) {
+TEST_F(HubCopy, RejectsFileOrDirectoryWritableByOtherUser) {
   const std::filesystem::path through = model() / "through";
   std::filesystem::create_directory(through);
   std::filesystem::create_symlink("../blobs", through / "blobs");
@@ -970,7 +970,7 @@ bool has_private_group() {
 }
 
 // The umask is 002 where each user has a group.
-TEST_F(HubCopy, FileThatAPrivateGroupCanWriteIsUsed) {
+TEST_F(HubCopy, AcceptsFileWritableByPrivateGroup) {
   if (!has_private_group()) GTEST_SKIP() << "this user's group has other users";
   for (const std::filesystem::path& part : {blob(), blob().parent_path(), model()}) {
     std::filesystem::permissions(part, kGroupWrites, std::filesystem::perm_options::add);
@@ -987,7 +987,7 @@ TEST_F(HubCopy, FileThatAPrivateGroupCanWriteIsUsed) {
   expect_refused(blob().string() + ": other users may write to it");
 }
 
-TEST_F(HubCopy, FileThatTakesThePlaceOfACheckedFileIsRefused) {
+TEST_F(HubCopy, RejectsFileThatReplacedCheckedFile) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root makes files of other users";
   const std::filesystem::path good = model() / "good";
   const std::filesystem::path bad = model() / "bad";
@@ -1017,7 +1017,7 @@ TEST_F(HubCopy, FileThatTakesThePlaceOfACheckedFileIsRefused) {
   EXPECT_GT(opened, 0U);
 }
 
-TEST_F(HubCopy, OfflineARevisionKeepsItsCommit) {
+TEST_F(HubCopy, OfflineRevisionKeepsItsCommit) {
   const std::string second(40, 'd');
   write(second, "others");
   Sources sources(offline());
@@ -1034,7 +1034,7 @@ TEST_F(HubCopy, OfflineARevisionKeepsItsCommit) {
   EXPECT_EQ(warnings_, "");
 }
 
-TEST_F(HubCopy, RefThatAnotherUserCanWriteIsNotUsed) {
+TEST_F(HubCopy, IgnoresRefWritableByOtherUser) {
   const std::filesystem::path ref = model() / "refs/main";
   for (const std::filesystem::path& part : {ref, ref.parent_path()}) {
     warnings_.clear();
@@ -1070,7 +1070,7 @@ class CopiesOfHub : public Hub {
                     .warn = [this](const std::string& line) { warnings_ += line + "\n"; }}};
 };
 
-TEST_F(CopiesOfHub, CopyOfAnotherDigestIsNotUsed) {
+TEST_F(CopiesOfHub, CopyOfOtherDigestIsIgnored) {
   const struct {
     std::string file, etag, text;
     bool is_used;
@@ -1093,7 +1093,7 @@ TEST_F(CopiesOfHub, CopyOfAnotherDigestIsNotUsed) {
 
 // The process that loads again reads the file itself, which may have changed: it must not mix bytes
 // of two versions.
-TEST_F(CopiesOfHub, ResolutionsHaveNoBytesOfACopy) {
+TEST_F(CopiesOfHub, ResolutionsContainNoBytesOfCopy) {
   const auto source = open("model.safetensors", kHubSha256, kHubWeights);
   const auto read = [](Sources& sources, const Source& of) {
     std::string bytes(10, '\0');

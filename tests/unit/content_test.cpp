@@ -392,7 +392,7 @@ TEST(LocalFile, ResolvesSymlinkToCanonicalPath) {
   EXPECT_EQ(file.size(), 10U);
 }
 
-TEST(LocalFile, CopyOfAnObjectIsCurrentWhileItsPathLeadsToIt) {
+TEST(LocalFile, CopyIsCurrentWhileItsPathNamesIt) {
   const TempDir dir;
   const std::filesystem::path blobs = dir / "blobs";
   const std::string path = (blobs / "f").string();

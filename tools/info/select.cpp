@@ -4,6 +4,7 @@
 #include "core/base/posix.h"
 #include "core/base/sort.h"
 #include "core/base/text.h"
+#include "core/checkpoint/mount_source.h"
 #include "core/checkpoint/select.h"
 #include "core/layer/quantised/quantised_layer.h"
 #include "core/remote/http/url.h"
@@ -87,7 +88,14 @@ VerbSources::VerbSources(const Arguments& arguments)
     : Sources([&] {
         SourceOptions options = arguments.sources;
         options.warn = print_warning;
-        options.reads = [](const std::string& path) { refuse_source_as_output(path); };
+        options.reads = [](const std::string& path) {
+          refuse_source_as_output(path);
+          if (!prints_to_file()) return;
+          if (const auto mountpoint = mountpoint_around(path)) {
+            for (const std::string& file : files_of_mount(*mountpoint))
+              refuse_source_as_output(file);
+          }
+        };
         return options;
       }()) {
   refuse_source_as_output(arguments.source);

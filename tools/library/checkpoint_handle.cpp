@@ -82,16 +82,6 @@ void refuse_cancelled(const std::string& subject, int error) {
   throw Error(ErrorCode::kUnreadable, "", subject + ": cancelled", ECANCELED);
 }
 
-// Returns false if a file that stands for a remote object has changed or was replaced. Versions do
-// not show it, because such a file has the token of its object.
-bool are_copies_current(const Checkpoint& checkpoint) {
-  return std::ranges::all_of(checkpoint.parts(), [](const Part& part) {
-    const Source& source = *part.source;
-    const bool is_copy = source.local_file() != nullptr && is_url(source.path());
-    return !is_copy || source.is_current();
-  });
-}
-
 // Throws for a read that failed.
 [[noreturn]] void fail(const Checkpoint& checkpoint, std::uint32_t tensor, int error) {
   refuse_cancelled(subject_of(checkpoint, tensor), error);

@@ -129,7 +129,9 @@ class Merger {
     const std::string text = read_config(directory);
     config_.emplace(public_name(config_name), text);
     for (const std::string& line : config_->warnings()) warnings_.push_back(line);
-    text_ += argument + '\0' + text + '\0';
+    // Without secrets, as a mount describes the adapter.
+    text_ += argument.substr(0, argument.size() - directory.size()) + public_name(directory) +
+             '\0' + text + '\0';
     name_.clear();
     load_tensors(directory);
 
@@ -154,7 +156,7 @@ class Merger {
     ++adapter_;
   }
 
-  // Semaphore `list`, the list that was given to the constructor, into the result. Call it once.
+  // Turns `list`, the list that was given to the constructor, into the result. Call it once.
   void finish(TensorList& list) {
     const bool unties = settle_head();
     auto tensors = std::make_unique<MergedTensors>();
