@@ -423,7 +423,7 @@ TEST_F(FailingServer, ThatLiesIsEIOAndNoByteOfItIsKept) {
     EXPECT_EQ(err.find('\x1b'), std::string::npos);
   }
   // What the administrator sees says why.
-  EXPECT_EQ(lines_with(err, "its server does not answer ranges"), 1U) << err;
+  EXPECT_EQ(lines_with(err, "its server does not support range requests"), 1U) << err;
   EXPECT_EQ(lines_with(err, "gzip"), 1U) << err;
   mend();
   EXPECT_EQ(read_file(mount / "w"), bytes_of("w"));

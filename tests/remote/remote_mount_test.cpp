@@ -287,7 +287,7 @@ TEST_F(RemoteMount, AServerThatDoesNotAnswerEndsTheMountWithinTheTimeout) {
   server_.set([](const WebRequest&) { return WebAnswer{.delay = std::chrono::hours(1)}; });
 
   for (const char* more : {"timeout=1", "timeout=1,supervise"}) {
-    expect_refusal(refused(url(), more), 3, url() + ": no whole answer within 1 s");
+    expect_refusal(refused(url(), more), 3, url() + ": no complete response within 1 s");
   }
 }
 
@@ -301,7 +301,7 @@ TEST_F(RemoteMount, AConfigThatHangsHasALimitOfItsOwn) {
 
   EXPECT_EQ(read_file(mount / "w"), tensors_[0].bytes);
   // A quarter of the timeout, 5 s at most.
-  EXPECT_NE(mount.process().err().find(url("config.json") + ": no whole answer within 2 s"),
+  EXPECT_NE(mount.process().err().find(url("config.json") + ": no complete response within 2 s"),
             std::string::npos)
       << mount.process().err();
 }

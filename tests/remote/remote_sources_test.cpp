@@ -411,7 +411,7 @@ TEST_F(RemoteSources, AServerThatDoesNotAnswerEndsLoadingWithinTheTimeout) {
   Sources sources(brief);
 
   EXPECT_EQ(refusal(url("m.safetensors"), {.sources = &sources}),
-            url("m.safetensors") + ": no whole answer within 1 s");
+            url("m.safetensors") + ": no complete response within 1 s");
 }
 
 TEST_F(RemoteSources, ShardsThatNobodyAnswersForCostOneTimeout) {
@@ -432,7 +432,7 @@ TEST_F(RemoteSources, ShardsThatNobodyAnswersForCostOneTimeout) {
 
   const std::string refused = refusal(url("set.safetensors.index.json"), {.sources = &sources});
 
-  EXPECT_TRUE(refused.ends_with(": no whole answer within 1 s")) << refused;
+  EXPECT_TRUE(refused.ends_with(": no complete response within 1 s")) << refused;
   EXPECT_LE(server_.requests().size(), 1U + 2 * 16U) << "those that were not begun are left out";
 }
 
@@ -455,7 +455,7 @@ TEST_F(RemoteSources, WithoutBytesInTheCacheResolutionsAreAnErrorAndNoThread) {
   const auto before = threads();
 
   EXPECT_EQ(refusal(names[0], {.sources = &second}),
-            names[0] + ": the cache lost what was fetched: mount it again");
+            names[0] + ": the cache has lost the fetched bytes: mount it again");
 
   EXPECT_EQ(threads(), before);
   EXPECT_EQ(server_.requests().size(), 0U);

@@ -114,7 +114,8 @@ TEST(Judge, AStatusSaysWhatToDo) {
     EXPECT_EQ(judged(status).text, "its server answers with status " + std::to_string(status));
   }
   EXPECT_EQ(judged(200).kind, VerdictKind::kRefused);
-  EXPECT_EQ(judged(200).text, "its server does not answer ranges: download it first");
+  EXPECT_EQ(judged(200).text,
+            "its server does not support range requests: download the file first");
 }
 
 TEST(Judge, AnotherSizeOrValidatorIsAnotherVersion) {

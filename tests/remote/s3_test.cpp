@@ -284,8 +284,9 @@ TEST(S3, TheAddressingStyleIsThatOfTheCommandThenOfTheProfile) {
       {"", "Auto", "", "b", "https://b.s3.us-east-1.amazonaws.com/k"},
       {"virtual", "", "https://127.0.0.1:9000", "b", "the endpoint is an address"},
       {"virtual", "", "https://[::1]:9000", "b", "the endpoint is an address"},
-      {"virtual", "", "https://oss.test", "A_b", "no host can have this name"},
-      {"", "dns", "https://oss.test", "b", "addressing_style \"dns\": path, virtual or auto is"},
+      {"virtual", "", "https://oss.test", "A_b", "the bucket's name is not a valid host name"},
+      {"", "dns", "https://oss.test", "b",
+       "addressing_style \"dns\": expected path, virtual or auto"},
   };
   for (const Case& c : cases) {
     AwsEnvironment environment;
@@ -378,8 +379,8 @@ TEST(S3, ARefusalQuotesTheServerThenSaysWhatToDo) {
     const char* text;  // after "s3://b/k: "
   };
   constexpr const char* kKeys =
-      "these credentials need s3:GetObject, and s3:ListBucket for a directory; without it, a name"
-      " that is not there is answered so too; where the requester pays, use -o s3_requester_pays";
+      "these credentials need s3:GetObject, and s3:ListBucket for a directory; without it, a "
+      "missing name also gives this response; if the requester pays, use -o s3_requester_pays";
   const std::string denied = R"(Permission denied: the server answered 403 AccessDenied: )";
   const std::string keys = denied + "\"Access Denied\": " + kKeys;
   const Case cases[] = {
@@ -474,9 +475,9 @@ TEST(S3, AnAnswerThatIsNotTheFirstBlockIsRefused) {
   answer.head.headers[0].second = "bytes 0-999/1001";
   EXPECT_NE(message().find("another range"), std::string::npos);
   answer = text_answer("whole object");
-  EXPECT_NE(message().find("does not answer ranges"), std::string::npos);
+  EXPECT_NE(message().find("does not support range requests"), std::string::npos);
   answer.head.headers = {{"content-length", "11"}, {"etag", "\"e1\""}};
-  EXPECT_NE(message().find("does not answer ranges"), std::string::npos);
+  EXPECT_NE(message().find("does not support range requests"), std::string::npos);
   answer.head.headers[0].second = "12";
   EXPECT_EQ(make_s3_store(http, false)->find("s3://b/k", nullptr).first, "whole object");
 }
@@ -669,7 +670,7 @@ TEST(S3, AListingIsBounded) {
       [&](const std::string&) { return page(Names(60000, "m/a"), {}, std::to_string(++number)); });
   expect_error([&] { large.list("s3://b/m/"); }, "more than 100000");
   Listings none([](const std::string&) { return std::string("<html>"); });
-  expect_error([&] { none.list("s3://b/m/"); }, "no listing");
+  expect_error([&] { none.list("s3://b/m/"); }, "not a listing");
 }
 
 TEST(S3, NamesThatAreNoFilesAreLeftOut) {

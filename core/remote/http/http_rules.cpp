@@ -182,7 +182,7 @@ HttpEnvironment environment_of_http() {
 }
 
 std::string_view redirect_refusal(HttpPlace by, HttpPlace to) {
-  if (to == HttpPlace::kRoles) return "redirects to an address that hands out roles";
+  if (to == HttpPlace::kRoles) return "redirects to a cloud metadata address";
   if (to == HttpPlace::kLoopback && by != HttpPlace::kLoopback)
     return "redirects to a loopback address";
   if (to == HttpPlace::kPrivate && by == HttpPlace::kElsewhere)

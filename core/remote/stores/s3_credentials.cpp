@@ -230,7 +230,7 @@ std::optional<S3Credentials> CredentialLook::from_profile(const std::string& nam
                                                           int depth) const {
   const std::string place = "profile " + in_quotes(name);
   if (const std::string role = files_.value(name, "role_arn"); !role.empty()) {
-    if (depth > 4) fail_credentials(place + ": its source_profile leads in a circle");
+    if (depth > 4) fail_credentials(place + ": its chain of source_profile is a loop or too long");
     return from_role(name, role, depth);
   }
   S3Credentials found{files_.value(name, "aws_access_key_id"),
