@@ -206,8 +206,9 @@ TEST_F(GgufSources, OfManyPartsTheFirstThatIsMissingIsNamed) {
 
 TEST_F(GgufSources, AnotherPartIsAnErrorThatNamesTheFirst) {
   write_split();
-  expect_one_line(list(dir_ / part_name(2, 3)), 1,
-                  part_name(2, 3) + ": part 2 of 3: name \"" + part_name(1, 3) + "\", which finds");
+  expect_one_line(
+      list(dir_ / part_name(2, 3)), 1,
+      part_name(2, 3) + ": part 2 of 3: name \"" + part_name(1, 3) + "\", from which stfs finds");
   std::filesystem::rename(dir_ / part_name(1, 3), dir_ / "sha256-01");
   expect_one_line(list(dir_ / "sha256-01"), 1, "its name must end in -00001-of-00003.gguf");
 }

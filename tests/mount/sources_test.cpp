@@ -493,8 +493,9 @@ TEST_F(Sources, ATruncatedDownloadSaysHowManyBytesItHasAndNeeds) {
   for (const char* piece :
        {"m.gguf.part1of2", "m.gguf.part10of12", "m.gguf-split-a", "m.safetensors.partab"}) {
     std::filesystem::copy_file(source, dir_ / piece);
-    expect_refused(mount({dir_ / piece}), 1,
-                   {"has the name of a piece of a file (join all pieces in their order with cat"});
+    expect_refused(
+        mount({dir_ / piece}), 1,
+        {"has the name of one piece of a split file (join all pieces in their order with cat"});
   }
   std::filesystem::rename(source, dir_ / "m.incomplete");
   expect_refused(mount({dir_ / "m.incomplete"}), 1, {"an unfinished download", "finish"});
