@@ -365,14 +365,14 @@ class Adapters(unittest.TestCase):
         drop = ["drop model.layers.1.*", r"rename s/layers\.2\./layers.1./", r"rename s/layers\.3\./layers.2./"]
         cases = (
             (["cast * BF16"], {"torch_dtype": "bfloat16"}, None),
-            (["cast * F16", "drop lm_head.weight"], {"torch_dtype": "float16", "tie_word_embeddings": True}, "the head is dropped"),
+            (["cast * F16", "drop lm_head.weight"], {"torch_dtype": "float16", "tie_word_embeddings": True}, "the head was dropped"),
             (["cast lm_head.* BF16"], {}, None),
-            (["cast * F8_E4M3"], {}, '"torch_dtype" is "float32", and most values are F8_E4M3 now'),
+            (["cast * F8_E4M3"], {}, '"torch_dtype" is "float32", but most values are now F8_E4M3'),
             (["slice model.embed_tokens.weight 0:18", "slice lm_head.weight 0:18"], {"vocab_size": 18}, None),
-            (["slice lm_head.weight 0:18"], {}, "the embeddings alone: they have 20 rows, and the head has 18"),
-            (drop, {}, '"num_hidden_layers" is 4, and the tensors have 3 of "model.layers"'),
+            (["slice lm_head.weight 0:18"], {}, "only the embeddings: they have 20 rows, but the head has 18"),
+            (drop, {}, '"num_hidden_layers" is 4, but the tensors have 3 of "model.layers"'),
             (["drop model.layers.1.*"], {}, '3 of "model.layers", up to number 3'),
-            (["copy s/layers.3/layers.4/"], {}, '"num_hidden_layers" is 4, and the tensors have 5'),
+            (["copy s/layers.3/layers.4/"], {}, '"num_hidden_layers" is 4, but the tensors have 5'),
             ([r"rename s/^model\.//"], {}, None),
             (["metadata x y"], {}, None))
         for i, (lines, changes, rule) in enumerate(cases):
@@ -391,8 +391,8 @@ class Adapters(unittest.TestCase):
               {"w": ("F32", some(4)), "ids": ("I64", numpy.arange(4)), "mask": ("BOOL", numpy.ones(3, bool))})
         got, _, said = self.edited("-e", "cast * BF16")
         self.assertEqual([got[name][0] for name in ("w", "ids", "mask")], ["BF16", "I64", "BOOL"])
-        self.assertIn('-e: line 1: cast: 2 tensors that match stay as they are ("ids" is I64)', said)
-        self.assertIn("floating types alone can be cast", run("list", self.work / "base", "-e", "cast ids BF16", status=1))
+        self.assertIn('-e: line 1: cast: 2 matching tensors stay unchanged ("ids" is I64)', said)
+        self.assertIn("only floating-point types can be cast", run("list", self.work / "base", "-e", "cast ids BF16", status=1))
 
     def quantised(self, **config):
         """A weight of FP8 with a scale, and a head that has most bytes."""
@@ -404,10 +404,10 @@ class Adapters(unittest.TestCase):
 
     def test_a_cast_of_codes_without_their_scales_is_told(self):
         self.quantised()
-        rule = "(FP8 with scales): cast shows codes without their scales: --dequantize=bf16 first"
-        for i, (lines, told) in enumerate(((["cast * BF16"], f'line 1: cast: "{Q}.weight" and 1 more are of quantised weights {rule}'),
-                                           (["rename s/q_proj/x/", "cast *.x.weight F16"], f'.x.weight" is of quantised weights {rule}'),
-                                           (["cast *_scale_inv BF16"], f'"{Q}.weight_scale_inv" is of quantised weights {rule}'),
+        rule = "(FP8 with scales): cast shows codes without their scales: use --dequantize=bf16 first"
+        for i, (lines, told) in enumerate(((["cast * BF16"], f'line 1: cast: "{Q}.weight" and 1 more belong to quantised weights {rule}'),
+                                           (["rename s/q_proj/x/", "cast *.x.weight F16"], f'.x.weight" belongs to quantised weights {rule}'),
+                                           (["cast *_scale_inv BF16"], f'"{Q}.weight_scale_inv" belongs to quantised weights {rule}'),
                                            (["cast model.norm.weight F32"], None), ([f"drop {Q}.weight"], None))):
             with self.subTest(lines=lines):
                 self.out = self.work / f"out{i}"

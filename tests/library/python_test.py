@@ -469,7 +469,7 @@ class LayersTest(Base):
         write_checkpoint(self.at("model/model.safetensors"),
                          {f"layers.{i}.w": ("F32", numpy.ones((2, 3), "<f4")) for i in range(2)})
         opened = stfs.open(self.at("model"), edits=["cast * F16", "drop layers.1.*"])
-        with self.assertWarnsRegex(Warning, '"num_hidden_layers" is 2, and the tensors have 1 of "layers"'):
+        with self.assertWarnsRegex(Warning, '"num_hidden_layers" is 2, but the tensors have 1 of "layers"'):
             opened.save(self.at("out"))
         with open(self.at("out/config.json")) as file:
             self.assertEqual(file.read(), '{"torch_dtype":"float16","num_hidden_layers":2}')
