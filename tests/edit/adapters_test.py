@@ -87,13 +87,13 @@ class Adapters(unittest.TestCase):
         for tensors, rule in (
                 ({head: some(0)}, "placeholder that DeepSpeed's ZeRO-3"),
                 ({key: some(0) for key in lora(Q)}, "placeholder that DeepSpeed's ZeRO-3"),
-                ({head: some(3, 3, 3)}, 'is [3,3,3], and "lm_head.weight" of the base is [20,8]'),
+                ({head: some(3, 3, 3)}, 'is [3,3,3], but "lm_head.weight" of the base is [20,8]'),
                 ({head: some(V, H + 1)}, "only the first dimension of embeddings and heads"),
                 ({head: some(V)}, "only the first dimension of embeddings and heads"),
                 ({p + "model.norm.weight": some(H + 1)}, "only the first dimension of embeddings and heads"),
                 ({p + Q + ".weight": some(H + 1, H)}, "only the first dimension of embeddings and heads"),
-                ({head: ("U8", numpy.zeros((V, H), numpy.uint8))}, "is U8: a floating type"),
-                ({head: ("I64", numpy.zeros((V, H), numpy.int64))}, "is I64: a floating type")):
+                ({head: ("U8", numpy.zeros((V, H), numpy.uint8))}, "is U8: a replacement must have a floating-point type"),
+                ({head: ("I64", numpy.zeros((V, H), numpy.int64))}, "is I64: a replacement must have a floating-point type")):
             with self.subTest(rule=rule, tensors=list(tensors)):
                 self.adapter(tensors, **names)
                 said = self.refused()
@@ -153,7 +153,7 @@ class Adapters(unittest.TestCase):
                                (("x", "default"), {**x, f"{p}model.norm.modules_to_save.default.weight": some(H)})):
             with self.subTest(tensors=list(tensors)):
                 self.adapter(tensors, modules_to_save=["norm"])
-                self.assertIn(f'has the adapters "{names[0]}" and "{names[1]}": name a file with one', self.refused())
+                self.assertIn(f'has the adapters "{names[0]}" and "{names[1]}": name a file with one adapter', self.refused())
         # PEFT's own name stands in a part of a file alone.
         self.adapter({f"{p}{Q}.lora_A.default.weight": a, f"{p}{Q}.lora_B.weight": b,
                       f"{p}model.norm.modules_to_save.default.weight": some(H)}, modules_to_save=["norm"])
@@ -280,7 +280,7 @@ class Adapters(unittest.TestCase):
         factors = {f"base_model.model.{EXPERTS}.lora_A.weight": some(E * R, H),
                    f"base_model.model.{EXPERTS}.lora_B.weight": some(H, E * R)}
         self.adapter(factors, target_parameters=["experts.down_proj"])
-        self.assertIn("has square matrices, and nothing tells whether they are stored transposed", self.refused())
+        self.assertIn("has square matrices, and nothing shows whether they are stored transposed", self.refused())
         self.adapter(factors, target_parameters=["experts.down_proj", "experts.up_proj"])
         self.assertIn("they fit several parameters", self.refused())
         self.adapter(factors, target_parameters=["experts.down_proj"], r=R + 1)
@@ -303,7 +303,7 @@ class Adapters(unittest.TestCase):
         got, _, _ = self.merged()
         self.check(got, f"{Q}.weight", update(base[f"{Q}.weight"], *tensors.values(), 2))
         torch.save({name: torch.from_numpy(each.T.copy()).t() for name, each in tensors.items()}, directory / "adapter_model.bin")
-        self.assertIn("does not lie row behind row in its file", self.refused())
+        self.assertIn("its rows are not contiguous in its file", self.refused())
 
     def test_shards_are_read_and_one_file_of_several_is_told(self):
         base = self.base()
@@ -346,7 +346,7 @@ class Adapters(unittest.TestCase):
         self.adapter(lora(Q), "nested/french")
         self.adapter(lora(Q))
         cases = [("kohya.safetensors", "kohya's sd-scripts"), ("other.safetensors", "fuse_lora()"), ("diffusers", "fuse_lora()"),
-                 ("mlx", "mlx_lm.fuse"), ("a.gguf", "llama-export-lora"), ("nested", 'its subfolder "french/" has: name that'),
+                 ("mlx", "mlx_lm.fuse"), ("a.gguf", "llama-export-lora"), ("nested", 'its subfolder "french/" has one: name that'),
                  ("peft.safetensors", "a file: name the directory"), ("mlx/adapters.safetensors", "mlx_lm.fuse"),
                  ("adapter/adapter_model.safetensors", "a file: name the directory"),
                  ("adapter/adapter_config.json", "a file: name the directory")]
