@@ -338,7 +338,7 @@ class Faults(Base):
             new = versions.step(self.random, self.states[0])
             delta = versions.write_version(run, 1, self.states[0], new, **{key: value})
             self.refused(delta, words)
-        self.refused(self.work, "no delta")
+        self.refused(self.work, "not a delta")
         self.assertIn("No such file", info("list", self.base, f"--delta={self.work / 'nowhere'}", status=3))
 
     def test_frames_that_break_the_format_never_become_bytes(self):
