@@ -363,7 +363,7 @@ TEST_F(Supervise, AWorkerThatCrashesIsFollowedByAnother) {
     EXPECT_EQ(read_file(*mount / "w"), w());
   }
 
-  EXPECT_EQ(count_lines(mount->process().err(), "another one takes over"), 3);
+  EXPECT_EQ(count_lines(mount->process().err(), "another worker takes over"), 3);
 }
 
 TEST_F(Supervise, FilesThatWereLookedUpStayTheSame) {
@@ -599,7 +599,7 @@ TEST_F(Supervise, AWorkerThatCannotStartIsFollowedByAnother) {
                                           {"STFS_FAIL_ON=1", "STFS_FAIL_WHILE=" + flag.string()})});
   EXPECT_EQ(read_file(*mount / "w"), w());
   const auto failed_starts = [&] {
-    return count_lines(mount->process().err(), "ended with status 4: another one takes over");
+    return count_lines(mount->process().err(), "ended with status 4: another worker takes over");
   };
 
   write_file(flag, "");
@@ -626,7 +626,8 @@ TEST_F(Supervise, AWorkersDeathIsNoticedThoughTheCallerIgnoresSigchld) {
   mount->process().signal(SIGTERM);
   const Outcome result = mount->process().wait();
   EXPECT_EQ(result.status, 0);
-  EXPECT_EQ(count_lines(result.err, "was killed by signal 9 (Killed): another one takes over"), 1)
+  EXPECT_EQ(count_lines(result.err, "was killed by signal 9 (Killed): another worker takes over"),
+            1)
       << result.err;
 }
 

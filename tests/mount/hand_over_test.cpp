@@ -182,7 +182,7 @@ TEST_F(HandOver, ADescriptorThatIsNoMountIsRefused) {
   };
   expect_refusal(stfs("/dev/fd/200"), 4, "no such descriptor");
   for (const char* const name : {"/dev/fd/2", "/dev/fd/", "/dev/fd/-1", "/dev/fd/3x"}) {
-    expect_refusal(stfs(name), 2, "a descriptor of /dev/fuse is expected: a number from 3 on");
+    expect_refusal(stfs(name), 2, "expected a descriptor of /dev/fuse, a number of at least 3");
   }
   expect_refusal(run({STFS_BINARY, "-u", "/dev/fd/3"}), 2, "name the directory");
 

@@ -175,8 +175,7 @@ TEST_F(InfoReport, ReplacesAFileOnlyWithForce) {
   const std::string page = dir_ / "report.html";
   write_file(page, "before");
 
-  expect_one_line(info({"report", file, "-o", page}), 2,
-                  "there is a file of this name: --force replaces it");
+  expect_one_line(info({"report", file, "-o", page}), 2, "already exists: --force replaces it");
   EXPECT_EQ(read_file(page), "before");
   EXPECT_EQ(info({"report", "--force", file, "-o", page}).status, 0);
   expect_findings(read_file(page));

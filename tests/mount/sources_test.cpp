@@ -95,7 +95,7 @@ TEST_F(Sources, ADirectoryWithoutACheckpointIsToldWhereOneIs) {
   namespace fs = std::filesystem;
   fs::create_directories(dir_ / "pipeline/unet");
   write_file(dir_ / "pipeline/unet/diffusion_pytorch_model.safetensors", "");
-  expect_refused(mount({dir_ / "pipeline"}), 3, {"it has one in \"unet\""});
+  expect_refused(mount({dir_ / "pipeline"}), 3, {"it has a checkpoint in \"unet\""});
   // A directory of that many entries holds other things, and a search would take long.
   for (int i = 0; i < 1000; ++i) write_file(dir_ / ("pipeline/" + std::to_string(i)), "");
   expect_refused(mount({dir_ / "pipeline"}), 3, {"no index in this directory\n"});
@@ -118,7 +118,8 @@ TEST_F(Sources, ADirectoryWithoutACheckpointIsToldWhereOneIs) {
   refused("step-1", {".metadata"},
           "distributed checkpoint of PyTorch: convert its directory with python -m "
           "torch.distributed.checkpoint.format_utils dcp_to_torch DIR FILE");
-  refused("fsdp", {"pytorch_model_fsdp_0/.metadata"}, "it has one in \"pytorch_model_fsdp_0\"");
+  refused("fsdp", {"pytorch_model_fsdp_0/.metadata"},
+          "it has a checkpoint in \"pytorch_model_fsdp_0\"");
   refused("ollama", {"blobs/sha256-" + std::string(64, 'a'), "manifests/x"},
           "ollama show --modelfile MODEL");
   refused("ollama/blobs", {}, "ollama show --modelfile MODEL");

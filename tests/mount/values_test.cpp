@@ -470,7 +470,7 @@ TEST_F(InfoExtract, ReplacesAFileOnlyWhenTheNewOneIsComplete) {
   expect_one_line(info({"extract", test_data("sharded"), "nothing*", "-o", out}), 2);
   EXPECT_EQ(read_file(out), "before");
   expect_one_line(info({"extract", test_data("sharded"), "*", "-o", out}), 2,
-                  "there is a file of this name: --force replaces it");
+                  "already exists: --force replaces it");
   EXPECT_EQ(read_file(out), "before");
   EXPECT_EQ(info({"extract", "--force", test_data("sharded"), "*", "-o", out}).status, 0);
 

@@ -797,7 +797,7 @@ TEST(S3Credentials, AProcessMayGiveThem) {
   const std::string late = "cat '" + json.string() + "'; exec >/dev/null; cat /proc/self/environ";
   EXPECT_EQ(get(late)->token, kToken);
   expect_error([&] { get(late + "; exit 3"); }, "failed");
-  expect_error([&] { get("echo " + kSecret); }, "no JSON");
+  expect_error([&] { get("echo " + kSecret); }, "did not give a JSON object");
   EXPECT_EQ(message_of([&] { get("cat '" + json.string() + "' no-such-file"); }).find(kSecret),
             std::string::npos);
   expect_error([&] { get("cat /dev/zero"); }, "more than 64 KiB");
@@ -846,7 +846,7 @@ TEST(S3Credentials, AWebIdentityDoesNotGoToHttp) {
   environment.set("AWS_ROLE_ARN", "arn:r");
   environment.set("AWS_ENDPOINT_URL_STS", "http://sts.test");
   AnsweringHttp http(no_network());
-  expect_error([&] { S3CredentialChain(http).get(); }, "no https URL of STS");
+  expect_error([&] { S3CredentialChain(http).get(); }, "does not give an https URL of STS");
 }
 
 TEST(S3Credentials, ARoleIsAssumedWithTheKeysOfItsSource) {

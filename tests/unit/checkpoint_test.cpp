@@ -179,8 +179,9 @@ TEST_F(CheckpointTest, SomeShardsWithoutTheirIndexAreNoCheckpointOfADirectory) {
     std::string second = first;
     second.replace(second.find("00001"), 5, "00002");
     write(first + "/" + second, {"b"});
-    expect_refused(Strings{at(first)}, ErrorCode::kUnreadable, 3,
-                   "(they look like the shards of one, whose index *.index.json is missing");
+    expect_refused(
+        Strings{at(first)}, ErrorCode::kUnreadable, 3,
+        "(they look like the shards of one checkpoint, whose index *.index.json is missing");
   }
   write("one/model-00001-of-00001.safetensors", {"a"});
   EXPECT_EQ(names_of(Checkpoint(Strings{at("one")})), Strings{"a"});

@@ -224,7 +224,7 @@ TEST(Options, OfCommentsHaveTheNameComment) {
 
 TEST(Options, RefuseASourceWithoutAName) {
   EXPECT_EQ(refused({"", "/mnt"}),
-            "SOURCE \"\": a name is expected, and this one is empty (try stfs --help)");
+            "SOURCE \"\": expected a name, but this one is empty (try stfs --help)");
   refused({"m", "", "/mnt"});
 }
 

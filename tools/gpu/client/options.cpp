@@ -93,7 +93,7 @@ constexpr std::array kOwnOptions = {
                   "error. "
                   "Of many tensors, those of other types keep their type, and the command counts "
                   "them. "
-                  "For a tensor named alone this is an error."},
+                  "If only this tensor is named, this is an error."},
     OptionRow{.flags = "--shard",
               .verbs = "plan load get evict pin unpin run",
               .argument = "RANK/WORLD@DIM",
@@ -106,7 +106,7 @@ constexpr std::array kOwnOptions = {
                   "Ranks and dimensions count from 0. "
                   "Of many tensors, those without the dimension are loaded whole, and the command "
                   "counts them as `replicated`. "
-                  "For a tensor named alone this is an error. "
+                  "If only this tensor is named, this is an error. "
                   "A dimension that cannot be divided into equal parts, or only inside of the "
                   "blocks of a type of GGUF, is always an error."},
     OptionRow{.flags = "--verify",

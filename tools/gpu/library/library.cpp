@@ -145,7 +145,7 @@ int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* const* names, 
       } catch (const stfs::Error& error) {
         refuse(place + error.message());
       }
-      refuse(place + "none of `stfs -o`, as delta=DIR");
+      refuse(place + "not an option of `stfs -o`, such as delta=DIR");
     }
     request.load_if_missing = given.load_if_missing != 0;
     request.verify = given.verify != 0;
