@@ -116,7 +116,7 @@ constexpr std::array<OptionRow, 10> source_rows(std::string_view verbs,
       {.flags = in_list ? "s3_requester_pays" : "--s3-requester-pays",
        .verbs = verbs,
        .set = set<kMember, &SourceOptions::s3, &S3Options::requester_pays>,
-       .help = "pay for what a bucket's owner lets requesters pay for",
+       .help = "pay for requests to a bucket whose requesters pay",
        .man = "Agree to pay for requests and transfers of a bucket of S3 whose requesters pay. "
               "`AWS_REQUEST_PAYER=requester` means the same."},
   }};

@@ -47,7 +47,7 @@ std::string no_choice(const std::string& directory, const std::vector<std::strin
   if (are_shards && names.size() == 1) {
     return in_quotes(names.front()) +
            " is one of several shards, and their index *.index.json is missing: download it, or "
-           "name the file to see it alone";
+           "name the file to see only this shard";
   }
   std::string text = "more than one checkpoint in this directory, name one";
   if (is_url(directory))

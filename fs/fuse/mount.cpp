@@ -205,9 +205,10 @@ void Mount::await_handshake() const {
   if (ready > 0 && (device.revents & POLLERR) == 0) return;
   if (ready < 0) throw_errno(ErrorCode::kMountFailed, mountpoint_, "poll", errno);
   throw Error(ErrorCode::kMountFailed, mountpoint_,
-              ready > 0 ? "the mount is gone, or the descriptor was never mounted: open /dev/fuse, "
-                          "call mount(2) with fd=N, then start stfs"
-                        : "no handshake within ten seconds: another process has served this mount");
+              ready > 0
+                  ? "the mount has ended, or the descriptor was never mounted: open /dev/fuse, "
+                    "call mount(2) with fd=N, then start stfs"
+                  : "no handshake within ten seconds: another process has served this mount");
 }
 
 void Mount::read_handshake() {

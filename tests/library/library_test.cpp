@@ -132,7 +132,7 @@ TEST_F(LibStfs, RefusesWithWhatIsWrong) {
   refused(read_part(handle, "b", "9").status, STFS_USAGE, "index out of bounds");
   refused(read_part(handle, "b", "::-1").status, STFS_USAGE, "positive steps");
   refused(read_part(handle, "b", nullptr, "f16").status, STFS_USAGE, "expected \"f32\"");
-  refused(read_part(handle, "a", nullptr, "f32").status, STFS_USAGE, "not a floating type");
+  refused(read_part(handle, "a", nullptr, "f32").status, STFS_USAGE, "not a floating-point type");
   refused(stfs_read(handle.get(), &part, 90, buffer, 8), STFS_USAGE, "reach past its end");
   refused(stfs_read(handle.get(), nullptr, 0, buffer, 8), STFS_USAGE, "the part");
   const stfs_part beyond{sizeof beyond, 2, nullptr, nullptr};

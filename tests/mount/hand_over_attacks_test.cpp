@@ -107,7 +107,7 @@ TEST_P(HandOverAttacks, AMountThatGoesBeforeItsHandshakeIsRefused) {
 
   unmount();
 
-  expect_refusal(server.wait(), 4, "the mount is gone");
+  expect_refusal(server.wait(), 4, "the mount has ended");
 }
 
 // Whether the kernel sends a request again that a server took and did not answer.

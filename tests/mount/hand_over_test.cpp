@@ -199,7 +199,7 @@ TEST_F(HandOver, ADescriptorThatIsNoMountIsRefused) {
 TEST_F(HandOver, AMountThatIsGoneIsRefused) {
   mount();
   unmount();
-  expect_refusal(run(command()), 4, "the mount is gone");
+  expect_refusal(run(command()), 4, "the mount has ended");
 }
 
 using ServedMount = HandOver;

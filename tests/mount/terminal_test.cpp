@@ -353,7 +353,7 @@ TEST_F(TablesOnATerminal, DiffOfValuesHasAColumnForEachNumberAndTotals) {
              "nan                                values          NaN         -   50.00%  [1]",
              "old                                → new",
              "4 of 5 tensors differ: 2 changed, 1 renamed, 1 only in A",
-             "75.00% of all elements equal, distance 0.0962 of what changed",
+             "75.00% of all elements equal, distance 0.0962 of the changed tensors",
              "largest difference 0.5 at model.layers.10.self_attn.q_proj.weight [0,1]",
              "1 tensor with NaN or infinity in only one of them"}));
   EXPECT_EQ(

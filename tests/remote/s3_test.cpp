@@ -418,8 +418,8 @@ TEST(S3, ARefusalQuotesTheServerThenSaysWhatToDo) {
        "the server answered 400 PathStyleDomainForbidden: \"must use COS virtual-styled domain.\": "
        "use -o s3_addressing=virtual"},
       {403, "SignatureDoesNotMatch", "m", true, ErrorCode::kUnreadable,
-       "Permission denied: the server answered 403 SignatureDoesNotMatch: \"m\": the secret key is "
-       "not that of the access key"},
+       "Permission denied: the server answered 403 SignatureDoesNotMatch: \"m\": the secret key "
+       "does not belong to the access key"},
       {403, "RequestTimeTooSkewed", "m", true, ErrorCode::kUnreadable,
        "Permission denied: the server answered 403 RequestTimeTooSkewed: \"m\": set the clock of "
        "this machine"},

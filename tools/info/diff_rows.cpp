@@ -312,7 +312,7 @@ void DiffRows::summarize() const {
     const double distance = std::sqrt(totals_.squares) / std::sqrt(totals_.norm);
     // The squares of large F64 values overflow.
     if (std::isfinite(distance) && distance > 0)
-      text += ", distance " + three_digits(distance) + " of what changed";
+      text += ", distance " + three_digits(distance) + " of the changed tensors";
     if (totals_.largest > 0) {
       text += "\nlargest difference " + three_digits(totals_.largest) + " at " + totals_.at;
     }

@@ -186,8 +186,8 @@ constexpr std::array kOwnOptions = {
               .value = Value::kSource,
               .set = set<&Arguments::against>,
               .help = "another checkpoint: show the differences from it",
-              .man = "Show also how the tensors differ from those of the same names in this "
-                     "checkpoint."},
+              .man = "Also show how the tensors differ from the tensors with the same names in "
+                     "this checkpoint."},
     OptionRow{.flags = "--slice",
               .verbs = "cat",
               .argument = "EXPR",
@@ -201,8 +201,8 @@ constexpr std::array kOwnOptions = {
               .argument = "f32",
               .value = Value::kChoice,
               .set = set<&Arguments::as_f32>,
-              .help = "convert a floating type to float32",
-              .man = "Convert a floating type to float32."},
+              .help = "convert a floating-point type to float32",
+              .man = "Convert a floating-point type to float32."},
     OptionRow{.flags = "--npy",
               .verbs = "cat",
               .set = set<&Arguments::npy>,
@@ -260,13 +260,15 @@ constexpr std::array kOwnOptions = {
               .help = "only tensors with NaN or infinity",
               .man = "Print only the tensors with NaN or infinity. The exit status is 1 if there "
                      "are any, and 0 if there are none."},
-    OptionRow{.flags = "--values",
-              .verbs = "diff",
-              .set = set<&Arguments::values>,
-              .help = "print how far apart the values are",
-              .man = "Print for each tensor of both checkpoints, whose values can be compared and "
-                     "which differs: the largest difference, its place, the relative distance (the "
-                     "Frobenius norm of B - A over that of A), and the share of equal elements."},
+    OptionRow{
+        .flags = "--values",
+        .verbs = "diff",
+        .set = set<&Arguments::values>,
+        .help = "print how far apart the values are",
+        .man =
+            "Print for each tensor of both checkpoints, whose values can be compared and "
+            "which differs: the largest difference, its place, the relative distance (the "
+            "Frobenius norm of B - A divided by the norm of A), and the share of equal elements."},
     OptionRow{.flags = "-j,--jobs",
               .verbs = "stats hash diff report cache",
               .argument = "N",

@@ -182,7 +182,7 @@ void destroy(std::string_view name, void* content) {
 
 bool is_bytes(unsigned flags) {
   if ((flags & ~STFS_EXPORT_BYTES) != 0) {
-    refuse("flags: a flag that this version does not know");
+    refuse("flags: a flag that this version does not support");
   }
   return flags == STFS_EXPORT_BYTES;
 }

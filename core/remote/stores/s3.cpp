@@ -103,7 +103,7 @@ std::string advice_on(const S3Answer& refused) {
   const bool is_denied = code.empty() || code == "AccessDenied";
   if (code == "InvalidObjectState") return "the object is archived: restore it first";
   if (code == "RequestTimeTooSkewed") return "set the clock of this machine";
-  if (code == "SignatureDoesNotMatch") return "the secret key is not that of the access key";
+  if (code == "SignatureDoesNotMatch") return "the secret key does not belong to the access key";
   if (code == "InvalidAccessKeyId") return "the server does not know this access key";
   if (is_expired(code)) return "the credentials have expired: get new ones";
   if (says("virtual") && says("style")) return "use -o s3_addressing=virtual";
