@@ -281,7 +281,8 @@ class WithoutCache(Base):
 
     def test_a_tensor_that_it_does_not_hold_is_refused_at_once(self):
         text, _ = self.shown(17 << 20, 1)
-        self.assertIn('tensor "w" needs a cache, because it is checked as a whole, and without a cache stfs keeps only 16 MiB of a source: name a directory with cache_dir', text)
+        self.assertIn('tensor "w" needs a cache, because it is checked as a whole, and without a cache stfs keeps only 16 MiB of a '
+                      'source: name a directory with cache_dir', text)
 
 
 class SlowLine(Base):
