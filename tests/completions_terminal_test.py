@@ -295,7 +295,7 @@ def devices(shells, directory):
 def choices(shells, directory):
     place = Place(directory, "choice", 0)
     for shell in shells:
-        in_place(shell, place, "stfs -o cache=kernel,allow_o\t\r", ["-o", "cache=kernel,allow_other"])
+        in_place(shell, place, "stfs -o page_cache=kernel,allow_o\t\r", ["-o", "page_cache=kernel,allow_other"])
         in_place(shell, place, "stfs-info list --sort=of\t\r", ["list", "--sort=offset"])
         in_place(shell, place, "stfs-info list --sort off\t\r", ["list", "--sort", "offset"])
         in_place(shell, place, "stfs-info list --all\t\r", ["list", "--allow-missing"])

@@ -63,8 +63,8 @@ expect 'stfs --' --foreground --help --lazy --unmount --version
 expect 'stfs -o v' views=
 expect 'stfs -o views=' hidden visible off
 expect 'stfs -o views=hid' hidden
-expect 'stfs -o cache=kernel,vi' kernel,views=
-expect 'stfs -o cache=kernel,views=v' visible
+expect 'stfs -o page_cache=kernel,vi' kernel,views=
+expect 'stfs -o page_cache=kernel,views=v' visible
 expect 'stfs -o threads='
 expect 'stfs -o allow_' allow_missing allow_other
 expect 'stfs -o ro ch' checkpoint/

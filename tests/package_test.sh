@@ -59,6 +59,7 @@ share/doc/stfs/LICENSE
 share/doc/stfs/MANY_MACHINES.md
 share/doc/stfs/NOTICE
 share/doc/stfs/README.md
+share/doc/stfs/REFERENCE.md
 share/doc/stfs/SECURITY.md
 share/doc/stfs/SEMANTICS.md
 share/doc/stfs/TROUBLESHOOTING.md

@@ -34,7 +34,7 @@ constexpr std::uint64_t kMostConfig = 16 << 20;  // bytes of a config.json
 constexpr std::size_t kMostFiles = 256;          // a limit because each has a file descriptor
 constexpr std::size_t kLongestName = 255;        // NAME_MAX
 
-// Patterns of fnmatch(3). SEMANTICS lists them.
+// Patterns of fnmatch(3). REFERENCE lists them.
 constexpr auto kPatterns = std::to_array<const char*>({"config.json",
                                                        "generation_config.json",
                                                        "tokenizer*",

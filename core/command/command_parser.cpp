@@ -274,7 +274,14 @@ void require_options(const CommandRow& command, const VerbRow& verb,
 }  // namespace
 
 bool same_option(std::string_view a, std::string_view b) {
-  return with_dashes(a) == with_dashes(b);
+  // Names of 0.2.0 that were replaced. They are accepted until the release after the next one.
+  const auto current_name = [](std::string_view name) -> std::string {
+    if (name == "cache") return "page-cache";
+    if (name == "memory" || name == "--memory")
+      return name == "memory" ? "delta-memory" : "--delta-memory";
+    return with_dashes(name);
+  };
+  return current_name(a) == current_name(b);
 }
 
 std::string did_you_mean(std::string_view word) {

@@ -83,7 +83,7 @@ constexpr std::array<OptionRow, 10> source_rows(std::string_view verbs,
               "A source means the version that it meant when it was last opened. "
               "A read of bytes that were never fetched fails with `EIO`. "
               "The variables `HF_HUB_OFFLINE` and `TRANSFORMERS_OFFLINE` mean the same."},
-      {.flags = in_list ? "memory" : "--memory",
+      {.flags = in_list ? "delta_memory" : "--delta-memory",
        .verbs = verbs,
        .argument = "SIZE",
        .value = Value::kSize,

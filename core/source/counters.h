@@ -18,14 +18,14 @@ struct Counters {
 
   // Reads of the mount's files:
   Count reads{};           // read requests of the kernel
-  Count bytes_answered{};  // bytes sent to readers
+  Count bytes_returned{};  // bytes sent to readers
   // Transfers from remote sources, and use of the cache:
   Count requests{};       // HTTP requests sent
   Count bytes_fetched{};  // bytes of response bodies
   Count retries{};        // requests sent again
   Count cache_hits{};     // blocks that were in the cache when this process first needed them
   // Blocks in the cache whose checksum did not match, or that could not be read.
-  Count cache_faults{};
+  Count cache_corrupt{};
   Count waits{};  // ranges that had to wait for the network
   Count nanoseconds_waited{};
   Count timeouts{};  // ranges that did not arrive in time

@@ -85,7 +85,7 @@ void init(void* userdata, fuse_conn_info* connection) {
   want(FUSE_CAP_READDIRPLUS);
   want(FUSE_CAP_READDIRPLUS_AUTO);
 #ifdef FUSE_CAP_DIRECT_IO_ALLOW_MMAP
-  want(FUSE_CAP_DIRECT_IO_ALLOW_MMAP);  // allow shared mappings even with cache=direct
+  want(FUSE_CAP_DIRECT_IO_ALLOW_MMAP);  // allow shared mappings even with page_cache=direct
 #endif
   context.opendir_needed =
       context.has_private_listings || (connection->capable & FUSE_CAP_NO_OPENDIR_SUPPORT) == 0;

@@ -18,7 +18,7 @@ namespace stfs {
 struct FuseContext {
   FileSystem* filesystem = nullptr;  // set before the first request
   Ledger* ledger = nullptr;          // the ledger of a supervised worker, or null
-  bool direct = false;               // -o cache=direct: the kernel caches no file pages
+  bool direct = false;               // -o page_cache=direct: the kernel caches no file pages
   unsigned max_read = 0;             // bytes per request; 0: libfuse's default
   // Set with -o allow_root. libfuse then refuses opendir by other users, but would answer their
   // readdir, so opendir must stay enabled.

@@ -91,7 +91,7 @@ constexpr std::array kOwnMountOptions = {
                "With `visible` the root lists it. "
                "With `off` it does not exist."},
     OptionRow{
-        .flags = "cache",
+        .flags = "page_cache",
         .argument = "kernel|direct",
         .value = Value::kChoice,
         .set = [](void* to, const std::string& value) { of(to).direct = value == "direct"; },

@@ -244,7 +244,7 @@ void FileSystem::answer(const Done& done, int error, const Reply& reply) const {
   }
   std::uint64_t bytes = 0;
   for (const iovec& piece : reply.pieces()) bytes += piece.iov_len;
-  if (error == 0) counters_.bytes_answered.fetch_add(bytes, std::memory_order_relaxed);
+  if (error == 0) counters_.bytes_returned.fetch_add(bytes, std::memory_order_relaxed);
   done(error, reply);
 }
 

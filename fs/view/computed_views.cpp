@@ -41,10 +41,10 @@ std::string counters_json(const MountFacts& mount) {
   std::snprintf(
       seconds.data(), seconds.size(), "%.3f",
       static_cast<double>(counters.nanoseconds_waited.load(std::memory_order_relaxed)) / 1e9);
-  return "{\n" + field("reads", counters.reads) + field("bytes_answered", counters.bytes_answered) +
+  return "{\n" + field("reads", counters.reads) + field("bytes_returned", counters.bytes_returned) +
          field("requests", counters.requests) + field("bytes_fetched", counters.bytes_fetched) +
          field("retries", counters.retries) + field("cache_hits", counters.cache_hits) +
-         field("cache_faults", counters.cache_faults) + field("waits", counters.waits) +
+         field("cache_corrupt", counters.cache_corrupt) + field("waits", counters.waits) +
          field("timeouts", counters.timeouts) + "  \"timeouts_by_server\": {" +
          timeouts_by_server(counters) + "},\n  \"seconds_waited\": " + seconds.data() + "\n}\n";
 }

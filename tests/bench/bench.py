@@ -373,7 +373,7 @@ class Bench:
             share = ("--readers", readers)
             for work, options, arguments in (
                     ("first touch, `O_DIRECT`, 4 MiB reads", (), ("--direct", "--block", 4 * MIB)),
-                    ("first touch, `-o cache=direct`, 1 MiB reads", ("-o", "cache=direct"), ())):
+                    ("first touch, `-o page_cache=direct`, 1 MiB reads", ("-o", "page_cache=direct"), ())):
                 table.speed(f"{work}, {who}", "`pread` of the source with as many readers",
                             target if "O_DIRECT" in work else "",
                             lambda: through_mount(options, *arguments, *share),
@@ -423,7 +423,7 @@ class Bench:
         """Bytes of memory for each byte of a tensor after one read."""
         table, seconds, measure = self.table, self.programs.seconds, self.programs.measure
         every = [whole(path) for path in self.big.glob("*.safetensors")]
-        for option, target in (("cache=kernel", ""), ("cache=direct", "<= 1.1")):
+        for option, target in (("page_cache=kernel", ""), ("page_cache=direct", "<= 1.1")):
             work = f"memory in caches after one reading, `-o {option}`"
             if not table.wants(work):
                 continue
@@ -432,8 +432,8 @@ class Bench:
                 files, source = self.sample(mount)
                 before = measure("resident", source)
                 seconds("read", files)
-                # With cache=direct a file cannot be mapped, so it has no pages.
-                ours = measure("resident", files) if option == "cache=kernel" else 0
+                # With page_cache=direct a file cannot be mapped, so it has no pages.
+                ours = measure("resident", files) if option == "page_cache=kernel" else 0
                 held = ours + measure("resident", source) - before
                 table.add(work, "the tensor's bytes", target, [held / sum(length for _, length, _ in files)])
 

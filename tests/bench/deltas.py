@@ -110,8 +110,8 @@ class Deltas:
             "again": "delta of 1 %: read again",
             "chain": f"{LINKS} deltas of 1 %: first read of all tensors",
             "byte": "delta of 1 %: from `stfs` to the first byte of an unchanged tensor",
-            "cache": "delta of 1 %, `-o cache=direct`: pages beyond those of the base",
-            "memory": "delta of 1 %, `-o cache=direct`: memory of the daemon",
+            "cache": "delta of 1 %, `-o page_cache=direct`: pages beyond those of the base",
+            "memory": "delta of 1 %, `-o page_cache=direct`: memory of the daemon",
             "patch": "delta of 1 %: mount, and first read of all tensors",
             "encode": "`stfs-info delta`, 1 % changed",
         }
@@ -152,7 +152,7 @@ class Deltas:
         shards = [(0, path.stat().st_size, path) for path in self.deltas[0].glob("*.safetensors")]
         deltas = sum(length for _, length, _ in shards)
         measure = self.bench.programs.measure
-        with self.bench.mounted(self.base, "-o", f"cache=direct,{one}") as mount:
+        with self.bench.mounted(self.base, "-o", f"page_cache=direct,{one}") as mount:
             files = self.files(mount)
             measure("drop", shards)
             measure("read", files)

@@ -120,13 +120,13 @@ class Chains(Base):
         for number in range(1, 6):
             delta = self.run_ / f"weight_v{number:06d}"
             self.assert_shows(number, self.base, f"--delta={delta}")
-            self.assert_shows(number, self.base, f"--delta={delta / 'model.safetensors.index.json'}", "--memory=1")
+            self.assert_shows(number, self.base, f"--delta={delta / 'model.safetensors.index.json'}", "--delta-memory=1")
 
     def test_a_mount_gives_any_range_with_and_without_memory(self):
         self.step(), self.step(encoding="overwrite"), self.step()
         expected = self.states[3]
         for memory in ("256M", "1", "30000"):
-            with self.mount(f"delta={self.run_ / 'weight_v000003'},memory={memory}") as mnt:
+            with self.mount(f"delta={self.run_ / 'weight_v000003'},delta_memory={memory}") as mnt:
                 for name, data in expected.items():
                     with open(mnt / name, "rb") as file:
                         for begin in sorted(self.random.integers(0, len(data), 12), key=lambda at: at % 7):
@@ -226,7 +226,7 @@ class Chains(Base):
             self.assertIn(" a.weight", expected)
             self.assertNotEqual(expected, self.digests(model, "--dequantize=bf16"))
             self.assertEqual(self.digests(model, f"--delta={delta}", "--dequantize=bf16"), expected)
-            self.assertEqual(self.digests(model, f"--delta={delta}", "--dequantize=bf16", "--memory=1"), expected)
+            self.assertEqual(self.digests(model, f"--delta={delta}", "--dequantize=bf16", "--delta-memory=1"), expected)
             with self.mount(f"delta={delta}", model) as mnt:
                 self.assertEqual(self.digests(mnt, "--dequantize=bf16"), expected)
             with self.mount(f"delta={delta},dequantize=bf16", model) as mnt:
@@ -246,7 +246,7 @@ class Chains(Base):
         for number in range(10):
             self.step(encoding=("xor", "overwrite")[number % 2])
         with contextlib.ExitStack() as stack:
-            mounts = {number: stack.enter_context(self.mount(f"delta={self.run_ / f'weight_v{number:06d}'},memory={number % 2}"))
+            mounts = {number: stack.enter_context(self.mount(f"delta={self.run_ / f'weight_v{number:06d}'},delta_memory={number % 2}"))
                       for number in range(1, 11)}
             read = lambda number: (mounts[number] / "model.2.w").read_bytes() == self.states[number]["model.2.w"]
             with concurrent.futures.ThreadPoolExecutor(16) as pool:
@@ -254,7 +254,7 @@ class Chains(Base):
 
     def test_a_worker_that_takes_over_shows_the_same(self):
         self.step(), self.step(encoding="overwrite")
-        with self.mount(f"supervise,memory=1,delta={self.run_ / 'weight_v000002'}") as mnt:
+        with self.mount(f"supervise,delta_memory=1,delta={self.run_ / 'weight_v000002'}") as mnt:
             read = lambda _: (mnt / "model.2.w").read_bytes() == self.states[2]["model.2.w"]
             with concurrent.futures.ThreadPoolExecutor(4) as pool:
                 reading = pool.map(read, range(12))
@@ -395,6 +395,18 @@ class Faults(Base):
         other = self.full(versions.step(self.random, self.states[0]), self.work / "other.safetensors")
         self.refused(delta, "is not the base of this delta", other)
         self.refused(delta, "is not the base of this delta", self.full(self.states[1], self.work / "twice.safetensors"))
+
+    def test_a_damaged_compressed_base_is_named_when_the_command_starts(self):
+        """Such a tensor is computed and has no place in a file."""
+        path = self.work / "base.npz"
+        numpy.savez_compressed(path, **{name: numpy.frombuffer(data, "<i2").reshape(SHAPES[name]) for name, data in self.states[0].items()})
+        delta = self.step()
+        info("list", path, f"--delta={delta}")
+        raw = bytearray(path.read_bytes())
+        end = raw.rindex(b"PK\x01\x02", 0, raw.rindex(b"norm.npy"))  # the last member's data end here
+        raw[end - 40] ^= 0xFF
+        path.write_bytes(raw)
+        self.assertIn('tensor "norm"', info("list", path, f"--delta={delta}", status=3))
 
     def test_a_version_in_the_directory_of_another_and_too_long_a_chain(self):
         self.step()

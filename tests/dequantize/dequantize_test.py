@@ -190,7 +190,7 @@ class Values(unittest.TestCase):
 
     def test_f32(self):
         expected = MODEL.expected("f32")
-        with mounted(self.source, self.work / "mnt", "dequantize=f32", "cache=direct") as mount:
+        with mounted(self.source, self.work / "mnt", "dequantize=f32", "page_cache=direct") as mount:
             self.ranges(mount, expected)
             self.slices(mount, expected)
             self.locators(mount, self.shows(mount, expected, "f32"))
@@ -340,7 +340,7 @@ class RandomCheckpoints(Values):
                 MODEL.write(source)
                 word = self.draw.choice(list(numbers.RESULTS))
                 expected = MODEL.expected(word)
-                with mounted(source, self.work / "mnt", "dequantize=" + word, "cache=direct") as mount:
+                with mounted(source, self.work / "mnt", "dequantize=" + word, "page_cache=direct") as mount:
                     self.ranges(mount, expected)
                     self.slices(mount, expected)
                     self.shows(mount, expected, word)

@@ -59,7 +59,7 @@ class Faults(unittest.TestCase):
         return 0
 
     def test_a_read_without_memory_is_enomem_or_right(self):
-        daemon = subprocess.Popen([STFS, "-f", "-o", "dequantize=bf16,cache=direct", self.source, self.mount], stderr=subprocess.DEVNULL)
+        daemon = subprocess.Popen([STFS, "-f", "-o", "dequantize=bf16,page_cache=direct", self.source, self.mount], stderr=subprocess.DEVNULL)
         self.addCleanup(daemon.wait, HANG)
         self.addCleanup(run, STFS, "-u", "-z", self.mount)
         while not os.path.ismount(self.mount):
@@ -92,7 +92,7 @@ class Faults(unittest.TestCase):
     def test_a_signal_during_a_read_changes_no_byte(self):
         before = signal.signal(signal.SIGALRM, lambda *_: None)
         self.addCleanup(signal.signal, signal.SIGALRM, before)
-        with mounted(self.source, self.mount, "dequantize=bf16", "cache=direct"):
+        with mounted(self.source, self.mount, "dequantize=bf16", "page_cache=direct"):
             signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
             try:
                 raw = {name: (self.mount / name).read_bytes() for name in self.expected for _ in range(5)}
@@ -103,7 +103,7 @@ class Faults(unittest.TestCase):
 
     def test_a_source_that_is_rewritten_gives_no_byte_more(self):
         """Neither of a tile that was computed before, nor of any view."""
-        with mounted(self.source, self.mount, "dequantize=bf16", "cache=direct"):
+        with mounted(self.source, self.mount, "dequantize=bf16", "page_cache=direct"):
             for name in self.expected:
                 self.assertEqual(self.read(name, 0), 0)
             with open(self.source / "model.safetensors", "r+b") as file:

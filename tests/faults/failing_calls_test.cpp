@@ -200,7 +200,7 @@ TEST_F(FailingCalls, OfMallocWhileServingFailThatReadAlone) {
   write_safetensors(source, {random_tensor("h", "F16", {kCount}), random_tensor("i", "U8", {9})});
 
   // With its cache the kernel would read the file in parts.
-  ASSERT_EQ(run({STFS_BINARY, "-o", "cache=direct", source, mountpoint()},
+  ASSERT_EQ(run({STFS_BINARY, "-o", "page_cache=direct", source, mountpoint()},
                 {.environment = failing("malloc", {"STFS_FAIL_ON=1", "STFS_FAIL_SIZE=" + size,
                                                    "STFS_FAIL_MOST=" + size})})
                 .status,

@@ -306,7 +306,7 @@ INSTANTIATE_TEST_SUITE_P(Caller, StallingDisk,
                          [](const auto& test) { return std::string(test.param.name); });
 
 TEST_P(StallingDisk, DoesNotKeepTheDaemonForever) {
-  ForegroundMount mount({*disk_ / "m.safetensors"}, {"-o", "cache=direct"}, GetParam().caller);
+  ForegroundMount mount({*disk_ / "m.safetensors"}, {"-o", "page_cache=direct"}, GetParam().caller);
   spoil("stall", 0, kSize);
   Process reader({"cat", mount / "w"});
   ASSERT_TRUE(disk_->stalls(1));
@@ -408,7 +408,7 @@ TEST_F(SourceOnFaultyDisk, GivesNoPageOfANewVersionToAMounterWhoDoesNotOwnTheSou
       set -e
       mknod "$1/fuse" c 10 229 && chmod 666 "$1/fuse" && mount --bind "$1/fuse" /dev/fuse
       nobody() { setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; }
-      nobody "$1/stfs" -o cache=direct "$2" "$1/nobodys"
+      nobody "$1/stfs" -o page_cache=direct "$2" "$1/nobodys"
       nobody dd if="$1/nobodys/w" bs=4096 skip=300 count=1 status=none || echo refused
       nobody "$1/stfs" -u -z "$1/nobodys")sh",
                   "sh", dir_.path(), *disk_ / "m.safetensors"});

@@ -149,7 +149,7 @@ std::uint64_t ticks_of(pid_t pid) {
 TEST_F(InterruptedReaders, OfWhatIsComputedEndTheComputation) {
   const TempDir dir;
   write_file(dir / "m.npz", slow_arrays(1000));
-  const Mounted mount({dir / "m.npz"}, {"-o", "cache=direct"});
+  const Mounted mount({dir / "m.npz"}, {"-o", "page_cache=direct"});
   const pid_t daemon = mount.daemon();
   const auto reader_of = [&](const char* name) {
     return std::vector<std::string>{"/usr/bin/tail", "-c", "1", mount / name};

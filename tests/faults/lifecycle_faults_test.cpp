@@ -34,8 +34,8 @@ class LifecycleFaults : public MountTest, public ::testing::WithParamInterface<c
   std::filesystem::path source() const { return dir_ / "m.safetensors"; }
   std::filesystem::path mountpoint() const { return dir_ / "mnt"; }
 
-  // With cache=direct the daemon answers every read; but a source must be mappable, so not for a
-  // file that is a source.
+  // With page_cache=direct the daemon answers every read; but a source must be mappable, so not for
+  // a file that is a source.
   static Outcome stfs(const std::vector<std::string>& sources_and_mountpoint,
                       const std::string& cache = "direct") {
     std::vector<std::string> argv = {STFS_BINARY, "-o", GetParam(), "-o", "cache=" + cache};
@@ -139,7 +139,7 @@ TEST_P(LifecycleFaults, SigtermUnderReadersEndsCleanlyAndANewMountServesThem) {
   const std::uint64_t cycles = long_or(200, 4);
   for (std::uint64_t i = 0; i < cycles; ++i) {
     Process daemon(
-        {STFS_BINARY, "-f", "-o", GetParam(), "-o", "cache=direct", source(), mountpoint()});
+        {STFS_BINARY, "-f", "-o", GetParam(), "-o", "page_cache=direct", source(), mountpoint()});
     ASSERT_TRUE(readers.go_on(50)) << daemon.err();
 
     daemon.signal(SIGTERM);

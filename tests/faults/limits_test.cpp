@@ -160,7 +160,7 @@ TEST_F(Limits, AttributesThatAreTooLongCostTheDaemonNothing) {
 TEST_F(Limits, ThreeHundredReadersAtOnce) {
   const Tensor tensor = random_tensor("w", "BF16", {512, 1024});
   write_safetensors(dir_ / "m.safetensors", {tensor});
-  for (const char* cache : {"cache=kernel", "cache=direct"}) {
+  for (const char* cache : {"page_cache=kernel", "page_cache=direct"}) {
     const Mounted mount({dir_ / "m.safetensors"}, {"-o", cache});
     std::atomic<int> right = 0;
     std::vector<std::thread> readers;

@@ -145,7 +145,7 @@ std::string bounding_set_of_the_unit() {
 TEST_F(Permissions, OfTheSystemdUnitLetItLeaseAnotherUsersSource) {
   const auto leases_held = [this](const std::string& as_whom) {
     return in_namespace(R"sh(chown 1000 "$source"; inode=$(stat -c %i "$source"); )sh" + as_whom +
-                        R"sh( "$stfs" -o cache=direct "$source" "$mnt"
+                        R"sh( "$stfs" -o page_cache=direct "$source" "$mnt"
         for i in $(seq 50); do  # it is given back a second after the read
           cat "$mnt/w" >/dev/null && grep -c "LEASE .*:$inode " /proc/locks && break
         done | tail -n 1)sh");

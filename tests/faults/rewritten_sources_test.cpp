@@ -212,7 +212,7 @@ TEST_P(RewrittenSourceOf, IsNoneWhoseLinksNamesOrRightsChange) {
 
 // What a lease alone tells from a rewrite, in the midst of readers.
 TEST_F(RewrittenSource, IsNoLeasedOneWhoseTimesOrAttributesChange) {
-  mount(true, {"-o", "cache=direct"});
+  mount(true, {"-o", "page_cache=direct"});
   std::atomic<bool> stop = false;
   std::atomic<int> errors = 0;
   std::vector<std::thread> readers;
@@ -282,7 +282,7 @@ class RewrittenUnderWorkers : public RewrittenSource, public ::testing::WithPara
     MountTest::SetUp();
     if (!GetParam() && ::geteuid() != 0) GTEST_SKIP() << "needs root to give it away";
   }
-  void mount_it() { mount(GetParam(), {"-o", "supervise,cache=direct"}); }
+  void mount_it() { mount(GetParam(), {"-o", "supervise,page_cache=direct"}); }
 };
 
 INSTANTIATE_TEST_SUITE_P(Of, RewrittenUnderWorkers, ::testing::Bool(), [](const auto& test) {
@@ -352,7 +352,7 @@ class RewrittenBehind : public RewrittenSource, public ::testing::WithParamInter
       *path = to;
     }
     disk_ = std::make_unique<FaultyDisk>(dir_ / "files", GetParam());
-    mount(true, {"-o", "cache=direct"}, *disk_ / "a.safetensors");
+    mount(true, {"-o", "page_cache=direct"}, *disk_ / "a.safetensors");
   }
   void TearDown() override { mount_.reset(); }
 
@@ -393,7 +393,7 @@ TEST_F(RewrittenSource, OnAFileSystemWhoseCtimeMeansNothingIsJudgedByItsMtime) {
   std::filesystem::create_directory(dir_ / "files");
   std::filesystem::rename(source_, dir_ / "files/a.safetensors");
   const FaultyDisk disk(dir_ / "files", "clock");
-  mount(true, {"-o", "cache=direct"}, disk / "a.safetensors");
+  mount(true, {"-o", "page_cache=direct"}, disk / "a.safetensors");
 
   expect_good("another ctime");
   expect_good_source();

@@ -315,7 +315,7 @@ TEST_F(Supervise, AWorkerThatIsKilledInTheMiddleOfLargeRepliesCausesNoError) {
   constexpr std::size_t kPart = 1 << 20;
   tensors_[0] = random_tensor("w", "U8", {kBytes});
   write_safetensors(source(), tensors_);
-  const auto mount = this->mount({"-o", "cache=direct"});
+  const auto mount = this->mount({"-o", "page_cache=direct"});
   std::atomic<bool> stop = false;
   std::atomic<std::uint64_t> rounds = 0;
   std::vector<std::thread> readers;
@@ -452,7 +452,7 @@ TEST_F(Supervise, ADirectoryThatIsBeingListedIsListedToItsEnd) {
 }
 
 TEST_F(Supervise, TheVersionThatWasMountedIsServedWhenTheSourceWasReplacedOrRemoved) {
-  const auto mount = this->mount({"-o", "cache=direct"});
+  const auto mount = this->mount({"-o", "page_cache=direct"});
   const auto goes_on = [&] {
     live_usefully(*mount);
     kill_worker(*mount);
@@ -473,7 +473,7 @@ TEST_F(Supervise, AnIndexIsNotReadAgain) {
   write_safetensors(dir_ / "b.safetensors", {tensors_[1]});
   const std::filesystem::path index = dir_ / "x.safetensors.index.json";
   write_index(index, {{"w", "a.safetensors"}, {"layer.0.bias", "b.safetensors"}});
-  ForegroundMount mount({index}, {"-o", "supervise,cache=direct"});
+  ForegroundMount mount({index}, {"-o", "supervise,page_cache=direct"});
   write_file(index, "{");
   std::filesystem::remove(dir_ / "b.safetensors");
 
@@ -485,7 +485,7 @@ TEST_F(Supervise, AnIndexIsNotReadAgain) {
 }
 
 TEST_F(Supervise, ASourceThatHasChangedStaysChangedForTheNextWorker) {
-  const auto mount = this->mount({"-o", "cache=direct"});
+  const auto mount = this->mount({"-o", "page_cache=direct"});
   const auto open_error = [&] {
     const int fd = ::open((*mount / "w").c_str(), O_RDONLY | O_CLOEXEC);
     const int error = fd < 0 ? errno : 0;
@@ -510,7 +510,7 @@ TEST_F(Supervise, ASourceThatHasChangedStaysChangedForTheNextWorker) {
 }
 
 TEST_F(Supervise, ASourceThatChangesBetweenTwoWorkersIsNoticed) {
-  const auto mount = this->mount({"-o", "cache=direct"});
+  const auto mount = this->mount({"-o", "page_cache=direct"});
   const int fd = ::open((*mount / "w").c_str(), O_RDONLY | O_CLOEXEC);
   live_usefully(*mount);
   const pid_t worker = worker_of(*mount);
@@ -594,7 +594,7 @@ TEST_F(Supervise, AWorkerThatCannotStartIsFollowedByAnother) {
 #endif
   const std::filesystem::path flag = dir_ / "now";
   const auto mount =
-      this->mount({"-o", "cache=direct"},
+      this->mount({"-o", "page_cache=direct"},
                   {.environment = failing("pthread_create",
                                           {"STFS_FAIL_ON=1", "STFS_FAIL_WHILE=" + flag.string()})});
   EXPECT_EQ(read_file(*mount / "w"), w());
@@ -688,7 +688,7 @@ TEST_F(Supervise, ASignalAtTheMomentOfMountingUnmountsToo) {
 
 TEST_F(Supervise, WithoutItsSupervisorAWorkerGoesOnAndEndsCleanly) {
   for (const bool by_signal : {true, false}) {
-    const auto mount = this->mount({"-o", "cache=direct"});
+    const auto mount = this->mount({"-o", "page_cache=direct"});
     const pid_t worker = worker_of(*mount);
 
     mount->process().signal(SIGKILL);
@@ -742,7 +742,7 @@ TEST_F(Supervise, UnmountingEndsBoth) {
 }
 
 TEST_F(Supervise, ADetachedMountIsServedByTheNextWorkerUntilItsLastFileIsClosed) {
-  const auto mount = this->mount({"-o", "cache=direct"});
+  const auto mount = this->mount({"-o", "page_cache=direct"});
   const int fd = ::open((*mount / "w").c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_GE(fd, 0);
   live_usefully(*mount);

@@ -1,4 +1,4 @@
-"""exports_test.py TOOLS LIBSTFS: what the library shows is what its headers declare, in their versions, and no more."""
+"""exports_test.py TOOLS LIBSTFS: what the library shows is what its headers declare, in their versions, and the old names."""
 
 import pathlib
 import re
@@ -14,5 +14,7 @@ for header, version in (("library/include/stfs.h", "STFS_1"), ("gpu/library/incl
     names = re.findall(r"^STFS(?:_GPU)?_API [^(]*?(\w+)\(", (tools / header).read_text(), re.MULTILINE)
     assert names, header
     declared.update(f"{name}@@{version}" for name in names)
+# Names of 0.2.0 that were replaced: still exported, and declared by no header.
+declared.update(f"{name}@@STFS_1" for name in ("stfs_is_elsewhere", "stfs_measure_part", "stfs_version_of"))
 if shown != declared:
     sys.exit(f"{sorted(shown - declared)} are visible, {sorted(declared - shown)} are not")

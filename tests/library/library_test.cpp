@@ -68,9 +68,9 @@ struct Outcome {
 Outcome read_part(const Handle& handle, std::string_view name, const char* slice = nullptr,
                   const char* as = nullptr) {
   const stfs_part part{sizeof part, number_of(handle, name), slice, as};
-  stfs_measure measure{};
+  stfs_part_info measure{};
   measure.size = sizeof measure;
-  if (const int status = stfs_measure_part(handle.get(), &part, &measure)) return {status, {}};
+  if (const int status = stfs_get_part_info(handle.get(), &part, &measure)) return {status, {}};
   std::string bytes(measure.bytes, '\0');
   const int status = stfs_read(handle.get(), &part, 0, bytes.data(), bytes.size());
   return {status, bytes};
@@ -185,17 +185,17 @@ TEST_F(LibStfs, StructsOfOtherVersionsWork) {
   const stfs_part older{offsetof(stfs_part, as), 1, "0", "rubbish"};
   EXPECT_EQ(stfs_read(handle.get(), &older, 0, row, sizeof row), STFS_OK) << stfs_last_error();
   struct {
-    stfs_measure known;
+    stfs_part_info known;
     std::uint64_t newer;
   } measure{};
   measure.known.size = sizeof measure;
   measure.newer = 7;
-  ASSERT_EQ(stfs_measure_part(handle.get(), &part.known, &measure.known), STFS_USAGE);
-  ASSERT_EQ(stfs_measure_part(handle.get(), &older, &measure.known), STFS_OK);
+  ASSERT_EQ(stfs_get_part_info(handle.get(), &part.known, &measure.known), STFS_USAGE);
+  ASSERT_EQ(stfs_get_part_info(handle.get(), &older, &measure.known), STFS_OK);
   EXPECT_EQ(measure.newer, 0U);
-  measure.known.size = offsetof(stfs_measure, rank);
+  measure.known.size = offsetof(stfs_part_info, rank);
   measure.known.rank = 7;
-  ASSERT_EQ(stfs_measure_part(handle.get(), &older, &measure.known), STFS_OK);
+  ASSERT_EQ(stfs_get_part_info(handle.get(), &older, &measure.known), STFS_OK);
   EXPECT_EQ(measure.known.rank, 7U);  // beyond its size
 }
 
@@ -260,7 +260,7 @@ TEST_F(LibStfs, AWholeFileIsPrivateMemoryWhereTensorsBeginAtTheirOffsets) {
 
 TEST_F(LibStfs, ASourceThatChangesIsEstale) {
   const Handle handle = open_with({path()});
-  const std::string version = stfs_version_of(handle.get());
+  const std::string version = stfs_checkpoint_version(handle.get());
   const void* address = nullptr;
   std::string other = file_bytes();
   other.back() = static_cast<char>(~other.back());
@@ -307,7 +307,7 @@ TEST_F(LibStfs, TellsTextsAsAMountDoes) {
   EXPECT_NE(text(STFS_TEXT_INFO, 0).find("\"tensors\": 2"), std::string::npos)
       << text(STFS_TEXT_INFO, 0);
   EXPECT_NE(text(STFS_TEXT_TENSOR, 1).find("\"name\":\"b\""), std::string::npos);
-  EXPECT_EQ(text(STFS_TEXT_FROM, 1), "[]");
+  EXPECT_EQ(text(STFS_TEXT_INPUTS, 1), "[]");
   EXPECT_EQ(text(STFS_TEXT_KEY, 0), "format");
   EXPECT_EQ(text(STFS_TEXT_METADATA, 0), "pt");
   EXPECT_EQ(text(STFS_TEXT_KEY, 1), "2");

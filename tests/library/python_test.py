@@ -246,7 +246,7 @@ class CheckpointTest(Base):
                     left -= 1
                     if left == -1:
                         sys.settrace(None)
-                        first.from_  # the handler's own
+                        first.inputs  # the handler's own
                 return trace
 
             sys.settrace(trace)
@@ -490,7 +490,7 @@ class TensorTest(Base):
     def test_knows_what_it_is(self):
         t = self.m["f32"]
         self.assertEqual((t.name, t.dtype, t.shape, t.nbytes, t.elements, len(t)), ("f32", "F32", (4, 6), 96, 24, 4))
-        self.assertEqual((t.source, t.from_, repr(t)), (self.path, [], "<stfs.Tensor 'f32' F32 [4,6]>"))
+        self.assertEqual((t.source, t.inputs, repr(t)), (self.path, [], "<stfs.Tensor 'f32' F32 [4,6]>"))
         with open(self.path, "rb") as file:
             file.seek(t[2].offset)
             self.assertEqual(file.read(t[2].nbytes), ARRAYS["f32"][1][2].tobytes())

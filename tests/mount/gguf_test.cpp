@@ -269,7 +269,7 @@ TEST_F(GgufFiles, ManyStringsCostTheDaemonNoMemory) {
 
 TEST_F(GgufFiles, APartThatIsRewrittenIsESTALE) {
   const std::vector<std::string> sources = two();
-  const Mounted mount(sources, {"-o", "cache=direct"});
+  const Mounted mount(sources, {"-o", "page_cache=direct"});
   const std::string merged = mount / ".stfs/merged.gguf";
   const int fd = ::open(merged.c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_GE(fd, 0);

@@ -84,7 +84,7 @@ TEST_F(Options, MayBeGivenSeveralTimesAndAfterTheOperands) {
   std::filesystem::create_directory(dir / "mnt");
 
   const Outcome result = run({STFS_BINARY, source(), dir / "mnt", "-o", "views=visible",
-                              "-ofsname=x", "-o", "cache=direct,umask=077"});
+                              "-ofsname=x", "-o", "page_cache=direct,umask=077"});
   const auto entries = mounts_at(dir / "mnt");
   const std::size_t names = result.status == 0 ? names_in(dir / "mnt").size() : 0;
   unmount_all(dir / "mnt");

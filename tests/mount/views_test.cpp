@@ -197,8 +197,8 @@ TEST_F(Views, CountersCountWhatWasRead) {
   const Outcome seen = sh(R"(find "$1" -type f -exec cat {} + > /dev/null; cat "$2")",
                           {mount.path().string(), path});
 
-  EXPECT_NE(seen.out.find("\"bytes_answered\": "), std::string::npos) << seen.out;
-  EXPECT_EQ(seen.out.find("\"bytes_answered\": 0,"), std::string::npos) << seen.out;
+  EXPECT_NE(seen.out.find("\"bytes_returned\": "), std::string::npos) << seen.out;
+  EXPECT_EQ(seen.out.find("\"bytes_returned\": 0,"), std::string::npos) << seen.out;
 }
 
 TEST_F(Views, AreNotSeenByFindTarDuAndCp) {
@@ -756,7 +756,7 @@ TEST_F(Views, ReadersOfAllViewsAtOnceSeeTheSame) {
   std::vector<std::string> paths;
   for (const auto& [path, bytes] : expected) paths.push_back(path);
 
-  const Mounted mount({dir / "m.safetensors"}, {"-o", "cache=direct"});
+  const Mounted mount({dir / "m.safetensors"}, {"-o", "page_cache=direct"});
   constexpr int kThreads = 6;
   std::latch start(kThreads);
   std::vector<std::thread> threads;

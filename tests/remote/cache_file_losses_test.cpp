@@ -76,7 +76,7 @@ TEST_F(CacheFileLosses, ADamagedBlockIsFetchedAgain) {
   EXPECT_EQ(source->read_unverified(bytes, 0), EAGAIN);
   EXPECT_FALSE(source->has({0, 4 * kBlock}));
   expect_bytes(*source, {0, 4 * kBlock});
-  EXPECT_EQ(counters.cache_faults, 1U);
+  EXPECT_EQ(counters.cache_corrupt, 1U);
   EXPECT_EQ(to_text(network.seen()), "0+4 1+1 ");
 }
 
@@ -174,7 +174,7 @@ TEST_F(CacheFileLosses, DataThatALossOfPowerTookIsNeverZeros) {
   punch_hole(entry_path() / "data", 4096, 2 * kBlock);
   const auto source = open(4 * kBlock);
   expect_bytes(*source, {0, 4 * kBlock});
-  EXPECT_EQ(counters.cache_faults, 3U);
+  EXPECT_EQ(counters.cache_corrupt, 3U);
 }
 
 TEST_F(CacheFileLosses, AWindowOfTheCacheIsLookedAtWithoutReadingIt) {

@@ -185,7 +185,7 @@ TEST_F(CacheFileTest, OfABlockThatBrokeOnlyTheRestIsAskedFor) {
   EXPECT_EQ(counters.bytes_fetched, 0U);  // Http's
   const auto again = open(kMiB);
   expect_bytes(*again, {0, kMiB});  // the checksums are those of the bytes
-  EXPECT_EQ(counters.cache_faults, 0U);
+  EXPECT_EQ(counters.cache_corrupt, 0U);
 }
 
 // A mirror that answers 200 with the whole object.

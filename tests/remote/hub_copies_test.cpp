@@ -126,7 +126,7 @@ TEST_F(HubCopies, ThatFitAreUsedAndNothingIsFetched) {
 // The next worker knows what the lease of the last one has judged.
 TEST_F(HubCopies, WhoseTimesAreSetBeforeAWorkerDiesAreServedByTheNext) {
   publish(1 << 20);
-  const auto mounted = mount("supervise,cache=direct");
+  const auto mounted = mount("supervise,page_cache=direct");
   expect_right(*mounted);
   ASSERT_EQ(run({"touch", "-a", blob_}).status, 0);
   expect_right(*mounted);
@@ -208,7 +208,7 @@ TEST_F(HubCopies, ThatAreLargeAndHaveOtherBytesGiveNoneOfThem) {
   publish(kLarge);
   change_copy();
   change_copy(kLarge - 1);
-  for (const char* const options : {"ro", "supervise", "cache=direct"}) {
+  for (const char* const options : {"ro", "supervise", "page_cache=direct"}) {
     fs::remove_all(dir_ / "cache");
     const auto mounted = mount(options);
     char byte = 0;
@@ -239,7 +239,7 @@ TEST_F(HubCopies, ThatAreLargeAndHaveOtherBytesGiveNoneOfThem) {
 
 TEST_F(HubCopies, ThatAreTruncatedUnderAMountGiveNoWrongByte) {
   publish(1 << 20);
-  const auto mounted = mount("cache=direct");
+  const auto mounted = mount("page_cache=direct");
   expect_right(*mounted);
   fs::resize_file(blob_, 300'000);
   errno = 0;

@@ -116,7 +116,7 @@ TEST_F(FailingCache, ThatIsCutUnderAMountGivesNoWrongByte) {
 
 // The kernel fills the rest of the last page with zeros, and keeps that page in memory.
 TEST_F(FailingCache, ThatIsCutInsideAPageGivesNoZeros) {
-  for (const char* const more : {"", "cache=direct", "supervise"}) {
+  for (const char* const more : {"", "page_cache=direct", "supervise"}) {
     SCOPED_TRACE(more);
     std::filesystem::remove_all(cache());
     fill_cache();

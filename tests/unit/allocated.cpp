@@ -12,7 +12,7 @@ thread_local std::uint64_t allocated = 0;
 
 std::uint64_t stfs::test::allocated_bytes() { return allocated; }
 
-// All other forms call these.
+// All other forms of new and delete call these.
 void* operator new(std::size_t size) {
   allocated += size;
   if (void* const memory = std::malloc(size != 0 ? size : 1)) return memory;

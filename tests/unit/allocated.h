@@ -5,8 +5,8 @@
 
 namespace stfs::test {
 
-// Bytes since the thread began, freed ones included. Not in sanitizer builds: a sanitizer brings
-// its own allocator.
+// Returns the bytes that this thread has requested since it began, including freed bytes. Missing
+// in sanitizer builds, because sanitizers have their own allocator.
 std::uint64_t allocated_bytes();
 
 }  // namespace stfs::test

@@ -1,4 +1,4 @@
-// The kinds of SOURCE, and how each loads: files, indexes, directories, several sources.
+// Tests of loading each kind of SOURCE: files, indexes, directories and several sources.
 #include "core/checkpoint/checkpoint.h"
 
 #include "core/base/error.h"
@@ -53,7 +53,7 @@ class CheckpointTest : public ::testing::Test {
   void expect_refused(const std::vector<std::string>& sources, ErrorCode code, int status,
                       const std::string& message, const LoadOptions& options = {}) const {
     const auto refused = refusal(sources, options);
-    ASSERT_TRUE(refused) << "it loaded";
+    ASSERT_TRUE(refused) << "the checkpoint was loaded";
     EXPECT_EQ(error_name(refused->code), error_name(code)) << refused->message;
     EXPECT_EQ(exit_status(refused->code), status);
     EXPECT_NE(refused->message.find(message), std::string::npos) << refused->message;
@@ -76,7 +76,7 @@ class CheckpointTest : public ::testing::Test {
   TempDir dir_;
 };
 
-TEST_F(CheckpointTest, OfAFileHasItsTensors) {
+TEST_F(CheckpointTest, LoadsTensorsFromFile) {
   write_safetensors(dir_ / "m.safetensors",
                     {{"b", "U8", {3}, "abc"}, {"a/c", "F16", {1, 2}, "wxyz"}});
 
@@ -96,9 +96,9 @@ TEST_F(CheckpointTest, OfAFileHasItsTensors) {
   EXPECT_TRUE(checkpoint.warnings().empty());
 }
 
-// What aria2 and browsers leave beside a file that is not whole yet, though it may have its whole
+// aria2 and browsers leave such a file next to an incomplete file, which may already have its full
 // size.
-TEST_F(CheckpointTest, ASidecarOfAnUnfinishedDownloadIsAWarning) {
+TEST_F(CheckpointTest, WarnsAboutUnfinishedDownload) {
   write("m.safetensors", {"a"});
   write("1.safetensors", {"b"});
   write_index(dir_ / "m.safetensors.index.json", {{"b", "1.safetensors"}}, 1);
@@ -128,7 +128,7 @@ TEST_F(CheckpointTest, ASidecarOfAnUnfinishedDownloadIsAWarning) {
   }
 }
 
-TEST_F(CheckpointTest, TheIndexOfAVariantIsAnIndex) {
+TEST_F(CheckpointTest, AcceptsIndexOfVariant) {
   const auto variant = [&](const std::string& directory, const std::string& index,
                            const std::string& shard) {
     fs::create_directory(dir_ / directory);
@@ -142,7 +142,7 @@ TEST_F(CheckpointTest, TheIndexOfAVariantIsAnIndex) {
           "model.fp16-00001-of-00001.safetensors");
   variant("diffusers", "diffusion_pytorch_model.safetensors.fp16.index.json",
           "diffusion_pytorch_model-00001-of-00001.fp16.safetensors");
-  // A whole file, and an index without a variant, are preferred.
+  // A complete file, and an index without a variant, are preferred.
   write("transformers/model.safetensors", {"whole"});
   EXPECT_EQ(names_of(Checkpoint(Strings{at("transformers")})), Strings{"whole"});
   write("diffusers/1.safetensors", {"plain"});
@@ -155,7 +155,7 @@ TEST_F(CheckpointTest, TheIndexOfAVariantIsAnIndex) {
                is_index_name("x.bin.json"));
 }
 
-TEST_F(CheckpointTest, AnOldIndexIsToldOfTheShardsThatItDoesNotName) {
+TEST_F(CheckpointTest, OutdatedIndexErrorNamesOtherShards) {
   write("model-00001-of-00002.safetensors", {"a"});
   write("model-00002-of-00002.safetensors", {"b"});
   write_index(dir_ / "model.safetensors.index.json", {{"a", "model-00001-of-00030.safetensors"}},
@@ -166,7 +166,7 @@ TEST_F(CheckpointTest, AnOldIndexIsToldOfTheShardsThatItDoesNotName) {
                  " is it the index of another download?)");
 }
 
-TEST_F(CheckpointTest, SomeShardsWithoutTheirIndexAreNoCheckpointOfADirectory) {
+TEST_F(CheckpointTest, RejectsDirectoryOfShardsWithoutIndex) {
   for (const std::string first :
        {"model-00001-of-00002.safetensors", "model.fp16-00001-of-00002.safetensors",
         "pytorch_model-00001-of-00002.bin",
@@ -187,7 +187,7 @@ TEST_F(CheckpointTest, SomeShardsWithoutTheirIndexAreNoCheckpointOfADirectory) {
   EXPECT_EQ(names_of(Checkpoint(Strings{at("one")})), Strings{"a"});
 }
 
-TEST_F(CheckpointTest, AnIndexOfNoTensorsIsToldOfTheShardsBesideIt) {
+TEST_F(CheckpointTest, WarnsIfEmptyIndexHasShardsNextToIt) {
   write_index(dir_ / "model.safetensors.index.json", {}, 0);
   EXPECT_EQ(Checkpoint(Strings{at(".")}).warnings(), Strings{});
   write("model-00001-of-00002.safetensors", {"a"});
@@ -198,7 +198,7 @@ TEST_F(CheckpointTest, AnIndexOfNoTensorsIsToldOfTheShardsBesideIt) {
       << checkpoint.warnings()[0];
 }
 
-TEST_F(CheckpointTest, FindsATensorByItsName) {
+TEST_F(CheckpointTest, FindsTensorByName) {
   write("1.safetensors", {"m", "", "z"});
   write("2.safetensors", {"a", "\u00e9"});
 
@@ -217,13 +217,13 @@ TEST_F(CheckpointTest, NumbersTensorsBySourceThenByOffset) {
   EXPECT_EQ(names_of(checkpoint), (Strings{"b", "a", "z", "y"}));
 }
 
-TEST_F(CheckpointTest, OfAFileWithAnyNameIsLoaded) {
+TEST_F(CheckpointTest, LoadsFileWithAnyName) {
   write("blob", {"a"});
 
   EXPECT_EQ(names_of(Checkpoint(Strings{at("blob")})), Strings{"a"});
 }
 
-TEST_F(CheckpointTest, OfNoTensorsIsEmpty) {
+TEST_F(CheckpointTest, LoadsFileWithoutTensors) {
   write("m.safetensors", {});
 
   const Checkpoint checkpoint(Strings{at("m.safetensors")});
@@ -233,14 +233,14 @@ TEST_F(CheckpointTest, OfNoTensorsIsEmpty) {
   EXPECT_EQ(checkpoint.tree().directory_count(), 1U);
 }
 
-// Directories.
+// Tests of directories.
 
-// A file `x.safetensors` has the tensor "x"; an index maps the tensor of one file.
-TEST_F(CheckpointTest, OfADirectoryIsTheUsualOrTheOnlyIndexAndElseFile) {
+// A file `x.safetensors` has the tensor "x". An index maps the tensor of one file.
+TEST_F(CheckpointTest, LoadsUsualOrOnlyIndexElseFileOfDirectory) {
   const struct {
     Strings files;
     std::vector<std::pair<std::string, std::string>> indexes;
-    std::string expected;  // the tensor; with a space: the message
+    std::string expected;  // the tensor, or, if it contains a space, the message
   } kRows[] = {
       {{"model", "s"}, {{"model", "s"}, {"other", "model"}}, "s"},
       {{"model", "s"}, {{"other", "s"}}, "s"},
@@ -271,9 +271,9 @@ TEST_F(CheckpointTest, OfADirectoryIsTheUsualOrTheOnlyIndexAndElseFile) {
   }
 }
 
-// Unreadable sources.
+// Tests of unreadable sources.
 
-TEST_F(CheckpointTest, OfWhatIsNoRegularFileIsRefusedAndDoesNotHang) {
+TEST_F(CheckpointTest, RejectsNonRegularFilesWithoutHanging) {
   for (const char* const name : {"d/m.safetensors", "e/model.safetensors.index.json"}) {
     fs::create_directory((dir_ / name).parent_path());
     ASSERT_EQ(::mkfifo(at(name).c_str(), 0600), 0);
@@ -299,7 +299,7 @@ TEST_F(CheckpointTest, OfWhatIsNoRegularFileIsRefusedAndDoesNotHang) {
   }
 }
 
-TEST_F(CheckpointTest, RefusesAnIndexLargerThanAHeaderMayBeUnread) {
+TEST_F(CheckpointTest, RejectsTooLargeIndexWithoutReadingIt) {
   write_index(dir_ / "model.safetensors.index.json", {});
   fs::resize_file(dir_ / "model.safetensors.index.json", 100'000'001);  // a hole
 
@@ -307,7 +307,7 @@ TEST_F(CheckpointTest, RefusesAnIndexLargerThanAHeaderMayBeUnread) {
                  "model.safetensors.index.json: larger than the limit of 100000000 bytes");
 }
 
-TEST_F(CheckpointTest, OfAFileThatBreaksTheFormatNamesPlaceSubjectAndRule) {
+TEST_F(CheckpointTest, InvalidFileErrorNamesPlaceSubjectAndRule) {
   write_file(dir_ / "m.safetensors",
              safetensors_bytes(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})", "xyz"));
 
@@ -315,7 +315,7 @@ TEST_F(CheckpointTest, OfAFileThatBreaksTheFormatNamesPlaceSubjectAndRule) {
                  at("m.safetensors") + ": tensor \"a\": data_offsets [1,3] leave a gap");
 }
 
-TEST_F(CheckpointTest, ThatAUserMayNotReadIsUnreadable) {
+TEST_F(CheckpointTest, FileWithoutPermissionIsUnreadable) {
   if (::geteuid() == 0) GTEST_SKIP() << "root may read everything";
   write("m.safetensors", {"a"});
   fs::permissions(dir_ / "m.safetensors", fs::perms::none);
@@ -323,9 +323,9 @@ TEST_F(CheckpointTest, ThatAUserMayNotReadIsUnreadable) {
   expect_refused({at("m.safetensors")}, ErrorCode::kUnreadable, 3, "Permission denied");
 }
 
-// Shards.
+// Tests of shards.
 
-TEST_F(CheckpointTest, OfAnIndexHasTheTensorsThatItMaps) {
+TEST_F(CheckpointTest, LoadsTensorsInIndex) {
   write("2.safetensors", {"c", "a"});
   write("1.safetensors", {"b"});
   write_index(dir_ / "m.safetensors.index.json",
@@ -338,7 +338,7 @@ TEST_F(CheckpointTest, OfAnIndexHasTheTensorsThatItMaps) {
   EXPECT_TRUE(checkpoint.warnings().empty());
 }
 
-TEST_F(CheckpointTest, OfAnIndexTakesNoShardThatItDoesNotName) {
+TEST_F(CheckpointTest, IgnoresShardsMissingFromIndex) {
   write("1.safetensors", {"a"});
   write("2.safetensors", {"b"});
   write_index(dir_ / "model.safetensors.index.json", {{"a", "1.safetensors"}}, 1);
@@ -346,7 +346,7 @@ TEST_F(CheckpointTest, OfAnIndexTakesNoShardThatItDoesNotName) {
   EXPECT_EQ(names_of(Checkpoint(Strings{dir_.path()})), Strings{"a"});
 }
 
-TEST_F(CheckpointTest, FindsShardsBesideTheIndexAndBelow) {
+TEST_F(CheckpointTest, FindsShardsInIndexDirectoryAndBelow) {
   write("c/sub/1.safetensors", {"a"});
   write("c/2.safetensors", {"b"});
   write_index(dir_ / "c/m.safetensors.index.json",
@@ -357,7 +357,7 @@ TEST_F(CheckpointTest, FindsShardsBesideTheIndexAndBelow) {
   EXPECT_EQ(checkpoint.tensor_count(), 2U);
 }
 
-TEST_F(CheckpointTest, RefusesAShardOutsideTheDirectoryOfTheIndex) {
+TEST_F(CheckpointTest, RejectsShardOutsideIndexDirectory) {
   write("out.safetensors", {"a"});
   fs::create_directory(dir_ / "in");
   write_index(dir_ / "in/m.safetensors.index.json", {{"a", "../out.safetensors"}});
@@ -367,7 +367,7 @@ TEST_F(CheckpointTest, RefusesAShardOutsideTheDirectoryOfTheIndex) {
   expect_refused({at("in/n.safetensors.index.json")}, ErrorCode::kInvalidIndex, 1, "absolute");
 }
 
-TEST_F(CheckpointTest, FollowsTheLinksOfTheHuggingFaceCache) {
+TEST_F(CheckpointTest, FollowsLinksInHuggingFaceCache) {
   write("hub/blobs/0a1b", {"a"});
   write("hub/blobs/2c3d", {"b"});
   write_index(dir_ / "hub/blobs/4e5f", {{"a", "1.safetensors"}, {"b", "2.safetensors"}}, 2);
@@ -385,7 +385,7 @@ TEST_F(CheckpointTest, FollowsTheLinksOfTheHuggingFaceCache) {
             fs::canonical(dir_ / "hub/blobs/0a1b").string());
 }
 
-TEST_F(CheckpointTest, NamesAMissingShard) {
+TEST_F(CheckpointTest, NamesMissingShard) {
   write("1.safetensors", {"a"});
   write_index(dir_ / "m.safetensors.index.json", {{"a", "1.safetensors"}, {"b", "2.safetensors"}});
 
@@ -393,7 +393,7 @@ TEST_F(CheckpointTest, NamesAMissingShard) {
                  "\"2.safetensors\"");
 }
 
-TEST_F(CheckpointTest, CountsWhatIsMissingAndSaysHowToGoOn) {
+TEST_F(CheckpointTest, CountsMissingShardsAndTensorsAndAddsHint) {
   write("1.safetensors", {"a"});
   write_index(dir_ / "m.safetensors.index.json",
               {{"a", "2.safetensors"}, {"b", "3.safetensors"}, {"c", "4.safetensors"}});
@@ -408,7 +408,7 @@ TEST_F(CheckpointTest, CountsWhatIsMissingAndSaysHowToGoOn) {
                  "download the index and the shard again (MissingTensor)");
 }
 
-TEST_F(CheckpointTest, IsASingleFileIfItShowsAllOfOne) {
+TEST_F(CheckpointTest, ReportsSingleFileOnlyIfItShowsWholeFile) {
   write("1.safetensors", {"a", "b"});
   write("2.safetensors", {"c"});
   write_index(dir_ / "all.safetensors.index.json",
@@ -424,14 +424,14 @@ TEST_F(CheckpointTest, IsASingleFileIfItShowsAllOfOne) {
   EXPECT_EQ(Checkpoint(Strings{at("1.safetensors"), at("2.safetensors")}).single_file(), nullptr);
 }
 
-TEST_F(CheckpointTest, NamesATensorThatItsShardLacks) {
+TEST_F(CheckpointTest, NamesTensorMissingFromShard) {
   write("1.safetensors", {"a"});
   write_index(dir_ / "m.safetensors.index.json", {{"a", "1.safetensors"}, {"b", "1.safetensors"}});
 
   expect_refused({at("m.safetensors.index.json")}, ErrorCode::kMissingTensor, 1, "tensor \"b\"");
 }
 
-TEST_F(CheckpointTest, NamesATensorThatIsInAnotherShardThanTheIndexSays) {
+TEST_F(CheckpointTest, NamesTensorInWrongShard) {
   write("1.safetensors", {"a"});
   write("2.safetensors", {"b"});
   write_index(dir_ / "m.safetensors.index.json", {{"a", "2.safetensors"}, {"b", "2.safetensors"}});
@@ -439,7 +439,7 @@ TEST_F(CheckpointTest, NamesATensorThatIsInAnotherShardThanTheIndexSays) {
   expect_refused({at("m.safetensors.index.json")}, ErrorCode::kMissingTensor, 1, "tensor \"a\"");
 }
 
-TEST_F(CheckpointTest, GoesOnWithoutWhatIsMissingWhenAllowed) {
+TEST_F(CheckpointTest, LoadsRestIfMissingIsAllowed) {
   write("1.safetensors", {"a"});
   fs::create_symlink("nowhere", dir_ / "3.safetensors");
   write_index(dir_ / "m.safetensors.index.json",
@@ -459,7 +459,7 @@ TEST_F(CheckpointTest, GoesOnWithoutWhatIsMissingWhenAllowed) {
   EXPECT_TRUE(checkpoint.warnings().empty()) << "the total cannot be compared";
 }
 
-TEST_F(CheckpointTest, RefusesABrokenShardAlsoWhenMissingOnesAreAllowed) {
+TEST_F(CheckpointTest, RejectsBrokenShardEvenIfMissingIsAllowed) {
   write_file(dir_ / "1.safetensors", "broken");
   fs::create_directory(dir_ / "d");
   write_index(dir_ / "m.safetensors.index.json", {{"a", "1.safetensors"}});
@@ -471,14 +471,14 @@ TEST_F(CheckpointTest, RefusesABrokenShardAlsoWhenMissingOnesAreAllowed) {
                  {.allow_missing = true});
 }
 
-TEST_F(CheckpointTest, RefusesAFifoForAShard) {
+TEST_F(CheckpointTest, RejectsFifoAsShard) {
   ASSERT_EQ(::mkfifo(at("1.safetensors").c_str(), 0600), 0);
   write_index(dir_ / "m.safetensors.index.json", {{"a", "1.safetensors"}});
 
   expect_refused({at("m.safetensors.index.json")}, ErrorCode::kUnreadable, 3, "not a regular file");
 }
 
-TEST_F(CheckpointTest, LoadsAShardOfSeveralNamesOnce) {
+TEST_F(CheckpointTest, LoadsShardWithSeveralNamesOnce) {
   write("1.safetensors", {"a", "b", "c", "d"});
   std::filesystem::create_symlink(at("1.safetensors"), at("2.safetensors"));
   write_index(dir_ / "m.safetensors.index.json",
@@ -495,7 +495,7 @@ TEST_F(CheckpointTest, LoadsAShardOfSeveralNamesOnce) {
   EXPECT_TRUE(checkpoint.warnings().empty());
 }
 
-TEST_F(CheckpointTest, WarnsOfAWrongTotal) {
+TEST_F(CheckpointTest, WarnsAboutWrongTotalSize) {
   write("1.safetensors", {"a", "b"});
   write_index(dir_ / "m.safetensors.index.json", {{"a", "1.safetensors"}, {"b", "1.safetensors"}},
               3);
@@ -508,7 +508,7 @@ TEST_F(CheckpointTest, WarnsOfAWrongTotal) {
                                           "in the index is wrong; no tensor is lost)");
 }
 
-TEST_F(CheckpointTest, TellsItsWarningsToWhoeverLoadsIt) {
+TEST_F(CheckpointTest, PassesWarningsToCallback) {
   write("1.safetensors", {"a"});
   write_index(dir_ / "m.safetensors.index.json", {{"a", "1.safetensors"}}, 2);
   Strings lines;
@@ -520,7 +520,7 @@ TEST_F(CheckpointTest, TellsItsWarningsToWhoeverLoadsIt) {
   EXPECT_EQ(lines, checkpoint.warnings());
 }
 
-TEST_F(CheckpointTest, WarnsOfTensorsThatTheIndexDoesNotNameAndLeavesThemOut) {
+TEST_F(CheckpointTest, WarnsAboutAndOmitsTensorsNotInIndex) {
   write("1.safetensors", {"z", "m", "a", "k", "b"});
   write_index(dir_ / "m.safetensors.index.json", {{"a", "1.safetensors"}, {"z", "1.safetensors"}},
               2);
@@ -535,8 +535,8 @@ TEST_F(CheckpointTest, WarnsOfTensorsThatTheIndexDoesNotNameAndLeavesThemOut) {
             std::string::npos);
 }
 
-TEST_F(CheckpointTest, KeepsTheRightTensorsOfAShardInAnyOrder) {
-  // Names out of bytewise order, each of them left out or kept.
+TEST_F(CheckpointTest, KeepsIndexedTensorsInAnyOrder) {
+  // The names are not in bytewise order, and each is randomly omitted or kept.
   RandomBytes random(5);
   for (int round = 0; round < 50; ++round) {
     Strings names;
@@ -561,9 +561,9 @@ TEST_F(CheckpointTest, KeepsTheRightTensorsOfAShardInAnyOrder) {
   }
 }
 
-// Several sources.
+// Tests of several sources.
 
-TEST_F(CheckpointTest, OfSeveralSourcesIsOneNamespace) {
+TEST_F(CheckpointTest, SeveralSourcesShareOneNamespace) {
   write("1.safetensors", {"a"});
   write("d/s.safetensors", {"b/c"});
   write_index(dir_ / "d/model.safetensors.index.json", {{"b/c", "s.safetensors"}}, 1);
@@ -574,7 +574,7 @@ TEST_F(CheckpointTest, OfSeveralSourcesIsOneNamespace) {
   EXPECT_EQ(checkpoint.tree().find("b/c"), 1U);
 }
 
-TEST_F(CheckpointTest, RefusesANameThatTwoSourcesHave) {
+TEST_F(CheckpointTest, RejectsNameInTwoSources) {
   write("1.safetensors", {"a", "b"});
   write("2.safetensors", {"c", "a"});
 
@@ -582,13 +582,13 @@ TEST_F(CheckpointTest, RefusesANameThatTwoSourcesHave) {
                  "2.safetensors: tensor \"a\": ");
 }
 
-TEST_F(CheckpointTest, RefusesTheSameSourceTwice) {
+TEST_F(CheckpointTest, RejectsSameSourceTwice) {
   write("1.safetensors", {"a"});
 
   expect_refused({at("1.safetensors"), at("1.safetensors")}, ErrorCode::kUsage, 2, "tensor \"a\"");
 }
 
-TEST_F(CheckpointTest, RefusesANameThatTwoShardsHoldOnlyWhenTheIndexMapsBoth) {
+TEST_F(CheckpointTest, UsesIndexedShardIfTwoShardsHaveName) {
   write("1.safetensors", {"a", "b"});
   write("2.safetensors", {"b", "c"});
   write_index(dir_ / "m.safetensors.index.json",
@@ -599,7 +599,7 @@ TEST_F(CheckpointTest, RefusesANameThatTwoShardsHoldOnlyWhenTheIndexMapsBoth) {
   EXPECT_EQ(names_of(checkpoint), (Strings{"a", "b", "c"}));
 }
 
-TEST_F(CheckpointTest, NumbersLabelsThatAreTheSame) {
+TEST_F(CheckpointTest, NumbersEqualLabels) {
   write("1/model.safetensors", {"a"});
   write("2/model.safetensors", {"b"});
   write("3/model.safetensors", {"c"});
@@ -612,7 +612,7 @@ TEST_F(CheckpointTest, NumbersLabelsThatAreTheSame) {
                                             "model.safetensors~3", "model.safetensors~4"}));
 }
 
-TEST_F(CheckpointTest, WritesTheSlashOfATensorThatIsADirectoryInAnotherSource) {
+TEST_F(CheckpointTest, EscapesSlashIfPrefixIsTensorInOtherSource) {
   write("1.safetensors", {"a"});
   write("2.safetensors", {"a/b"});
 
@@ -621,7 +621,7 @@ TEST_F(CheckpointTest, WritesTheSlashOfATensorThatIsADirectoryInAnotherSource) {
   EXPECT_EQ(checkpoint.tensor(1).path, "a%2Fb");
 }
 
-TEST_F(CheckpointTest, MergesMetadataAndLeavesOutWhatDiffers) {
+TEST_F(CheckpointTest, MergesMetadataWithoutConflictingKeys) {
   write("1.safetensors", {"a"}, Metadata{{"format", "pt"}, {"step", "1"}, {"x", ""}});
   write("2.safetensors", {"b"}, Metadata{{"format", "pt"}, {"step", "2"}, {"b", "c"}});
   write("3.safetensors", {"c"}, Metadata{{"step", "1"}});
@@ -635,7 +635,7 @@ TEST_F(CheckpointTest, MergesMetadataAndLeavesOutWhatDiffers) {
   EXPECT_EQ(checkpoint.metadata_conflicts(), Strings{"step"});
 }
 
-TEST_F(CheckpointTest, EscapesThePlaceInAMessage) {
+TEST_F(CheckpointTest, EscapesPlaceInMessage) {
   expect_refused({at("\x1b[2J.safetensors")}, ErrorCode::kAbsent, 3, "\\x1b[2J.safetensors: ");
 }
 

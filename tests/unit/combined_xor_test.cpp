@@ -1,4 +1,4 @@
-// The xor of several frames, decoded ahead by another thread.
+// Tests of CombinedXor, which another thread decodes ahead.
 #include "core/layer/delta/combined.h"
 
 #include <gtest/gtest.h>
@@ -45,8 +45,8 @@ std::vector<std::unique_ptr<Frame>> two_frames(std::uint64_t fails_at = kNever) 
   return frames;
 }
 
-// One piece is decoded by the thread that takes it, more by another.
-TEST(CombinedXorTest, GivesTheXorOfAllFramesInTheirOrder) {
+// A single piece is decoded by the calling thread, several pieces by another thread.
+TEST(CombinedXorTest, ReturnsXorOfAllFramesInOrder) {
   for (const std::uint64_t length : {1U, 1000U, 1001U, 2000U, 12'345U}) {
     const auto frames = two_frames();
     CombinedXor combined(frames, length, kPiece);
@@ -63,7 +63,7 @@ TEST(CombinedXorTest, GivesTheXorOfAllFramesInTheirOrder) {
   }
 }
 
-TEST(CombinedXorTest, AnErrorComesWithItsPieceAndTheThreadEnds) {
+TEST(CombinedXorTest, ReturnsErrorAtFailedPieceAndEndsThread) {
   for (const std::uint64_t fails_at : {0U, 500U, 4'500U}) {
     const auto frames = two_frames(fails_at);
     CombinedXor combined(frames, 100 * kPiece, kPiece);
@@ -75,7 +75,7 @@ TEST(CombinedXorTest, AnErrorComesWithItsPieceAndTheThreadEnds) {
   }
 }
 
-TEST(CombinedXorTest, EndsWithPiecesThatNobodyTook) {
+TEST(CombinedXorTest, DestructorEndsThreadWithUnreadPieces) {
   const auto frames = two_frames();
   CombinedXor combined(frames, 100 * kPiece, kPiece);
   std::span<const std::byte> piece;

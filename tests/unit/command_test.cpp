@@ -1,4 +1,4 @@
-// The tables of the three command lines, and the programs that print them.
+// Tests of the tables of the three command lines, and of the programs that print them.
 #include "core/command/command.h"
 
 #include "core/base/error.h"
@@ -37,7 +37,7 @@ class Commands : public testing::TestWithParam<const char*> {
     return {gpu::gpu_command(), STFS_GPU_BINARY};
   }
 
-  // The output of --help for a verb; for null, of the command itself.
+  // Returns the output of --help for a verb, or for the command itself if `verb` is null.
   static std::string help_of(const VerbRow* verb) {
     std::vector<std::string> words{program().binary};
     if (verb != nullptr) words.emplace_back(verb->name);
@@ -45,7 +45,7 @@ class Commands : public testing::TestWithParam<const char*> {
     return run(words).out;
   }
 
-  // The verbs of the command line, and null for the command itself.
+  // Returns the verbs of the command line, and null for the command itself.
   static std::vector<const VerbRow*> helps() {
     std::vector<const VerbRow*> verbs{nullptr};
     if (!program().command.has_verbs) return verbs;
@@ -56,7 +56,7 @@ class Commands : public testing::TestWithParam<const char*> {
   }
 };
 
-// The words of a text that begin with a dash, cut at their argument.
+// Returns the words of a text that begin with a dash, without their arguments.
 std::set<std::string> flags_in(const std::string& text) {
   std::set<std::string> flags;
   std::istringstream lines(text);
@@ -70,7 +70,7 @@ std::set<std::string> flags_in(const std::string& text) {
   return flags;
 }
 
-TEST_P(Commands, EveryRowSaysWhatItDoesAndWhoTakesIt) {
+TEST_P(Commands, RowsHaveHelpAndKnownVerbs) {
   const CommandRow& command = program().command;
   std::vector<OptionRow> rows = options_of(command);
   rows.insert(rows.end(), command.list.begin(), command.list.end());
@@ -89,7 +89,7 @@ TEST_P(Commands, EveryRowSaysWhatItDoesAndWhoTakesIt) {
   }
 }
 
-TEST_P(Commands, PrintTheOptionsOfTheTableAndNoOthers) {
+TEST_P(Commands, HelpListsExactlyOptionsInTable) {
   for (const VerbRow* verb : helps()) {
     std::set<std::string> expected;
     for (const OptionRow& row : rows_of(program().command, verb)) {
@@ -101,7 +101,7 @@ TEST_P(Commands, PrintTheOptionsOfTheTableAndNoOthers) {
   }
 }
 
-TEST_P(Commands, PrintEveryVerbOperandAndMountOption) {
+TEST_P(Commands, HelpListsVerbsOperandsAndMountOptions) {
   const CommandRow& command = program().command;
   for (const VerbRow* verb : helps()) {
     const std::string help = help_of(verb);
@@ -121,8 +121,8 @@ TEST_P(Commands, PrintEveryVerbOperandAndMountOption) {
   }
 }
 
-// The build fills the marks; the descriptions of verbs are written by hand.
-TEST_P(Commands, HaveAPageForTheirVerbsWithMarksForTheirOptions) {
+// The build replaces the marks. The descriptions of verbs are written by hand.
+TEST_P(Commands, ManPageDescribesVerbsAndHasOptionMarks) {
   const CommandRow& command = program().command;
   const std::string page = read_file(std::filesystem::path(STFS_SOURCE_DIR) / "docs/man" /
                                      (std::string(command.name) + ".1.in"));
@@ -140,14 +140,14 @@ TEST_P(Commands, HaveAPageForTheirVerbsWithMarksForTheirOptions) {
   }
 }
 
-TEST_P(Commands, PrintNoLineOverEightyColumns) {
+TEST_P(Commands, HelpHasAtMost80Columns) {
   for (const VerbRow* verb : helps()) {
     std::istringstream lines(help_of(verb));
     for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
   }
 }
 
-// The message for a wrong command line.
+// Returns the message for a wrong command line.
 std::string refusal(const CommandRow& command, const std::vector<std::string>& words) {
   Arguments info;
   gpu::GpuArguments gpu;
@@ -164,14 +164,15 @@ std::string refusal(const CommandRow& command, const std::vector<std::string>& w
   return "";
 }
 
-// The words that a verb requires: its name, operands, options and their values.
-std::vector<std::string> least_words(const CommandRow& command, const VerbRow& verb,
-                                     std::string_view but = "") {
+// Returns the words that a verb requires: its name, operands, options and their values, without
+// the option `omitted`.
+std::vector<std::string> required_words(const CommandRow& command, const VerbRow& verb,
+                                        std::string_view omitted = "") {
   std::vector<std::string> words;
   if (command.has_verbs) words.emplace_back(verb.name);
   for (const OptionRow& row : command.options) {
-    const bool is_wanted =
-        is_required(row, verb).value_or(false) && row.flags != but && row.value != Value::kCommand;
+    const bool is_wanted = is_required(row, verb).value_or(false) && row.flags != omitted &&
+                           row.value != Value::kCommand;
     if (!is_wanted) continue;
     if (!is_operand(row)) words.emplace_back(parts_of(row.flags, ',').back());
     if (!row.argument.empty() || is_operand(row)) words.emplace_back("x");
@@ -179,7 +180,7 @@ std::vector<std::string> least_words(const CommandRow& command, const VerbRow& v
   return words;
 }
 
-// Checks one message: it has the part, and no word of a parser's library.
+// Checks that the message has the part, and no word of the parser library.
 void expect_refusal(const CommandRow& command, std::vector<std::string> words,
                     const std::vector<std::string>& more, std::string_view part) {
   words.insert(words.end(), more.begin(), more.end());
@@ -193,12 +194,12 @@ void expect_refusal(const CommandRow& command, std::vector<std::string> words,
   }
 }
 
-TEST_P(Commands, SayWhatIsWrongWithEachOption) {
+TEST_P(Commands, ReportErrorsInEachOption) {
   const CommandRow& command = program().command;
   for (const VerbRow& verb : command.verbs) {
     for (const OptionRow& row : command.options) {
       if (is_operand(row) || !is_required(row, verb)) continue;
-      const std::vector<std::string> words = least_words(command, verb, row.flags);
+      const std::vector<std::string> words = required_words(command, verb, row.flags);
       for (const std::string_view name : parts_of(row.flags, ',')) {
         const std::string flag(name);
         if (row.argument.empty()) {
@@ -237,7 +238,7 @@ TEST_P(Commands, SayWhatIsWrongWithEachOption) {
   }
 }
 
-TEST_P(Commands, SayWhichOperandIsMissingOrOneTooMany) {
+TEST_P(Commands, ReportMissingAndSurplusOperands) {
   const CommandRow& command = program().command;
   for (const VerbRow& verb : command.verbs) {
     bool takes_any_number = !command.has_verbs;
@@ -246,7 +247,7 @@ TEST_P(Commands, SayWhichOperandIsMissingOrOneTooMany) {
       takes_any_number = takes_any_number || may_repeat(row);
     }
     if (takes_any_number) continue;
-    std::vector<std::string> words = least_words(command, verb);
+    std::vector<std::string> words = required_words(command, verb);
     expect_refusal(command, words, {"x", "one more"}, "one operand too many (usage: ");
   }
   for (const VerbRow& verb : command.verbs) {
@@ -260,7 +261,7 @@ TEST_P(Commands, SayWhichOperandIsMissingOrOneTooMany) {
   }
 }
 
-TEST_P(Commands, SuggestTheLongOptionsAndTakeUnderscores) {
+TEST_P(Commands, SuggestLongOptionsAndAcceptUnderscores) {
   const CommandRow& command = program().command;
   for (const VerbRow& verb : command.verbs) {
     if (verb.help.empty()) continue;
@@ -282,7 +283,7 @@ TEST_P(Commands, SuggestTheLongOptionsAndTakeUnderscores) {
   }
 }
 
-TEST(InfoCommand, ListsTheVerbsWhenNoneOrAnUnknownOneIsGiven) {
+TEST(InfoCommand, ListsVerbsIfVerbIsMissingOrUnknown) {
   const CommandRow& info = info_command();
   EXPECT_EQ(refusal(info, {}).find("a verb is expected: info, list, show, "), 0U)
       << refusal(info, {});
@@ -293,7 +294,7 @@ TEST(InfoCommand, ListsTheVerbsWhenNoneOrAnUnknownOneIsGiven) {
   EXPECT_EQ(refusal(info, {"model"}).find("did you mean"), std::string::npos);
 }
 
-TEST(InfoCommand, SaysWhereAnOptionBelongs) {
+TEST(InfoCommand, ReportsMisplacedOptions) {
   const CommandRow& info = info_command();
   EXPECT_NE(
       refusal(info, {"--json", "list", "S"}).find("after the verb, as in stfs-info VERB --json"),
@@ -307,7 +308,7 @@ TEST(InfoCommand, SaysWhereAnOptionBelongs) {
             std::string::npos);
 }
 
-TEST(InfoCommand, TakesWordsInEveryPlace) {
+TEST(InfoCommand, AcceptsOptionsInAnyPosition) {
   Arguments arguments;
   parse_command(info_command(), {"stats", "-j4", "S", "--allow_missing", "--", "--json", "[a]"},
                 &arguments);
@@ -324,8 +325,8 @@ TEST(InfoCommand, TakesWordsInEveryPlace) {
             Parsed::Action::kHelp);
 }
 
-// Words that a script makes of an unset variable, or that somebody sends to break the parser.
-TEST(InfoCommand, SaysWhatIsWrongWithStrangeWords) {
+// Such words come from unset variables in scripts, or from attempts to break the parser.
+TEST(InfoCommand, ReportsErrorsInStrangeWords) {
   const CommandRow& info = info_command();
   const std::string many(100000, 'x');
   for (const auto& [words, message] : std::vector<std::pair<std::vector<std::string>, std::string>>{
@@ -353,12 +354,12 @@ TEST(InfoCommand, SaysWhatIsWrongWithStrangeWords) {
            {{"stats", "-j", "5 ", "S"}, "-j 5 : a number from "},
            {{"stats", "-j1", "--jobs=2", "S"}, "--jobs: given twice"},
        }) {
-    const std::string told = refusal(info, words);
-    EXPECT_EQ(told.find(message), 0U) << message << "\n" << told;
+    const std::string found = refusal(info, words);
+    EXPECT_EQ(found.find(message), 0U) << message << "\n" << found;
   }
 }
 
-TEST(InfoCommand, TakesStrangeValuesAsTheyAre) {
+TEST(InfoCommand, AcceptsStrangeValuesUnchanged) {
   for (const std::string value : {"-", "--", "-1", "--json", "[a,b]", "[[a],[b]]", "[]", "]", "[",
                                   "=", "a=b", "{}", "true", "%%", "\xff", " 5", "--slice=", "++"}) {
     Arguments next, equals;
@@ -381,8 +382,8 @@ TEST(InfoCommand, TakesStrangeValuesAsTheyAre) {
   EXPECT_EQ(number.jobs, 16U);
 }
 
-// Somebody who asks for the help does not know the command line yet.
-TEST(InfoCommand, PrintsTheHelpForAWrongCommandLineToo) {
+// Users that ask for help do not know the command line yet.
+TEST(InfoCommand, HelpFlagOverridesOtherErrors) {
   Arguments arguments;
   for (const std::vector<std::string>& words :
        {std::vector<std::string>{"list", "--frobnicate", "--help"},
@@ -395,7 +396,7 @@ TEST(InfoCommand, PrintsTheHelpForAWrongCommandLineToo) {
   }
 }
 
-TEST(SimilarWord, IsTheNearestOrALongerOne) {
+TEST(SimilarWord, ReturnsNearestWordOrCompletion) {
   const std::vector<std::string_view> words{"list", "show", "stats", "allow_missing"};
   EXPECT_EQ(similar_word("lst", words), "list");
   EXPECT_EQ(similar_word("lsit", words), "list");
@@ -407,7 +408,7 @@ TEST(SimilarWord, IsTheNearestOrALongerOne) {
   EXPECT_EQ(similar_word(std::string(100000, 'l'), words), "");
 }
 
-TEST(GpuCommand, TakesASizeInEveryNotationThatItsCheckTakes) {
+TEST(GpuCommand, ParsesSizesInAllNotations) {
   for (const auto& [text, bytes] :
        {std::pair("16", 16U), std::pair("0x10", 16U), std::pair("0x1B", 27U), std::pair("010", 10U),
         std::pair("2K", 2048U), std::pair("2 kb", 2048U), std::pair("1MiB ", 1048576U)}) {

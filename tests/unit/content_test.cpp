@@ -1,4 +1,4 @@
-// Recipes against a string that holds the same bytes.
+// Compares recipes with strings of the same bytes.
 #include "core/recipe/content.h"
 
 #include "core/base/while_wanted.h"
@@ -82,12 +82,12 @@ class ContentTest : public ::testing::Test {
     return out;
   }
 
-  // Reads everything: 0 or an errno.
-  static int error_of_read(const Content& content) {
+  // Reads all bytes. Returns 0 or an errno.
+  static int read_error(const Content& content) {
     Reading reading;
     return content.read(0, kMost, reading);
   }
-  static int error_of_copy(const Content& content) {
+  static int copy_error(const Content& content) {
     std::vector<std::byte> out(content.size());
     return content.copy(0, out);
   }
@@ -98,12 +98,12 @@ class ContentTest : public ::testing::Test {
   std::unique_ptr<LocalFile> source_;
 };
 
-TEST_F(ContentTest, EqualsItsPartsAtAnyOffsetAndLength) {
+TEST_F(ContentTest, RandomRecipesMatchModelAtRandomRanges) {
   RandomBytes random(11);
   for (int round = 0; round < 100 && !HasFailure(); ++round) {
     Content content;
     std::string model;
-    // Sometimes more spans than a reading has pieces.
+    // In some rounds there are more spans than a Reading can have pieces.
     const std::uint64_t spans = round % 4 == 0 ? random.next() % 300 : random.next() % 8;
     for (std::uint64_t i = 0; i < spans; ++i) {
       const std::uint64_t length = random.next() % 50;
@@ -128,7 +128,7 @@ TEST_F(ContentTest, EqualsItsPartsAtAnyOffsetAndLength) {
   }
 }
 
-TEST_F(ContentTest, EqualsItsPartsAtEveryOffsetAndLength) {
+TEST_F(ContentTest, SmallRecipeMatchesModelAtEveryRange) {
   Content content;
   content.literal("abc").extent(*source_, 0, 4).production(std::make_unique<TextProducer>("xyz"));
   const std::string model = "abc" + bytes_.substr(0, 4) + "xyz";
@@ -142,7 +142,7 @@ TEST_F(ContentTest, EqualsItsPartsAtEveryOffsetAndLength) {
   }
 }
 
-TEST_F(ContentTest, IsCutAtItsEndAndEmptyPastIt) {
+TEST_F(ContentTest, CutsReadsAtEndAndReturnsNoBytesPastIt) {
   Content content;
   content.extent(*source_, 100, 10);
 
@@ -154,7 +154,7 @@ TEST_F(ContentTest, IsCutAtItsEndAndEmptyPastIt) {
   EXPECT_EQ(read(content, 1, kMost - 1), bytes_.substr(101, 9));
 }
 
-TEST_F(ContentTest, OfNoSpansIsEmpty) {
+TEST_F(ContentTest, EmptySpansAddNoBytes) {
   Content content;
   content.literal("").extent(*source_, 5, 0).production(std::make_unique<TextProducer>(""));
 
@@ -163,7 +163,7 @@ TEST_F(ContentTest, OfNoSpansIsEmpty) {
   EXPECT_EQ(content.verify(), 0);
 }
 
-TEST_F(ContentTest, JoinsExtentsThatContinueEachOther) {
+TEST_F(ContentTest, JoinsAdjacentExtents) {
   Content content;
   for (std::uint64_t i = 0; i < 1000; ++i) content.extent(*source_, i * 10, 10);
   const Leases leases({source_.get()});
@@ -173,11 +173,11 @@ TEST_F(ContentTest, JoinsExtentsThatContinueEachOther) {
   ASSERT_EQ(content.read(0, kMost, reading), 0);
 
   EXPECT_EQ(reading.pieces.size(), 1U);
-  EXPECT_TRUE(reading.buffers.empty()) << "the piece points into the mapping";
+  EXPECT_TRUE(reading.buffers.empty()) << "the piece must point into the mapping";
   EXPECT_EQ(joined(reading), bytes_.substr(0, 10'000));
 }
 
-TEST_F(ContentTest, DoesNotJoinExtentsWithAGapOrOfAnotherSource) {
+TEST_F(ContentTest, DoesNotJoinExtentsWithGapOrOtherSource) {
   const LocalFile other(path_);
   Content content;
   content.extent(*source_, 0, 10).extent(*source_, 11, 10).extent(other, 21, 10);
@@ -189,7 +189,7 @@ TEST_F(ContentTest, DoesNotJoinExtentsWithAGapOrOfAnotherSource) {
   EXPECT_EQ(joined(reading), bytes_.substr(0, 10) + bytes_.substr(11, 20));
 }
 
-TEST_F(ContentTest, SendsALargeExtentFromTheMapping) {
+TEST_F(ContentTest, SendsLargeExtentFromMapping) {
   Content content;
   content.literal("header").extent(*source_, 0, bytes_.size());
   const Leases leases({source_.get()});
@@ -217,17 +217,17 @@ TEST_F(ContentTest, SendsManySmallSpansAsOnePiece) {
   EXPECT_EQ(joined(reading), model);
 }
 
-TEST_F(ContentTest, PassesOnTheErrorOfAProducer) {
+TEST_F(ContentTest, ReturnsErrorOfProducer) {
   Content content;
   content.literal("abc").production(std::make_unique<TextProducer>("xyz", EIO));
   Reading reading;
 
-  EXPECT_EQ(content.read(0, 3, reading), 0) << "the producer is not asked";
-  EXPECT_EQ(error_of_read(content), EIO);
-  EXPECT_EQ(error_of_copy(content), EIO);
+  EXPECT_EQ(content.read(0, 3, reading), 0) << "the producer must not be called";
+  EXPECT_EQ(read_error(content), EIO);
+  EXPECT_EQ(copy_error(content), EIO);
 }
 
-TEST_F(ContentTest, IsStaleAfterAnyChangeOfTheSource) {
+TEST_F(ContentTest, AnyChangeOfSourceGivesESTALE) {
   const struct {
     const char* name;
     std::function<void()> change;
@@ -248,33 +248,33 @@ TEST_F(ContentTest, IsStaleAfterAnyChangeOfTheSource) {
 
     change();
 
-    EXPECT_EQ(error_of_read(content), ESTALE);
+    EXPECT_EQ(read_error(content), ESTALE);
     EXPECT_EQ(content.verify(), ESTALE);
-    EXPECT_EQ(error_of_copy(content), ESTALE) << "and not SIGBUS";
+    EXPECT_EQ(copy_error(content), ESTALE) << "a copy must fail instead of raising SIGBUS";
   }
 }
 
-TEST_F(ContentTest, OfManySmallSpansIsStaleWhenTheSourceWasTruncated) {
+TEST_F(ContentTest, ManySmallSpansGiveESTALEAfterTruncation) {
   Content content;
   for (std::uint64_t i = 0; i < 2000; ++i) content.extent(*source_, i * 7, 3);
   std::filesystem::resize_file(path_, 10);
 
-  EXPECT_EQ(error_of_read(content), ESTALE);
+  EXPECT_EQ(read_error(content), ESTALE);
 }
 
-TEST_F(ContentTest, StaysStaleWhenTheTimeIsSetBack) {
+TEST_F(ContentTest, RestoredMtimeStillGivesESTALE) {
   Content content;
   content.extent(*source_, 0, 100);
   set_mtime(1'000'000'001, 5);
   ASSERT_EQ(content.verify(), ESTALE);
   set_mtime(1'000'000'000, 5);
 
-  EXPECT_EQ(error_of_read(content), ESTALE);
-  EXPECT_EQ(error_of_copy(content), ESTALE);
+  EXPECT_EQ(read_error(content), ESTALE);
+  EXPECT_EQ(copy_error(content), ESTALE);
   EXPECT_TRUE(source_->has_changed());
 }
 
-TEST_F(ContentTest, GoesOnWithTheOldBytesWhenTheSourceIsReplacedOrRemoved) {
+TEST_F(ContentTest, ServesOldBytesAfterSourceIsReplacedOrRemoved) {
   Content content;
   content.extent(*source_, 0, 100);
   write_file(dir_ / "new", "other");
@@ -285,7 +285,7 @@ TEST_F(ContentTest, GoesOnWithTheOldBytesWhenTheSourceIsReplacedOrRemoved) {
   EXPECT_EQ(copy(content, 0, 100), bytes_.substr(0, 100));
 }
 
-TEST_F(ContentTest, GivesItsLiteralsWhenTheSourceHasChanged) {
+TEST_F(ContentTest, StillReadsLiteralsAfterSourceChange) {
   Content content;
   content.literal("abc").extent(*source_, 0, 100);
   std::filesystem::resize_file(path_, 0);
@@ -294,7 +294,7 @@ TEST_F(ContentTest, GivesItsLiteralsWhenTheSourceHasChanged) {
   EXPECT_EQ(content.verify(), ESTALE);
 }
 
-TEST_F(ContentTest, IsStaleWhenTheSecondOfItsSourcesHasChanged) {
+TEST_F(ContentTest, ChangeOfSecondSourceGivesESTALE) {
   write_file(dir_ / "second", "0123456789");
   const LocalFile second((dir_ / "second").string());
   Content content;
@@ -302,12 +302,11 @@ TEST_F(ContentTest, IsStaleWhenTheSecondOfItsSourcesHasChanged) {
   std::filesystem::resize_file(dir_ / "second", 3);
 
   EXPECT_EQ(read(content, 0, 10), bytes_.substr(0, 10));
-  EXPECT_EQ(error_of_read(content), ESTALE);
+  EXPECT_EQ(read_error(content), ESTALE);
   EXPECT_EQ(content.verify(), ESTALE);
 }
 
-// Rewrites a source while it produces bytes: a slow producer and a faster
-// writer.
+// Rewrites a source while it produces bytes, like a fast writer during a slow read.
 class RewritingProducer : public Producer {
  public:
   explicit RewritingProducer(std::filesystem::path path) : path_(std::move(path)) {}
@@ -323,7 +322,7 @@ class RewritingProducer : public Producer {
   std::filesystem::path path_;
 };
 
-// Reads what is below it `times` times, as a view does that reads much for a few bytes.
+// Reads the Content below it `times` times, like a view that reads many bytes to return few.
 class RepeatingProducer : public Producer {
  public:
   RepeatingProducer(Content below, std::uint64_t times) : below_(std::move(below)), times_(times) {}
@@ -349,28 +348,28 @@ Content repeating(std::uint64_t times) {
   return content;
 }
 
-TEST(Content, ThatNobodyWaitsForIsGivenUp) {
+TEST(Content, ReadEndsWithEINTRWhenNoLongerWanted) {
   int questions = 0;
   Reading reading;
   {
     const WhileWanted while_wanted([&] { return ++questions < 3; });
     EXPECT_EQ(repeating(UINT64_MAX).read(0, 4, reading), EINTR);
     EXPECT_EQ(questions, 3);
-    EXPECT_EQ(repeating(1).read(0, 4, reading), EINTR) << "it stays so";
+    EXPECT_EQ(repeating(1).read(0, 4, reading), EINTR) << "the result must not change";
     const WhileWanted inner([] { return true; });
-    EXPECT_EQ(repeating(1).read(0, 4, reading), 0) << "another waits";
+    EXPECT_EQ(repeating(1).read(0, 4, reading), 0) << "the inner WhileWanted counts";
   }
   EXPECT_EQ(repeating(1).read(0, 4, reading), 0);
 }
 
-TEST(Content, ThatIsReadAtOnceAsksNobody) {
+TEST(Content, ShortReadDoesNotCallWhileWanted) {
   const WhileWanted while_wanted([] { return ADD_FAILURE() << "asked", false; });
   Reading reading;
 
   EXPECT_EQ(repeating(1).read(0, 4, reading), 0);
 }
 
-TEST(Content, IsVerifiedWhenAllItsBuffersAreFilled) {
+TEST(Content, VerifiesSourceAfterFillingAllBuffers) {
   const TempDir dir;
   write_file(dir / "f", "0123456789");
   const LocalFile source((dir / "f").string());
@@ -382,7 +381,7 @@ TEST(Content, IsVerifiedWhenAllItsBuffersAreFilled) {
   EXPECT_EQ(content.read(0, content.size(), reading), ESTALE);
 }
 
-TEST(LocalFile, TakesTheIdentityOfTheFileThroughALink) {
+TEST(LocalFile, ResolvesSymlinkToCanonicalPath) {
   const TempDir dir;
   write_file(dir / "blob", "0123456789");
   std::filesystem::create_symlink("blob", dir / "link");
@@ -393,7 +392,7 @@ TEST(LocalFile, TakesTheIdentityOfTheFileThroughALink) {
   EXPECT_EQ(file.size(), 10U);
 }
 
-TEST(LocalFile, OfAnEmptyFileHasNoBytes) {
+TEST(LocalFile, EmptyFileHasNoBytes) {
   const TempDir dir;
   write_file(dir / "empty", "");
 
@@ -404,7 +403,7 @@ TEST(LocalFile, OfAnEmptyFileHasNoBytes) {
   EXPECT_EQ(file.verify(), 0);
 }
 
-TEST(LocalFile, ReadsPastTheEndAsStale) {
+TEST(LocalFile, ReadPastEndGivesESTALE) {
   const TempDir dir;
   write_file(dir / "f", "0123456789");
   const LocalFile file((dir / "f").string());
@@ -414,8 +413,8 @@ TEST(LocalFile, ReadsPastTheEndAsStale) {
   EXPECT_EQ(file.read(out, 5), 0);
 }
 
-// Reading /proc/self/mem beyond the address space of a process is EIO.
-TEST(LocalFile, KeepsTheFirstFailuresOfItsReadsAndEachOnce) {
+// Reading /proc/self/mem beyond the address space of a process fails with EIO.
+TEST(LocalFile, RecordsFirstReadFailuresOnceEach) {
   const LocalFile file("/proc/self/mem");
   constexpr std::uint64_t kNothing = std::uint64_t{1} << 60;
   std::vector<std::byte> out(4096);
@@ -431,7 +430,7 @@ TEST(LocalFile, KeepsTheFirstFailuresOfItsReadsAndEachOnce) {
   EXPECT_EQ(first->error, EIO);
   EXPECT_FALSE(first->is_last);
   for (std::uint64_t offset = 0; offset < 4 << 20; offset += 512 << 10) fail_at(offset);
-  EXPECT_FALSE(file.take_failure()) << "what is near is the same failure";
+  EXPECT_FALSE(file.take_failure()) << "nearby failures must count as the same failure";
 
   for (std::uint64_t i = 1; i < 100; ++i) fail_at(i << 30);
   std::size_t taken = 1;
@@ -441,7 +440,7 @@ TEST(LocalFile, KeepsTheFirstFailuresOfItsReadsAndEachOnce) {
   EXPECT_EQ(taken, LocalFile::kMaxFailures);
 }
 
-// Drops a file from the page cache, if its file system can.
+// Drops a file from the page cache if the file system supports this.
 void drop_pages(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   EXPECT_EQ(::fsync(fd), 0);
@@ -449,7 +448,7 @@ void drop_pages(const std::string& path) {
   ::close(fd);
 }
 
-TEST(LocalFile, ReadersOfAColdFileGetTheBytesOfTheirRanges) {
+TEST(LocalFile, ConcurrentReadersOfColdFileGetCorrectBytes) {
   const TempDir dir;
   const std::string bytes = RandomBytes(4).bytes(1'000'000);
   write_file(dir / "f", bytes);
@@ -476,8 +475,8 @@ TEST(LocalFile, ReadersOfAColdFileGetTheBytesOfTheirRanges) {
   EXPECT_EQ(file.read_ahead(beyond, 600'000), ESTALE);
 }
 
-// As a file that is saved while another program writes it anew.
-TEST_F(ContentTest, WhatChangesWhileItIsWrittenIsRefused) {
+// This happens if another program writes a source while stfs saves it.
+TEST_F(ContentTest, SourceChangeDuringWriteGivesESTALE) {
   for (const bool is_computed : {false, true}) {
     set_mtime(1'000'000'000, 5);
     const LocalFile source(path_);

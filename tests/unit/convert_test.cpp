@@ -1,5 +1,5 @@
-// Conversion against a reference written from the definitions: sign, exponent and significand by
-// ldexp, special values by name. Values are compared as bits.
+// Compares conversions with a reference that is written from the definitions: it computes sign,
+// exponent and significand with ldexp. Values are compared as bits.
 #include "core/base/vectors.h"
 #include "core/format/to_f32.h"
 #include "core/format/types.h"
@@ -38,7 +38,7 @@ struct Format {
   int bias;
 };
 
-// A finite value: (-1)^s 2^(e-bias) 1.m, or (-1)^s 2^(1-bias) 0.m when e is 0.
+// Returns a finite value: (-1)^s 2^(e-bias) 1.m, or (-1)^s 2^(1-bias) 0.m if e is 0.
 Bits finite(std::uint32_t code, Format format) {
   const std::uint32_t significand = code & ((1U << format.significand_bits) - 1);
   const std::uint32_t exponent =
@@ -83,7 +83,7 @@ Bits reference(DType dtype, std::uint32_t code) {
   }
 }
 
-// Codes packed from the lowest bit up.
+// Packs codes from the lowest bit up.
 std::string packed(const std::vector<std::uint32_t>& codes, unsigned bits) {
   std::string out((codes.size() * bits + 7) / 8, '\0');
   for (std::size_t i = 0; i < codes.size(); ++i) {
@@ -114,7 +114,7 @@ std::vector<std::uint32_t> all_codes(DType dtype) {
   return codes;
 }
 
-TEST(Convert, GivesEveryCodeOfEverySmallTypeTheValueOfItsDefinition) {
+TEST(Convert, AllCodesOfSmallTypesMatchDefinition) {
   for (const DType dtype : kSmall) {
     const std::vector<std::uint32_t> codes = all_codes(dtype);
     const std::string bytes = packed(codes, type_info(dtype).bits());
@@ -128,8 +128,8 @@ TEST(Convert, GivesEveryCodeOfEverySmallTypeTheValueOfItsDefinition) {
   }
 }
 
-// The tables that the OCP specifications print: they check the reference itself.
-TEST(Convert, AgreesWithTheValuesThatTheSpecificationsPrint) {
+// These values are printed in the OCP specifications, so they also test the reference.
+TEST(Convert, MatchesValuesPrintedInSpecifications) {
   const auto value = [](DType dtype, std::uint32_t code) {
     const std::string bytes = packed({code, 0, 0, 0}, type_info(dtype).bits());
     return std::bit_cast<float>(converted(dtype, bytes, 4)[0]);
@@ -160,14 +160,14 @@ TEST(Convert, AgreesWithTheValuesThatTheSpecificationsPrint) {
   EXPECT_EQ(value(DType::kF16, 0x0001), std::ldexp(1.0F, -24));
 }
 
-TEST(Convert, HasNoFormForMoreValuesThanAFileCanHold) {
-  constexpr std::uint64_t kWraps = (std::uint64_t{1} << 62) + 128;  // to 512 bytes
+TEST(Convert, HasNoF32FormIfSizeOverflows) {
+  constexpr std::uint64_t kWraps = (std::uint64_t{1} << 62) + 128;  // wraps to 512 bytes
   EXPECT_FALSE(has_f32(DType::kQ1_0, kWraps));
   EXPECT_FALSE(has_f32(DType::kU8, 1));
   EXPECT_TRUE(has_f32(DType::kQ1_0, std::uint64_t{1} << 60));
 }
 
-TEST(Convert, LeavesTheBitsOfF32AsTheyAre) {
+TEST(Convert, KeepsBitsOfF32) {
   const std::vector<Bits> bits{0,          kSign,      1,          0x7FFFFF,  0x7F800001,
                                0xFFBFFFFF, kQuietNan,  0x7FFFFFFF, kInfinity, kSign | kInfinity,
                                0x3F800000, 0x12345678, 0xDEADBEEF};
@@ -176,7 +176,7 @@ TEST(Convert, LeavesTheBitsOfF32AsTheyAre) {
   EXPECT_EQ(converted(DType::kF32, bytes, bits.size()), bits);
 }
 
-// F64: the language rounds as IEEE 754 does.
+// Returns F64 values. The reference is a C++ conversion, which rounds like IEEE 754.
 std::vector<std::uint64_t> doubles() {
   std::vector<std::uint64_t> bits;
   const auto add = [&](double value) {
@@ -222,7 +222,8 @@ TEST(Convert, RoundsF64ToNearestTiesToEven) {
     const std::vector<Bits> values = converted(DType::kF64, bytes, in.size());
     for (std::size_t i = 0; i < in.size(); ++i) {
       Bits expected = std::bit_cast<Bits>(static_cast<float>(std::bit_cast<double>(in[i])));
-      if (std::isnan(std::bit_cast<double>(in[i]))) {  // the sign, and the payload's upper bits
+      if (std::isnan(
+              std::bit_cast<double>(in[i]))) {  // keeps the sign and the payload's upper bits
         const auto payload = static_cast<Bits>(in[i] >> 29 & 0x3FFFFF);
         expected = static_cast<Bits>(in[i] >> 32 & kSign) | kQuietNan | payload;
       }
@@ -231,14 +232,14 @@ TEST(Convert, RoundsF64ToNearestTiesToEven) {
   });
 }
 
-TEST(Convert, RoundsTheBoundariesOfF64AsIeee754Says) {
+TEST(Convert, RoundsBoundariesOfF64LikeIeee754) {
   const auto value = [](double wide) {
     const std::string bytes(reinterpret_cast<const char*>(&wide), 8);
     return std::bit_cast<float>(converted(DType::kF64, bytes, 1)[0]);
   };
-  EXPECT_EQ(value(0x1.ffffffp127), std::numeric_limits<float>::infinity()) << "a tie goes up";
+  EXPECT_EQ(value(0x1.ffffffp127), std::numeric_limits<float>::infinity()) << "a tie rounds up";
   EXPECT_EQ(value(std::nextafter(0x1.ffffffp127, 0)), FLT_MAX);
-  EXPECT_EQ(value(0x1p-150), 0.0F) << "a tie goes to even";
+  EXPECT_EQ(value(0x1p-150), 0.0F) << "a tie rounds to even";
   EXPECT_EQ(value(std::nextafter(0x1p-150, 1)), FLT_TRUE_MIN);
   EXPECT_EQ(value(1 + 0x1p-24), 1.0F);
   EXPECT_EQ(value(1 + 0x3p-24), 1 + 0x1p-22F);
@@ -249,7 +250,7 @@ const std::vector<DType> kFloatingTypes{DType::kF4,         DType::kF6E2M3, DTyp
                                         DType::kF16,        DType::kBF16,   DType::kF8E4M3Fnuz,
                                         DType::kF8E5M2Fnuz, DType::kF32,    DType::kF64};
 
-TEST(Convert, KnowsTheFloatingTypesAndNoOthers) {
+TEST(Convert, ConvertsOnlyFloatingTypes) {
   for (int i = 0; i < kDTypeCount; ++i) {
     const auto dtype = static_cast<DType>(i);
     if (type_info(dtype).kind == TypeKind::kQuantized) continue;
@@ -258,7 +259,7 @@ TEST(Convert, KnowsTheFloatingTypesAndNoOthers) {
   }
 }
 
-TEST(Convert, TakesAnyLengthAndAlignmentAndWritesNothingElse) {
+TEST(Convert, AcceptsAnyLengthAndAlignmentWithoutExtraWrites) {
   RandomBytes random(17);
   for (const DType dtype : kFloatingTypes) {
     const unsigned bits = type_info(dtype).bits();
@@ -284,7 +285,7 @@ TEST(Convert, TakesAnyLengthAndAlignmentAndWritesNothingElse) {
   }
 }
 
-TEST(Convert, ReadsNothingOutsideOfTheElements) {
+TEST(Convert, DoesNotReadOutsideElements) {
   RandomBytes random(19);
   for (const DType dtype : kFloatingTypes) {
     for (const std::size_t length : {0U, 1U, 2U, 15U, 16U, 17U, 33U, 1000U}) {
@@ -305,10 +306,11 @@ TEST(Convert, ReadsNothingOutsideOfTheElements) {
 }
 
 #if defined(__x86_64__)
-TEST(Convert, GivesTheSameBitsHoweverTheThreadRounds) {
+TEST(Convert, IgnoresRoundingModeOfThread) {
   RandomBytes random(29);
   for (const DType dtype : kFloatingTypes) {
-    const std::size_t count = 100'008;  // every code of 16 bits, of small types with every other
+    const std::size_t count =
+        100'008;  // every code of 16 bits, and every pair of codes of small types
     const std::string data = random.bytes(count * type_info(dtype).bits() / 8);
     const std::vector<Bits> expected = converted(dtype, data, count);
     std::vector<float> values(count);
@@ -321,7 +323,7 @@ TEST(Convert, GivesTheSameBitsHoweverTheThreadRounds) {
 }
 #endif
 
-// Parts read in any order equal parts of the whole.
+// Checks that ranges read in any order match the same ranges of the whole.
 void check_parts(const TypeInfo& type, const std::string& data, std::uint64_t count,
                  RandomBytes& random) {
   Content raw;
@@ -344,7 +346,7 @@ void check_parts(const TypeInfo& type, const std::string& data, std::uint64_t co
   }
 }
 
-TEST(AsF32, GivesAnyPartInAnyOrder) {
+TEST(AsF32, ReadsAnyByteRange) {
   RandomBytes random(23);
   for (const DType dtype : kFloatingTypes) {
     for (const std::uint64_t count :
@@ -356,9 +358,9 @@ TEST(AsF32, GivesAnyPartInAnyOrder) {
   }
 }
 
-// Blocks of 32 elements: a scale, and a signed byte for each element.
+// Converts blocks of 32 elements: a scale, and a signed byte for each element.
 void scaled_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
-  ASSERT_EQ(elements % 32, 0U) << "whole blocks";
+  ASSERT_EQ(elements % 32, 0U) << "not whole blocks";
   for (std::size_t i = 0; i < elements; ++i) {
     const std::byte* block = blocks + i / 32 * 34;
     std::int16_t scale = 0;
@@ -367,7 +369,7 @@ void scaled_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
   }
 }
 
-TEST(AsF32, GivesAnyPartOfBlocksThatHoldScales) {
+TEST(AsF32, ReadsAnyByteRangeOfScaledBlocks) {
   static constexpr TypeInfo kScaled{.name = "SCALED",
                                     .block_elements = 32,
                                     .block_bytes = 34,
@@ -386,7 +388,7 @@ class FailingProducer : public Producer {
   int produce(std::uint64_t, std::span<std::byte>) const override { return EIO; }
 };
 
-TEST(AsF32, PassesOnTheErrorOfItsSource) {
+TEST(AsF32, ReturnsErrorOfSource) {
   Content raw;
   raw.production(std::make_unique<FailingProducer>());
   const auto producer = as_f32(std::move(raw), type_info(DType::kBF16), whole_run(50));

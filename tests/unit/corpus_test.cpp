@@ -1,5 +1,5 @@
-// The files of tests/corpus, each named after the rule that it keeps or breaks, and how each loads.
-// The header fuzzer starts from the same files.
+// Loads each file of tests/corpus. A file's name says which rule it keeps or breaks. The header
+// fuzzer starts from the same files.
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
 #include "tests/support/files.h"
@@ -53,7 +53,7 @@ class Corpus : public ::testing::TestWithParam<CorpusRow> {
   std::string path() const { return (kCorpus / GetParam().file).string(); }
 };
 
-TEST_P(Corpus, LoadsOrIsRefusedByTheRuleThatNamesIt) {
+TEST_P(Corpus, LoadsOrFailsAsManifestSays) {
   std::string verdict;
   try {
     const Checkpoint checkpoint(std::array{path()});
@@ -66,7 +66,7 @@ TEST_P(Corpus, LoadsOrIsRefusedByTheRuleThatNamesIt) {
   EXPECT_EQ(verdict, GetParam().word + "\t" + GetParam().detail);
 }
 
-TEST_P(Corpus, IsCheckedTheSameByTheTool) {
+TEST_P(Corpus, StfsInfoCheckReportsSameResult) {
   const std::string command = "'" STFS_INFO_BINARY "' check '" + path() + "' 2>&1";
 
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen(command.c_str(), "r"),
@@ -76,7 +76,7 @@ TEST_P(Corpus, IsCheckedTheSameByTheTool) {
   for (int c; (c = std::fgetc(pipe.get())) != EOF;) line += static_cast<char>(c);
 
   const std::string expected = path() + "\t" + GetParam().word + "\t" + GetParam().detail;
-  EXPECT_NE(line.find(expected), std::string::npos)  // a warning may stand before it
+  EXPECT_NE(line.find(expected), std::string::npos)  // a warning may precede it
       << line << "expected: " << expected;
 }
 

@@ -1,4 +1,4 @@
-// Damage in a delta: what is shown is the new version, or nothing.
+// If a delta is damaged, the mount must show either the correct new version or nothing.
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/layer/delta/encoder.h"
@@ -73,7 +73,7 @@ class DeltaFaults : public ::testing::Test {
   std::filesystem::path run(unsigned number = 1) const {
     return dir_ / ("run/weight_v00000" + std::to_string(number));
   }
-  // The version with this frame of "a".
+  // Writes the version with this frame for "a".
   void publish(const std::string& frame, DeltaEncoding encoding = DeltaEncoding::kXor) const {
     std::filesystem::create_directories(run());
     const std::string other = frame_of(encoding, before_[1], after_[1]);
@@ -84,7 +84,7 @@ class DeltaFaults : public ::testing::Test {
   }
 
   enum class Shown { kNew, kNothing, kOther };
-  // A checksum that does not hold is found when it is loaded, or when the tensor is read.
+  // A wrong checksum is found when the delta is loaded, or when the tensor is read.
   Shown shown(unsigned number = 1) const {
     const std::string base = (dir_ / "base.safetensors").string();
     try {
@@ -119,7 +119,7 @@ class DeltaFaults : public ::testing::Test {
     return "";
   }
 
-  // How often nothing was shown after a byte of the file was changed.
+  // Changes each byte of the file in turn. Returns how often nothing was shown.
   std::size_t damage_each_byte(const std::string& path) const {
     const std::string good = read_file(path);
     std::size_t refused = 0;
@@ -140,15 +140,15 @@ class DeltaFaults : public ::testing::Test {
   std::vector<std::string> before_, after_;
 };
 
-TEST_F(DeltaFaults, ADamagedIndexShowsTheNewVersionOrNothing) {
+TEST_F(DeltaFaults, DamagedIndexShowsNewVersionOrNothing) {
   EXPECT_GT(damage_each_byte(index()), read_file(index()).size() / 3);
 }
 
-TEST_F(DeltaFaults, ADamagedHeaderChecksumOrFrameShowsTheNewVersionOrNothing) {
+TEST_F(DeltaFaults, DamagedShardShowsNewVersionOrNothing) {
   EXPECT_GT(damage_each_byte(shard()), read_file(shard()).size() * 2 / 3);
 }
 
-TEST_F(DeltaFaults, ATruncatedIndexOrShardShowsNothing) {
+TEST_F(DeltaFaults, TruncatedIndexOrShardShowsNothing) {
   for (const std::string& path : {index(), shard()}) {
     const std::string good = read_file(path);
     for (std::size_t size = 0; size < good.size(); size += 7) {
@@ -159,16 +159,17 @@ TEST_F(DeltaFaults, ATruncatedIndexOrShardShowsNothing) {
   }
 }
 
-TEST_F(DeltaFaults, AFrameThatClaimsAnotherSizeShowsNothing) {
+TEST_F(DeltaFaults, FrameWithWrongSizeShowsNothing) {
   const std::string good = frame_of(DeltaEncoding::kXor, before_[0], after_[0]);
-  // Magic number, a descriptor (here: a single segment whose size has one byte), the size.
+  // Magic number, a descriptor (a single segment with its size in one byte), the size.
   ASSERT_EQ(static_cast<unsigned char>(good[4]) & 0xe0, 0x20);
   ASSERT_EQ(good[5], 90);
   for (const std::uint64_t size : {std::uint64_t{0}, std::uint64_t{89}, std::uint64_t{91},
                                    std::uint64_t{1} << 32, std::uint64_t{1} << 60}) {
     std::string claimed(sizeof size, '\0');
     std::memcpy(claimed.data(), &size, sizeof size);
-    for (const char descriptor : {'\xe0', '\xc0'}) {  // a single segment; a window of its own
+    for (const char descriptor :
+         {'\xe0', '\xc0'}) {  // a single segment; a frame with its own window
       std::string frame = good;
       frame[4] = static_cast<char>((frame[4] & 0x1f) | descriptor);
       frame.replace(5, 1, (descriptor == '\xc0' ? "\x78" : "") + claimed);
@@ -180,8 +181,8 @@ TEST_F(DeltaFaults, AFrameThatClaimsAnotherSizeShowsNothing) {
   EXPECT_EQ(shown(), Shown::kNew);
 }
 
-TEST_F(DeltaFaults, PositionsOutOfOrderOrPastTheEndShowNothing) {
-  // Content of the frame: a count, positions, bytes. It is made as differences from zeros.
+TEST_F(DeltaFaults, UnorderedOrTooLargePositionsShowNothing) {
+  // The frame contains a count, positions and bytes. It is made as differences from zeros.
   const auto overwritten = [&](std::uint32_t count, std::vector<std::uint32_t> at,
                                std::size_t bytes) {
     std::string content(reinterpret_cast<const char*>(&count), sizeof count);
@@ -203,7 +204,7 @@ TEST_F(DeltaFaults, PositionsOutOfOrderOrPastTheEndShowNothing) {
   EXPECT_EQ(shown(), Shown::kNew);
 }
 
-TEST_F(DeltaFaults, AChainWithACycleIsRefusedAndOneWithAGapIsShown) {
+TEST_F(DeltaFaults, ChainWithCycleFailsAndChainWithGapIsShown) {
   const std::string frames = read_file(shard());
   std::filesystem::remove_all(run(1));
   const auto link = [&](unsigned version, unsigned base) {
@@ -218,23 +219,23 @@ TEST_F(DeltaFaults, AChainWithACycleIsRefusedAndOneWithAGapIsShown) {
   EXPECT_NE(refusal(2).find("does not come before"), std::string::npos) << refusal(2);
   link(3, 3);
   EXPECT_NE(refusal(3).find("does not come before"), std::string::npos) << refusal(3);
-  std::filesystem::remove_all(run(1));  // 2 stands on what the source stands for: another base
+  std::filesystem::remove_all(run(1));  // 2 is now based on the source instead
   EXPECT_EQ(shown(2), Shown::kNew);
   link(4, 2);
   EXPECT_EQ(shown(4), Shown::kNothing);
 }
 
-TEST_F(DeltaFaults, AVersionThatVanishesAfterItWasLoadedIsShownOrStale) {
+TEST_F(DeltaFaults, VersionDeletedAfterLoadIsStillShown) {
   const std::string base = (dir_ / "base.safetensors").string();
   const Checkpoint checkpoint(std::span(&base, 1), {.layers = {{"delta", run().string()}}});
   std::filesystem::remove_all(run());
   std::string bytes(90, '\0');
   EXPECT_EQ(checkpoint.tensor(0).content().copy(0, std::as_writable_bytes(std::span(bytes))), 0);
-  EXPECT_EQ(bytes, after_[0]);  // its file is open
+  EXPECT_EQ(bytes, after_[0]);  // the file was already open
   EXPECT_NE(refusal(), "");
 }
 
-// Two raw bytes for the window and the block, and what was changed.
+// Returns a frame with the given window size and one raw block with the changes.
 std::string frame_with_window(unsigned log, const std::string& before, const std::string& after) {
   std::string frame = "\x28\xb5\x2f\xfd"s + '\0' + static_cast<char>((log - 10) << 3);
   const std::uint32_t block = static_cast<std::uint32_t>(before.size()) << 3 | 1;
@@ -243,21 +244,21 @@ std::string frame_with_window(unsigned log, const std::string& before, const std
   return frame;
 }
 
-TEST_F(DeltaFaults, AFrameThatLooksBackFartherThanTheMemoryAllowsIsRefused) {
+TEST_F(DeltaFaults, FrameWithWindowAboveMemoryLimitFails) {
   const auto refused = [&](unsigned log, std::uint64_t memory) {
     publish(frame_with_window(log, before_[0], after_[0]));
     return refusal(1, memory);
   };
   EXPECT_EQ(refused(27, 256 << 20), "");
-  EXPECT_EQ(refused(21, 1), "");  // as zstd -3 writes it
+  EXPECT_EQ(refused(21, 1), "");  // as zstd -3 writes frames
   const std::string words =
       "\"a\" in the chain of the delta " + shard() +
       " needs a larger window than the 16.0 MiB that each of its 1 decoders has of 16.0 MiB: "
-      "give more with -o memory=";
+      "give more with -o delta_memory=";
   EXPECT_NE(refused(27, 16 << 20).find(words), std::string::npos) << refused(27, 16 << 20);
 }
 
-TEST_F(DeltaFaults, AnOverwriteOf4GiBIsRefusedAndLessIsNot) {
+TEST_F(DeltaFaults, OverwriteNeedsTensorBelow4GiB) {
   constexpr std::uint64_t kWraps = std::uint64_t{1} << 32;
   const auto refused = [&](std::uint64_t size) {
     const std::filesystem::path base = dir_ / "base.safetensors";
@@ -265,13 +266,14 @@ TEST_F(DeltaFaults, AnOverwriteOf4GiBIsRefusedAndLessIsNot) {
     header.add("a", "U8", {size}, size);
     header.add("b", "U8", {90}, 90);
     const std::string begin = safetensors_bytes(header.finish(), "");
-    write_file(base, begin);  // the data are a hole
+    write_file(base, begin);  // the data is a hole
     EXPECT_EQ(::truncate(base.c_str(), static_cast<off_t>(begin.size() + size + 90)), 0);
     return refusal();
   };
   publish(frame_of(DeltaEncoding::kOverwrite, before_[0], after_[0]), DeltaEncoding::kOverwrite);
   EXPECT_NE(refused(kWraps).find("has 4 GiB or more"), std::string::npos);
-  EXPECT_NE(refused(kWraps - 1).find("its checksum does not match"), std::string::npos);  // of "b"
+  EXPECT_NE(refused(kWraps - 1).find("its checksum does not match"),
+            std::string::npos);  // the checksum of "b"
 }
 
 }  // namespace

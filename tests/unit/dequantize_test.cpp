@@ -1,5 +1,5 @@
-// Computed tensors of quantised checkpoints: what a read needs, any range of it, and changed
-// inputs. Their values are tested in tests/dequantize.
+// Tests of computed tensors of quantised checkpoints: the bytes that a read needs, reads of any
+// range, and changed inputs. tests/dequantize tests their values.
 #include "core/layer/quantised/dequantize.h"
 
 #include "core/base/error.h"
@@ -55,7 +55,7 @@ class ManyLateSources : public Sources {
   std::map<std::string, LateSource*> opened;
 };
 
-// Counts the bytes that are read.
+// Opens sources that count the bytes read from them.
 class CountingSources : public Sources {
  public:
   class Counting : public LateSource {
@@ -78,7 +78,7 @@ class CountingSources : public Sources {
 
 class DequantizeTest : public ::testing::Test {
  protected:
-  // Codes of 1.0 (0x38) in E4M3, [4,256], with a scale for each [2,128] in another file.
+  // Writes E4M3 codes of 1.0 (0x38), [4,256], with a scale for each [2,128] in another file.
   void write_fp8() const {
     write_safetensors(dir_ / "a.safetensors",
                       {{"w.weight", "F8_E4M3", {4, 256}, std::string(1024, '\x38')},
@@ -109,7 +109,7 @@ class DequantizeTest : public ::testing::Test {
   TempDir dir_;
 };
 
-TEST_F(DequantizeTest, AComputedTensorStandsInPlaceOfItsInputs) {
+TEST_F(DequantizeTest, ComputedTensorReplacesItsInputs) {
   write_fp8();
   const auto checkpoint = load(DType::kF32);
   ASSERT_EQ(checkpoint->tensor_count(), 2U);
@@ -133,7 +133,7 @@ TEST_F(DequantizeTest, AComputedTensorStandsInPlaceOfItsInputs) {
   EXPECT_EQ(values[3 * 256 + 128], 4);
 }
 
-TEST_F(DequantizeTest, AReadNeedsTheBytesOfItsElementsAlone) {
+TEST_F(DequantizeTest, ReadNeedsOnlyBytesForItsElements) {
   write_fp8();
   ManyLateSources sources;
   const auto checkpoint = load(DType::kBF16, &sources);
@@ -146,12 +146,12 @@ TEST_F(DequantizeTest, AReadNeedsTheBytesOfItsElementsAlone) {
   EXPECT_EQ(missing[0].source, sources.opened["a.safetensors"]);
   EXPECT_EQ(missing[0].length, 3U);
   EXPECT_EQ(missing[1].source, sources.opened["b.safetensors"]);
-  EXPECT_EQ(missing[1].length, 2 * sizeof(float));  // a row of scales is read whole
+  EXPECT_EQ(missing[1].length, 2 * sizeof(float));  // a row of scales is always read completely
   std::byte one{};
   EXPECT_EQ(content.copy(0, std::span(&one, 1)), EAGAIN);
 }
 
-TEST_F(DequantizeTest, AChangedScaleIsStale) {
+TEST_F(DequantizeTest, ChangedScaleGivesESTALE) {
   write_fp8();
   const auto checkpoint = load(DType::kBF16);
   const Content content = checkpoint->tensor(0).content();
@@ -162,7 +162,7 @@ TEST_F(DequantizeTest, AChangedScaleIsStale) {
   EXPECT_EQ(checkpoint->tensor(1).verify(), 0);
 }
 
-TEST_F(DequantizeTest, AWeightWhoseScaleIsInAMissingShardIsNotShown) {
+TEST_F(DequantizeTest, OmitsWeightIfShardOfScaleIsMissing) {
   write_fp8();
   fs::remove(dir_ / "b.safetensors");
   const std::string path = dir_.path().string();
@@ -173,9 +173,9 @@ TEST_F(DequantizeTest, AWeightWhoseScaleIsInAMissingShardIsNotShown) {
   ASSERT_EQ(checkpoint.missing().size(), 1U);
 }
 
-// What is left of a weight is not shown, but a weight that has all its parts is, with what stands
-// beside it.
-TEST_F(DequantizeTest, OnlyWhatLostAPartIsNotShown) {
+// Incomplete weights are omitted. Complete weights and unrelated tensors in the same files are
+// shown.
+TEST_F(DequantizeTest, OmitsOnlyIncompleteWeights) {
   const std::string codes(64, '\x38');
   const std::string one = packed_floats({1});
   write_safetensors(dir_ / "a.safetensors",
@@ -208,7 +208,7 @@ TEST_F(DequantizeTest, OnlyWhatLostAPartIsNotShown) {
   EXPECT_EQ(names, (std::vector<std::string>{"a.weight", "e.down", "n.logit_scale"}));
 }
 
-TEST_F(DequantizeTest, TheVersionDoesNotDependOnHowSourcesAreNamed) {
+TEST_F(DequantizeTest, VersionIsSameForRelativeAndAbsolutePaths) {
   for (const char* const name : {"b", "c"}) {
     fs::create_directory(dir_ / name);
     write_safetensors(dir_ / name / "model.safetensors",
@@ -224,8 +224,8 @@ TEST_F(DequantizeTest, TheVersionDoesNotDependOnHowSourcesAreNamed) {
   EXPECT_EQ(version({fs::relative(b).string(), c}), version({b, c}));
 }
 
-// A key may change the values. What the libraries are known to write does not.
-TEST_F(DequantizeTest, AnUnknownKeyOfTheConfigIsAWarningThatNamesIt) {
+// An unknown key may change the values. The keys that libraries are known to write do not.
+TEST_F(DequantizeTest, WarnsAboutUnknownConfigKey) {
   write_fp8();
   EXPECT_TRUE(load(DType::kBF16)->warnings().empty());
   write_file(dir_ / "config.json", R"({"hidden_size":1,"quantization_config":{"quant_method":"fp8",
@@ -239,8 +239,8 @@ TEST_F(DequantizeTest, AnUnknownKeyOfTheConfigIsAWarningThatNamesIt) {
   EXPECT_EQ(line.find("\"c\""), std::string::npos) << line;
 }
 
-// Keys of modules are known by the tensors, which begin with them.
-TEST_F(DequantizeTest, AnUnknownKeyOfMlxIsAWarningThatNamesIt) {
+// A key is a module if names of tensors begin with it.
+TEST_F(DequantizeTest, WarnsAboutUnknownMlxKey) {
   const std::string zeros(16, '\0');
   write_safetensors(dir_ / "model.safetensors", {{"m.a.weight", "U32", {1, 4}, zeros},
                                                  {"m.a.scales", "F16", {1, 1}, "ab"},
@@ -259,7 +259,7 @@ TEST_F(DequantizeTest, AnUnknownKeyOfMlxIsAWarningThatNamesIt) {
   expect(R"("p.m.a")", R"(: unknown keys "beside", "inside", "m.b", "p.m.a": the)");
 }
 
-TEST_F(DequantizeTest, AnUnknownKeyOfALayersTextIsAWarningThatNamesIt) {
+TEST_F(DequantizeTest, WarnsAboutUnknownKeyInLayerText) {
   const auto expect = [&](const std::string& keys, const std::string& text) {
     const std::string mark = R"({"format":"float8_e4m3fn",)" + keys + "}";
     write_safetensors(dir_ / "model.safetensors",
@@ -285,7 +285,7 @@ TEST_F(DequantizeTest, AnUnknownKeyOfALayersTextIsAWarningThatNamesIt) {
             std::string::npos);
 }
 
-TEST_F(DequantizeTest, WhatTheLibrariesWriteIsNoWarning) {
+TEST_F(DequantizeTest, KnownLibraryKeysGiveNoWarning) {
   write_fp8();
   for (const char* const keys :
        {R"("include_input_output_embeddings":true,"untie_embedding_weights":true,
@@ -298,14 +298,14 @@ TEST_F(DequantizeTest, WhatTheLibrariesWriteIsNoWarning) {
   }
 }
 
-TEST_F(DequantizeTest, AConfigThatCannotBeReadIsAnError) {
+TEST_F(DequantizeTest, UnreadableConfigThrows) {
   write_fp8();
   fs::remove(dir_ / "config.json");
   fs::create_directory(dir_ / "config.json");
   EXPECT_THROW(load(DType::kBF16), Error);
 }
 
-TEST_F(DequantizeTest, AConfigOfTooManyValuesIsRefusedBeforeItTakesMemory) {
+TEST_F(DequantizeTest, RejectsConfigWithTooManyValuesInBoundedMemory) {
   write_fp8();
   for (const char* const value : {"{}", "0", "[]", "{\"a\":0}"}) {
     std::string text = R"({"quantization_config":{"a":[)";
@@ -327,7 +327,7 @@ TEST_F(DequantizeTest, AConfigOfTooManyValuesIsRefusedBeforeItTakesMemory) {
   }
 }
 
-// `count` times a text in which "%" stands for the number.
+// Returns `count` copies of a text, separated by commas. "%" is replaced by the number of the copy.
 std::string repeated(std::size_t count, std::string_view text) {
   const std::size_t place = text.find('%');
   std::string all;
@@ -343,7 +343,7 @@ std::string repeated(std::size_t count, std::string_view text) {
 
 class CostTest : public DequantizeTest {
  protected:
-  // Three hundred weights with scales, whose names are as long as those of experts.
+  // Writes 300 weights with scales. Their names are as long as the names of experts.
   void write_many() const {
     std::vector<Tensor> tensors;
     for (int i = 0; i < 300; ++i) {
@@ -354,7 +354,7 @@ class CostTest : public DequantizeTest {
     write_safetensors(dir_ / "model.safetensors", tensors);
   }
 
-  // Loads the checkpoint, which is an Error with these words ("": none).
+  // Loads the checkpoint. It must fail with these words, or succeed if `words` is "".
   void expect(const std::string& what, std::string_view words) const {
 #ifndef STFS_SANITIZED
     const std::uint64_t before = allocated_bytes();
@@ -374,8 +374,9 @@ class CostTest : public DequantizeTest {
   }
 };
 
-// Each row took gigabytes or minutes, and is a tenth of the largest.
-TEST_F(CostTest, AConfigTakesLittleWhateverItHolds) {
+// Each row is a tenth of the largest possible config. Without limits it would need gigabytes or
+// minutes.
+TEST_F(CostTest, LargeConfigUsesBoundedMemory) {
   write_many();
   const auto groups = [](const std::string& targets) {
     return R"({"quant_method":"compressed-tensors","config_groups":{"a":{"targets":[)" + targets +
@@ -414,8 +415,8 @@ TEST_F(CostTest, AConfigTakesLittleWhateverItHolds) {
   }
 }
 
-// The same of a header: a long name, and a text that is named many times.
-TEST_F(CostTest, AHeaderWithLongNamesAndTextsTakesLittle) {
+// The header has a long name, or a text that is named many times.
+TEST_F(CostTest, LongNamesAndTextsUseBoundedMemory) {
   const std::vector<Tensor> weight = {{"m.weight", "F8_E4M3", {1, 1}, "8"},
                                       {"m.weight_scale", "F32", {1}, packed_floats({1})}};
   for (const std::string_view word : {"_s", "_scale", "."}) {
@@ -434,15 +435,15 @@ TEST_F(CostTest, AHeaderWithLongNamesAndTextsTakesLittle) {
   expect("tensor_names", "");
 }
 
-TEST_F(CostTest, AMessageCutsTheTextsOfAConfig) {
+TEST_F(CostTest, CutsLongConfigTextsInMessage) {
   write_safetensors(dir_ / "model.safetensors", {{"m.weight", "U8", {1}, "8"}});
   write_file(dir_ / "config.json", R"({"quantization_config":{"quant_method":"fp8","format":")" +
                                        std::string(3'000'000, 'A') + "\"}}");
   expect("format", "no tensor is stored in a known way of this method");
 }
 
-// Python writes it for models with Mamba layers.
-TEST_F(DequantizeTest, AConfigMayHaveTheInfinitiesOfPython) {
+// Python writes Infinity for models with Mamba layers.
+TEST_F(DequantizeTest, AcceptsPythonInfinitiesInConfig) {
   write_fp8();
   const std::string quantization =
       R"("quantization_config":{"quant_method":"fp8","weight_block_size":[2,128],"new":"NaN"})";
@@ -458,8 +459,9 @@ TEST_F(DequantizeTest, AConfigMayHaveTheInfinitiesOfPython) {
   }
 }
 
-// A name means the modules that begin with it, and that of a module means this one alone.
-TEST(QuantizationConfigTest, ExceptionsAreThoseOfTheNameAndThoseThatMatch) {
+// A key applies to the modules with names that begin with it. The full name of a module applies
+// only to that module.
+TEST(QuantizationConfigTest, FindsExceptionsByNameAndPattern) {
   const TempDir dir;
   write_file(dir / "config.json", R"({"quantization_config":{"quant_method":"auto-round",
       "dynamic":{"+:b.1":{"group_size":1},"-:.*c$":{"group_size":2},"?":{"group_size":3}},
@@ -484,8 +486,8 @@ TEST(QuantizationConfigTest, ExceptionsAreThoseOfTheNameAndThoseThatMatch) {
   EXPECT_THROW(for (int i = 0; i < 100; ++i) sizes("b.12.c"), Error);
 }
 
-// What looks through it calls itself for each.
-TEST_F(DequantizeTest, AConfigOfTooManyListsInListsIsRefused) {
+// The code that visits the config is recursive, so the depth must be limited.
+TEST_F(DequantizeTest, RejectsTooDeeplyNestedConfig) {
   write_fp8();
   const auto config = [](std::size_t depth) {
     return R"({"quantization_config":{"quant_method":"fp8","weight_block_size":[2,128],"a":)" +
@@ -497,8 +499,8 @@ TEST_F(DequantizeTest, AConfigOfTooManyListsInListsIsRefused) {
   EXPECT_THROW(load(DType::kBF16), Error);
 }
 
-// Blocks of one row each, in an order that leads from one end of the scales to the other.
-TEST_F(DequantizeTest, AnIndexThatLeadsFarApartReadsNoMoreThanItsRows) {
+// Each block has one row, and neighbouring columns use rows at opposite ends of the scales.
+TEST_F(DequantizeTest, ScatteredGroupIndexReadsBoundedBytes) {
   constexpr std::uint64_t kIn = 8192;
   constexpr std::uint64_t kOut = 1024;
   std::vector<std::int32_t> index(kIn);
@@ -521,8 +523,8 @@ TEST_F(DequantizeTest, AnIndexThatLeadsFarApartReadsNoMoreThanItsRows) {
   EXPECT_LE(sources.all, std::uint64_t{64} << 20);
 }
 
-// GPTQ: 1,500 columns and 40 rows of the result, so that tiles are cut at both edges.
-TEST_F(DequantizeTest, AnyRangeOfATransposedTensorIsThatOfTheWhole) {
+// A GPTQ tensor in which tiles are cut at both edges.
+TEST_F(DequantizeTest, ReadsAnyByteRangeOfTransposedTensor) {
   constexpr std::uint64_t kIn = 2560;
   constexpr std::uint64_t kOut = 72;
   write_safetensors(dir_ / "model.safetensors",
@@ -554,7 +556,8 @@ TEST_F(DequantizeTest, AnyRangeOfATransposedTensorIsThatOfTheWhole) {
   }
 }
 
-// GPTQ with an index, INT4 of compressed-tensors and MXFP4 of gpt-oss, in odd shapes.
+// A checkpoint with GPTQ with an index, INT4 of compressed-tensors and MXFP4 of gpt-oss, in unusual
+// shapes.
 class MixedTest : public DequantizeTest {
  protected:
   void SetUp() override {
@@ -580,7 +583,7 @@ class MixedTest : public DequantizeTest {
   }
 };
 
-TEST_F(MixedTest, ValuesDoNotDependOnTheVectorsOfTheProcessor) {
+TEST_F(MixedTest, ValuesDoNotDependOnVectorTarget) {
   for (std::uint32_t i = 0; i < 3; ++i) {
     std::set<std::vector<std::byte>> found;
     with_each_target([&](const char*) {
@@ -595,11 +598,11 @@ TEST_F(MixedTest, ValuesDoNotDependOnTheVectorsOfTheProcessor) {
   }
 }
 
-TEST_F(MixedTest, ManyReadersAtOnceReadTheSame) {
-  const auto alone = load(DType::kBF16);
+TEST_F(MixedTest, ConcurrentReadersGetSameValues) {
+  const auto single = load(DType::kBF16);
   const auto shared = load(DType::kBF16);
   for (std::uint32_t i = 0; i < 3; ++i) {
-    const Content expected = alone->tensor(i).content();
+    const Content expected = single->tensor(i).content();
     std::vector<std::byte> whole(expected.size());
     ASSERT_EQ(expected.copy(0, whole), 0);
     const Content content = shared->tensor(i).content();
@@ -621,8 +624,8 @@ TEST_F(MixedTest, ManyReadersAtOnceReadTheSame) {
   }
 }
 
-// A matrix of a 70B model, whose tiles touch many bytes of a source that keeps few of them.
-TEST_F(DequantizeTest, ATileOfALongMatrixNeedsNoMoreThanIsKept) {
+// The matrix is from a 70B model. Its tiles touch many bytes of a source that keeps only a few.
+TEST_F(DequantizeTest, TileNeedsNoMoreBytesThanSourceKeeps) {
   constexpr std::uint64_t kIn = 2048;
   constexpr std::uint64_t kOut = 28672;
   write_safetensors(dir_ / "a.safetensors",
@@ -650,8 +653,8 @@ TEST_F(DequantizeTest, ATileOfALongMatrixNeedsNoMoreThanIsKept) {
   EXPECT_EQ(SequentialReader(content).copy(kIn * 2, part), 0);
 }
 
-// As a reader of a remote checkpoint does: nothing is here but what was named as missing.
-TEST_F(DequantizeTest, WhatIsNamedAsMissingIsAllThatARangeNeeds) {
+// Fetches only the bytes that missing() names, like a reader of a remote checkpoint.
+TEST_F(DequantizeTest, MissingNamesAllBytesNeededForRange) {
   std::vector<std::int32_t> index(2112);
   for (std::size_t i = 0; i < index.size(); ++i) index[i] = static_cast<std::int32_t>(i * 5 % 33);
   const std::string order(reinterpret_cast<const char*>(index.data()), index.size() * 4);
@@ -707,15 +710,15 @@ TEST_F(DequantizeTest, WhatIsNamedAsMissingIsAllThatARangeNeeds) {
   }
 }
 
-TEST_F(DequantizeTest, ALayoutWhoseSizeOverflowsFitsNothing) {
+TEST_F(DequantizeTest, OverflowingLayoutFitsNoInputs) {
   QuantizedLayout layout;
   layout.rows = std::uint64_t{1} << 40;
   layout.columns = std::uint64_t{1} << 40;
   EXPECT_EQ(misfit(layout, {}), Role::kWeight);
 }
 
-// Each read loads the index.
-TEST_F(DequantizeTest, AnIndexOfTooManyColumnsFitsNothing) {
+// Each read loads the index, so its size is limited.
+TEST_F(DequantizeTest, GroupIndexWithTooManyColumnsDoesNotFit) {
   constexpr std::uint64_t kColumns = (std::uint64_t{1} << 20) + 1;
   QuantizedLayout layout;
   layout.rows = 1;
@@ -733,7 +736,7 @@ TEST_F(DequantizeTest, AnIndexOfTooManyColumnsFitsNothing) {
   EXPECT_EQ(misfit(layout, inputs), Role::kIndex);
 }
 
-TEST(TileCacheTest, KeepsTheTilesThatWereReadLast) {
+TEST(TileCacheTest, KeepsMostRecentlyReadTiles) {
   constexpr std::size_t kTile = TileCache::kMost / 4;
   TileCache cache;
   for (std::uint64_t i = 0; i < 5; ++i) {
@@ -745,7 +748,7 @@ TEST(TileCacheTest, KeepsTheTilesThatWereReadLast) {
   EXPECT_TRUE(cache.has({0, 4, 0}));
 }
 
-TEST(TileCacheTest, ATileTakesTheMemoryOfOneThatIsGone) {
+TEST(TileCacheTest, ReusesMemoryOfEvictedTile) {
   constexpr std::size_t kTile = TileCache::kMost / 2;
   TileCache cache;
   const std::byte* const first = cache.get({0, 0, 0}, kTile)->buffer.get();

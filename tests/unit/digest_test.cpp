@@ -22,7 +22,7 @@ std::string digest_of(const std::string& text) {
 }
 
 // FIPS 180-4 and NIST's example vectors.
-TEST(Sha256, AgreesWithThePublishedVectors) {
+TEST(Sha256, MatchesPublishedVectors) {
   EXPECT_EQ(digest_of(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   EXPECT_EQ(digest_of("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
   EXPECT_EQ(digest_of("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq"),
@@ -31,7 +31,7 @@ TEST(Sha256, AgreesWithThePublishedVectors) {
             "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-TEST(Sha256, TellsOfEveryByteItLookedAt) {
+TEST(Sha256, ReportsEachHashedByte) {
   Content content;
   content.literal(std::string(1'000'000, 'a'));
   std::uint64_t seen = 0;
@@ -44,7 +44,7 @@ TEST(Sha256, TellsOfEveryByteItLookedAt) {
   EXPECT_EQ(seen, 1'000'000U);
 }
 
-TEST(Sha256, EndsWithEintrWhenItIsStopped) {
+TEST(Sha256, ReturnsEINTRWhenStopped) {
   Content content;
   content.literal(std::string(10'000'000, 'a'));
   std::atomic<bool> stop = false;
@@ -60,7 +60,7 @@ TEST(Sha256, EndsWithEintrWhenItIsStopped) {
   EXPECT_LT(seen, 10'000'000U);
 }
 
-TEST(Sha256, PassesOnTheErrnoOfARead) {
+TEST(Sha256, ReturnsErrnoOfFailedRead) {
   const TempDir dir;
   write_file(dir / "source", std::string(1000, 'x'));
   const LocalFile source((dir / "source").string());
@@ -72,7 +72,7 @@ TEST(Sha256, PassesOnTheErrnoOfARead) {
   EXPECT_EQ(sha256(content, std::atomic<bool>(false), hex), ESTALE);
 }
 
-TEST(Sha256sumLine, IsWhatSha256sumPrints) {
+TEST(Sha256sumLine, MatchesSha256sumOutput) {
   EXPECT_EQ(sha256sum_line("00ff", "a b"), "00ff  a b\n");
   EXPECT_EQ(sha256sum_line("00ff", ""), "00ff  \n");
   EXPECT_EQ(sha256sum_line("00ff", "a\\b"), "\\00ff  a\\\\b\n");

@@ -1,4 +1,4 @@
-// Edits: the splitter of lines, substitutions, casts, and each command beside what it should show.
+// Tests of edits: splitting lines, substitutions, casts, and the effect of each command.
 #include "core/base/error.h"
 #include "core/base/pattern.h"
 #include "core/checkpoint/checkpoint.h"
@@ -35,7 +35,7 @@ std::vector<EditLine> edit_lines(const std::string& argument) {
   return lines;
 }
 
-TEST(EditLines, BlanksSeparateQuotesGroupAndABackslashMeansNothing) {
+TEST(EditLines, BlanksSeparateQuotesGroupAndBackslashIsLiteral) {
   const auto lines = edit_lines(
       "/d/f.edit\n"
       "# comment\n"
@@ -52,7 +52,7 @@ TEST(EditLines, BlanksSeparateQuotesGroupAndABackslashMeansNothing) {
   EXPECT_THROW(edit_lines("/f\nkeep 'a"), Error);
 }
 
-TEST(EditLines, ArePublicWithoutTheSecretsOfUrls) {
+TEST(EditLines, PublicFormOmitsSecretsOfUrls) {
   EXPECT_EQ(public_edits("/f\nadd https://me:pw@h/x.npy?sig=1\nadd 'https://h/k?x=1::n' as m\nadd "
                          "s3://b/k?x::n\nkeep ?*\n"),
             "/f\nadd https://h/x.npy\nadd 'https://h/k::n' as m\nadd s3://b/k?x::n\nkeep ?*\n");
@@ -90,7 +90,7 @@ TEST(Substitutions, TakeLinearTimeAndBoundedMemory) {
                std::invalid_argument);
 }
 
-TEST(Substitutions, OfAnyPunctuationAndOfAnyByte) {
+TEST(Substitutions, AcceptAnyPunctuationAndAnyByte) {
   for (const char c : "/|,;:!@%^~#-_=+."s) {
     if (c == '\0') continue;
     const std::string d(1, c);
@@ -104,7 +104,7 @@ TEST(Substitutions, OfAnyPunctuationAndOfAnyByte) {
   EXPECT_EQ(Substitution("s/\xC3\xA9/e/").apply("caf\xC3\xA9"), "cafe");
 }
 
-// The casts of many numbers, beside the nearest of all values of the type.
+// Compares casts of many numbers with the nearest value of the type.
 class Casts : public ::testing::Test {
  protected:
   static std::vector<float> all_values(DType type) {
@@ -133,11 +133,11 @@ class Casts : public ::testing::Test {
   TempDir dir_;
 };
 
-TEST_F(Casts, ToEightBitsAreTheNearestEvenOfAllCodes) {
+TEST_F(Casts, To8BitTypesRoundToNearestEven) {
   for (const DType type :
        {DType::kF8E4M3, DType::kF8E5M2, DType::kF8E4M3Fnuz, DType::kF8E5M2Fnuz}) {
     const std::vector<float> codes = all_values(type);
-    std::map<float, unsigned> by_value;  // finite ones; of two zeros the positive
+    std::map<float, unsigned> by_value;  // finite values, and only the positive zero
     for (unsigned i = 0; i < codes.size(); ++i) {
       if (std::isfinite(codes[i])) by_value.try_emplace(codes[i], i);
     }
@@ -164,7 +164,7 @@ TEST_F(Casts, ToEightBitsAreTheNearestEvenOfAllCodes) {
   }
 }
 
-TEST_F(Casts, OverflowAndNanAreThoseOfMlDtypes) {
+TEST_F(Casts, OverflowAndNanMatchMlDtypes) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> values{464, 480, -kInfinity, kNan, -0.0F, 61440, 57344, -1e30F};
@@ -185,8 +185,8 @@ TEST_F(Casts, OverflowAndNanAreThoseOfMlDtypes) {
             (std::vector<int>{0x63, 0x64, 0x80, 0x80, 0x00, 0x80, 0x7F, 0x80}));
 }
 
-TEST_F(Casts, OfBinary64RoundOnce) {
-  // Rounded to binary32 first, it would be halfway, and go down to the even one.
+TEST_F(Casts, FromF64RoundOnlyOnce) {
+  // Rounding to binary32 first would give a tie, which would round down to even.
   const double above = 1 + std::ldexp(1, -8) + std::ldexp(1, -40);
   const std::string bf16 = cast_all(std::vector<double>{above}, DType::kF64, DType::kBF16);
   EXPECT_EQ(bf16, "\x81\x3F");
@@ -231,7 +231,7 @@ class EditTest : public ::testing::Test {
     EXPECT_EQ(content.copy(0, std::as_writable_bytes(std::span(bytes))), 0);
     return bytes;
   }
-  // "NAME DTYPE SHAPE BYTES", by name.
+  // Returns "NAME DTYPE SHAPE BYTES" of each tensor, sorted by name.
   std::vector<std::string> shown(const std::string& edits) const {
     const auto checkpoint = load(edits);
     std::vector<std::string> lines;
@@ -261,7 +261,7 @@ const std::string head_line = "lm_head.weight BF16 [2,1] ijkl";
 const std::string steps_line = "steps I64 [] 12345678";
 using Lines = std::vector<std::string>;
 
-TEST_F(EditTest, EachCommandShowsWhatItSays) {
+TEST_F(EditTest, CommandsShowExpectedTensors) {
   EXPECT_EQ(shown("rename s/model.//"),
             (Lines{"a.weight F32 [2,2] aaaabbbbccccdddd", "b.weight F32 [4] eeeeffffgggghhhh",
                    head_line, steps_line}));
@@ -279,7 +279,7 @@ TEST_F(EditTest, EachCommandShowsWhatItSays) {
                   "slice model.c.weight 0:1"),
             shown("keep model.a* \nslice model.a.weight 1,:\nslice model.a.weight 0:1\n"
                   "rename s/a.weight/c.weight/"))
-      << "a line finds the names that the lines before it made";
+      << "a line must find the names that earlier lines made";
   EXPECT_EQ(shown("keep *b.weight\nreplace model.b.weight other.safetensors::y --reshape"),
             Lines{"model.b.weight F32 [4] yyyyyyyyyyyyyyyy"});
   EXPECT_EQ(shown("keep steps\nadd other.safetensors::x.*"),
@@ -289,7 +289,7 @@ TEST_F(EditTest, EachCommandShowsWhatItSays) {
   EXPECT_EQ(shown("keep steps\nadd a.npy"), (Lines{"a I16 [3] 112233", steps_line}));
 }
 
-TEST_F(EditTest, LinesApplyFromTopToBottomAndNamesOfALineAtOnce) {
+TEST_F(EditTest, LinesApplyInOrderAndRenamesWithinLineAtOnce) {
   EXPECT_EQ(
       shown("keep model.*\nrename s/model.([ab])/model.x\\1/\nrename s/xa/b/\nrename s/xb/a/"),
       (Lines{"model.a.weight F32 [4] eeeeffffgggghhhh",
@@ -302,7 +302,7 @@ TEST_F(EditTest, LinesApplyFromTopToBottomAndNamesOfALineAtOnce) {
             "model.a.weight F64 [] ");
 }
 
-TEST_F(EditTest, WhatNoLineTouchesKeepsItsPlaceAndRenamedBytesTheirs) {
+TEST_F(EditTest, UneditedAndRenamedTensorsStayStored) {
   const auto checkpoint = load("rename s/steps/count/");
   const auto plain = [&](const char* name) {
     return checkpoint->locator(checkpoint->find(name).value());
@@ -312,7 +312,7 @@ TEST_F(EditTest, WhatNoLineTouchesKeepsItsPlaceAndRenamedBytesTheirs) {
   EXPECT_EQ(checkpoint->tensor(checkpoint->find("count").value()).computed, nullptr);
 }
 
-TEST_F(EditTest, MetadataAreSetAndRemoved) {
+TEST_F(EditTest, SetsAndRemovesMetadata) {
   const auto entries = [&](const std::string& edits) {
     std::string text;
     const auto checkpoint = load(edits);
@@ -326,7 +326,7 @@ TEST_F(EditTest, MetadataAreSetAndRemoved) {
   EXPECT_EQ(entries("metadata a b\nunset a\nadd other.safetensors::y"), "format=pt;title=old;");
 }
 
-TEST_F(EditTest, ALineThatMeansOrTouchesNothingIsRefusedWithItsNumber) {
+TEST_F(EditTest, RejectsInvalidOrUselessLineWithItsNumber) {
   const std::map<std::string, const char*> rules{
       {"frob x", "not a command"},
       {"keep 'a", "a quote is not closed"},
@@ -375,7 +375,7 @@ TEST_F(EditTest, ALineThatMeansOrTouchesNothingIsRefusedWithItsNumber) {
   }
 }
 
-TEST_F(EditTest, LinesThatDoubleNamesOrTensorsEndInARefusal) {
+TEST_F(EditTest, LimitsGrowthByRepeatedDoubling) {
   std::string doubled, longer;
   for (char i = 'a'; i <= 'z'; ++i) {
     doubled += "copy s/$/" + std::string(1, i) + "/\n";
@@ -386,7 +386,7 @@ TEST_F(EditTest, LinesThatDoubleNamesOrTensorsEndInARefusal) {
   EXPECT_NE(refusal(longer).find("more than 1048576 bytes"), std::string::npos);
 }
 
-TEST_F(EditTest, AMillionLinesAreReadOneByOne) {
+TEST_F(EditTest, AcceptsMillionLines) {
   std::string lines;
   for (int i = 0; i < 1'000'000; ++i) lines += "#\n";
   EXPECT_EQ(shown(lines + "keep steps"), Lines{steps_line});
@@ -394,7 +394,7 @@ TEST_F(EditTest, AMillionLinesAreReadOneByOne) {
   EXPECT_NE(refusal(lines).find("line 1000001: \"x\": not a command"), std::string::npos);
 }
 
-TEST_F(EditTest, LinesOfTheCommandLineAreCountedTogether) {
+TEST_F(EditTest, NumbersCommandLineEditsTogether) {
   Layers layers;
   choose_edit_line(layers, dir_.path(), "drop steps");
   choose_edit_line(layers, dir_.path(), "drop nope");
@@ -414,7 +414,7 @@ TEST_F(EditTest, LinesOfTheCommandLineAreCountedTogether) {
   EXPECT_EQ(refusal("add b.npy").find("(Edit) (Edit)"), std::string::npos);
 }
 
-TEST_F(EditTest, InputsOfAComputedTensorHaveTheNamesOfTheirFiles) {
+TEST_F(EditTest, ComputedTensorsNameTheirStoredInputs) {
   const auto checkpoint = load(
       "copy s/^model.b/c/\ncast c.weight bf16\nadd other.safetensors::y as z\n"
       "rename s/model.a/n/\ncast n.weight f16\ncast z f16");
@@ -427,13 +427,13 @@ TEST_F(EditTest, InputsOfAComputedTensorHaveTheNamesOfTheirFiles) {
   }
 }
 
-TEST_F(EditTest, NamesMayHaveAnyCharacter) {
+TEST_F(EditTest, AcceptsAnyCharacterInNames) {
   write_safetensors(dir_ / "base.safetensors",
                     {{"a\0b"s, "U8", {1}, "1"}, {"c \"d\"'", "U8", {1}, "2"}});
   EXPECT_EQ(shown("rename s/\\x00/_/\ndrop 'c \"d\"'\"'\""), Lines{"a_b U8 [1] 1"});
 }
 
-TEST_F(EditTest, ASourceOfTensorsIsOneOfAnyForm) {
+TEST_F(EditTest, AcceptsDirectoryAsTensorSource) {
   std::filesystem::create_directory(dir_ / "d");
   std::filesystem::copy(dir_ / "other.safetensors", dir_ / "d" / "model.safetensors");
   EXPECT_EQ(shown("keep steps\nadd d::y"), (Lines{steps_line, "y F32 [2,2] yyyyyyyyyyyyyyyy"}));
@@ -441,7 +441,7 @@ TEST_F(EditTest, ASourceOfTensorsIsOneOfAnyForm) {
             (Lines{steps_line, "x.2 I8 [3] 222"}));
 }
 
-TEST_F(EditTest, NumPyFilesThatAreNoneAreRefused) {
+TEST_F(EditTest, RejectsInvalidNumPyFiles) {
   const std::string good = read_file(dir_ / "a.npy");
   const auto rule = [&](const std::string& bytes) {
     write_file(dir_ / "b.npy", bytes);
@@ -459,11 +459,11 @@ TEST_F(EditTest, NumPyFilesThatAreNoneAreRefused) {
   EXPECT_NE(with("'<i2'", "[('a"), "");
   EXPECT_NE(with("(3,)", "(4,)"), "");
   EXPECT_NE(with("(3,)", "(3x)"), "");
-  EXPECT_EQ(with("False", "True "), "");  // of one dimension
+  EXPECT_EQ(with("False", "True "), "");  // both orders are equal with one dimension
   EXPECT_NE(with("shape", "shapf"), "");
 }
 
-TEST_F(EditTest, AFileOfEditsIsReadOnce) {
+TEST_F(EditTest, ReadsEditFileOnce) {
   write_file(dir_ / "e.edit", "keep steps");
   Layers layers;
   choose(layers, kEditOption, (dir_ / "e.edit").string());

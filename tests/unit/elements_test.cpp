@@ -1,4 +1,4 @@
-// Parts of tensors as binary32, against the whole tensor's values and index arithmetic.
+// Compares slices converted to binary32 with the whole tensor's values.
 #include "core/recipe/elements.h"
 
 #include "tests/support/checkpoint_writer.h"
@@ -40,7 +40,7 @@ class CountedBytes : public Producer {
 
 class SliceF32 : public ::testing::TestWithParam<DType> {
  protected:
-  // The slice as bytes of floats; nullopt if the expression is invalid.
+  // Returns the slice as bytes of floats.
   std::unique_ptr<const Producer> part(const std::string& expression, const Dims& shape) {
     std::vector<Range> ranges;
     EXPECT_EQ(parse_ranges(expression, shape, ranges), 0) << expression;
@@ -58,7 +58,7 @@ class SliceF32 : public ::testing::TestWithParam<DType> {
         .to_f32(std::as_bytes(std::span(bytes_)).data(), whole_.size(), whole_.data());
   }
 
-  // The values of the ranges, one index after the other.
+  // Returns the values of the ranges, computed index by index.
   std::string model(const std::string& expression, const Dims& shape) const {
     std::vector<Range> ranges;
     EXPECT_EQ(parse_ranges(expression, shape, ranges), 0) << expression;
@@ -92,7 +92,7 @@ std::string all(const Producer& producer) {
   return text;
 }
 
-TEST_P(SliceF32, IsThePartOfTheWholeTensorsValues) {
+TEST_P(SliceF32, MatchesValuesOfWholeTensor) {
   const Dims shape{7, 6, 20};
   fill(shape);
 
@@ -108,7 +108,7 @@ TEST_P(SliceF32, IsThePartOfTheWholeTensorsValues) {
   }
 }
 
-TEST_P(SliceF32, GivesAnyPartOfItself) {
+TEST_P(SliceF32, ReadsAnyByteRange) {
   const Dims shape{40, 3, 52};
   fill(shape);
   RandomBytes random(3);
@@ -126,22 +126,22 @@ TEST_P(SliceF32, GivesAnyPartOfItself) {
   }
 }
 
-TEST_P(SliceF32, ReadsWhatItNeedsAndLittleMore) {
+TEST_P(SliceF32, ReadsFewUnneededBytes) {
   const Dims shape{16, 1 << 18};
   fill(shape);
 
   all(*part(":,100001", shape));
-  EXPECT_LE(read_, 16U * 8) << "a block for each row";
+  EXPECT_LE(read_, 16U * 8) << "more than a block for each row";
   read_ = 0;
   all(*part("5,1001:3001", shape));
   EXPECT_LE(read_, 2002U * 8);
 }
 
-TEST_P(SliceF32, OfMillionsOfRunsIsRightAndHasBoundedMemory) {
+TEST_P(SliceF32, MillionsOfRunsUseBoundedMemory) {
   const Dims shape{std::uint64_t{1} << 23};
   fill(shape);
   const auto producer = part("1::3", shape);
-#ifndef STFS_SANITIZED  // a sanitizer has an allocator of its own
+#ifndef STFS_SANITIZED  // sanitizers have their own allocator
   const std::uint64_t before = allocated_bytes();
 #endif
   std::string piece(1 << 20, '\0');
@@ -156,18 +156,19 @@ TEST_P(SliceF32, OfMillionsOfRunsIsRightAndHasBoundedMemory) {
     }
   }
 #ifndef STFS_SANITIZED
-  EXPECT_LT(allocated_bytes() - before, std::uint64_t{64} << 20) << "32 pieces, each a window";
+  EXPECT_LT(allocated_bytes() - before, std::uint64_t{64} << 20)
+      << "more than a window for each piece";
 #endif
 }
 
-// Each element is the first byte of its block and its place in it.
+// An element's value is the first byte of its block times 256 plus its position in the block.
 void blocks_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
   for (std::size_t i = 0; i < elements; ++i) {
     out[i] = static_cast<float>(std::to_integer<unsigned>(blocks[i / 256 * 144]) * 256 + i % 256);
   }
 }
 
-TEST(SliceF32OfLargeBlocks, HasBoundedMemoryWhereAStepIsShorterThanABlock) {
+TEST(SliceF32LargeBlocks, StepsWithinBlockUseBoundedMemory) {
   static constexpr TypeInfo kType{.name = "Q",
                                   .block_elements = 256,
                                   .block_bytes = 144,

@@ -59,36 +59,36 @@ constexpr std::array<Row, 41> kRows{{
     {ErrorCode::kDeviceFailed, "DeviceFailed", 5},
 }};
 
-TEST(ErrorCodes, HaveTheirNamesAndExitStatus) {
+TEST(ErrorCodes, HaveExpectedNamesAndExitStatus) {
   for (const Row& row : kRows) {
     EXPECT_EQ(error_name(row.code), row.name);
     EXPECT_EQ(exit_status(row.code), row.status) << row.name;
   }
 }
 
-TEST(ErrorCodes, AreAllInTheTable) {
+TEST(ErrorCodes, TestTableIsComplete) {
   std::set<ErrorCode> codes;
   for (const Row& row : kRows) codes.insert(row.code);
   EXPECT_EQ(codes.size(), static_cast<std::size_t>(ErrorCode::kDeviceFailed) + 1);
 }
 
-TEST(Error, ReadsPlaceSubjectRuleAndTheNameOfTheRule) {
+TEST(Error, FormatsPlaceSubjectRuleAndRuleName) {
   const Error error(ErrorCode::kInvalidOffset, "m.safetensors", "tensor \"w\": overlaps");
   EXPECT_STREQ(error.what(), "m.safetensors: tensor \"w\": overlaps (InvalidOffset)");
   EXPECT_EQ(error.message(), "tensor \"w\": overlaps");
   EXPECT_EQ(error.code(), ErrorCode::kInvalidOffset);
 }
 
-TEST(Error, ThatIsNoRuleOfACheckpointNamesNone) {
+TEST(Error, UnreadableSourceHasNoRuleName) {
   EXPECT_STREQ(Error(ErrorCode::kUnreadable, "m", "No such file").what(), "m: No such file");
 }
 
-TEST(Error, WithoutAPlaceIsTheMessageAlone) {
+TEST(Error, FormatsOnlyMessageIfPlaceIsEmpty) {
   EXPECT_STREQ(Error(ErrorCode::kUsage, "", "-u takes one MOUNTPOINT").what(),
                "-u takes one MOUNTPOINT");
 }
 
-TEST(Error, EscapesThePlace) {
+TEST(Error, EscapesPlace) {
   EXPECT_STREQ(Error(ErrorCode::kUnreadable, "a\x1b\n", "x").what(), "a\\x1b\\n: x");
 }
 

@@ -1,4 +1,4 @@
-// The mounted file system without a mount.
+// Tests of FileSystem without a mount.
 #include "fs/mount/filesystem.h"
 
 #include "core/checkpoint/catalogue.h"
@@ -21,9 +21,9 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// Attributes.
+// Tests of attributes.
 
-TEST(FileSystem, ListsExactlyTheTensorsInTheRoot) {
+TEST(FileSystem, RootListsExactlyTensors) {
   const ServedCheckpoint mounted(many());
 
   EXPECT_EQ(mounted.names(""),
@@ -31,7 +31,7 @@ TEST(FileSystem, ListsExactlyTheTensorsInTheRoot) {
                                       "layers%2F0", "layers%2F1", "w"}));
 }
 
-TEST(FileSystem, ServesTheBytesOfEachTensor) {
+TEST(FileSystem, ServesBytesOfEachTensor) {
   const ServedCheckpoint mounted(many());
 
   for (const Tensor& tensor : many()) {
@@ -41,7 +41,7 @@ TEST(FileSystem, ServesTheBytesOfEachTensor) {
   }
 }
 
-TEST(FileSystem, GivesATensorModeSizeTimeAndOwner) {
+TEST(FileSystem, TensorFilesHaveModeSizeTimeAndOwner) {
   const ServedCheckpoint mounted(
       {random_tensor("w", "U8", {1025}), random_tensor("x", "U8", {1024})}, {.uid = 12, .gid = 34});
 
@@ -59,7 +59,7 @@ TEST(FileSystem, GivesATensorModeSizeTimeAndOwner) {
   EXPECT_EQ(file->mtime.tv_nsec, 7);
 }
 
-TEST(FileSystem, TakesTheUmaskFromEveryMode) {
+TEST(FileSystem, AppliesUmaskToAllModes) {
   const ServedCheckpoint mounted(many(), {.umask = 0077});
 
   mounted.walk_all([](const std::string& path, const Attributes& attributes) {
@@ -68,7 +68,7 @@ TEST(FileSystem, TakesTheUmaskFromEveryMode) {
   EXPECT_EQ(mounted->attributes(kRoot)->mode & 07777U, 0500U);
 }
 
-TEST(FileSystem, GivesDirectoriesTheTimeOfTheNewestSource) {
+TEST(FileSystem, DirectoriesHaveTimeOfNewestSource) {
   const ServedCheckpoint mounted({{{"a", "U8", {1}, "x"}}, {{"b", "U8", {1}, "x"}}}, {},
                                  std::nullopt);
 
@@ -78,16 +78,16 @@ TEST(FileSystem, GivesDirectoriesTheTimeOfTheNewestSource) {
   EXPECT_EQ(mounted.at(".stfs/header/s0.safetensors.json")->mtime.tv_sec, 1'000'000'001);
 }
 
-TEST(FileSystem, CountsBytesAndFilesOfTheTensors) {
+TEST(FileSystem, CountsBytesAndFiles) {
   const ServedCheckpoint mounted(many());
 
   EXPECT_EQ(mounted->statistics().files, 10U);
   EXPECT_EQ(mounted->statistics().bytes, 8U + 4 + 1 + 1 + 0 + 1 + 1 + 1 + 2 + 8);
 }
 
-// Inode numbers.
+// Tests of inode numbers.
 
-TEST(Inode, SaysTheNodeAndTheNodeSaysTheInode) {
+TEST(Inode, RoundTripsThroughNode) {
   for (int view = 0; view < 256; ++view) {
     for (const bool is_directory : {false, true}) {
       for (const std::uint64_t number : {0ULL, 1ULL, 2ULL, 1ULL << 16, 0x7fffffffULL, 0x80000000ULL,
@@ -100,7 +100,7 @@ TEST(Inode, SaysTheNodeAndTheNodeSaysTheInode) {
   EXPECT_EQ(inode_of(kRootNode), kRoot);
 }
 
-TEST(FileSystem, GivesEveryFileAnInodeOfItsOwnAndTheSameEveryTime) {
+TEST(FileSystem, InodesAreUniqueAndStable) {
   const ServedCheckpoint mounted(many(), {}, Metadata{{"format", "pt"}});
   std::set<std::uint64_t> seen{kRoot};
 
@@ -115,12 +115,12 @@ TEST(FileSystem, GivesEveryFileAnInodeOfItsOwnAndTheSameEveryTime) {
   });
 }
 
-TEST(FileSystem, AnswersAnyInodeWithAnAnswerOrAnErrno) {
+TEST(FileSystem, HandlesAnyInodeNumber) {
   for (const ControlDirectory control : {ControlDirectory::kHidden, ControlDirectory::kOff}) {
     const ServedCheckpoint mounted(many(), {.control = control}, Metadata{{"format", "pt"}});
     RandomBytes random(9);
     for (int round = 0; round < 100'000; ++round) {
-      // Mostly numbers near those that exist.
+      // Most numbers are near existing inodes.
       std::uint64_t inode = random.next() >> (random.next() % 64);
       if (round < 8) inode = std::uint64_t{0} - static_cast<std::uint64_t>(round);
       const std::uint64_t offset = random.next() >> (random.next() % 64);
@@ -146,9 +146,9 @@ TEST(FileSystem, AnswersAnyInodeWithAnAnswerOrAnErrno) {
   }
 }
 
-// Looking up and listing.
+// Tests of looking up and listing.
 
-TEST(FileSystem, FindsNothingWhereNothingIs) {
+TEST(FileSystem, DoesNotFindMissingPaths) {
   const ServedCheckpoint mounted(many());
 
   for (const char* path : {"nothing", "w/x", "layers/0", ".stfs/nothing", ".stfs/json/w",
@@ -160,7 +160,7 @@ TEST(FileSystem, FindsNothingWhereNothingIs) {
   EXPECT_EQ(mounted.look_up(mounted.inode("w"), "w"), ENOENT);
 }
 
-TEST(FileSystem, BeginsEveryListingWithItselfAndItsParent) {
+TEST(FileSystem, ListingsBeginWithSelfAndParent) {
   const ServedCheckpoint mounted({random_tensor("a/b/c", "U8", {1})});
   const std::map<std::string, std::string> parents{{"", ""},
                                                    {"a", ""},
@@ -182,7 +182,7 @@ TEST(FileSystem, BeginsEveryListingWithItselfAndItsParent) {
   }
 }
 
-TEST(FileSystem, ResumesAListingAtEveryOffset) {
+TEST(FileSystem, ResumesListingAtAnyOffset) {
   const ServedCheckpoint mounted(many(), {.control = ControlDirectory::kVisible},
                                  Metadata{{"a", "1"}, {"b", "2"}});
 
@@ -198,7 +198,7 @@ TEST(FileSystem, ResumesAListingAtEveryOffset) {
   }
 }
 
-TEST(FileSystem, StopsAListingAtAnyEntryAndOffersItAgain) {
+TEST(FileSystem, StoppedListingResumesAtSameEntry) {
   const ServedCheckpoint mounted(many());
   const std::vector<Listed> all = mounted.list(kRoot);
 
@@ -214,7 +214,7 @@ TEST(FileSystem, StopsAListingAtAnyEntryAndOffersItAgain) {
   }
 }
 
-TEST(FileSystem, FindsEverythingThatItLists) {
+TEST(FileSystem, FindsAllListedPaths) {
   const ServedCheckpoint mounted(many(), {}, Metadata{{"a/b", "1"}, {"", "2"}, {"..", "3"}});
 
   mounted.walk_all([&](const std::string& path, const Attributes& attributes) {
@@ -224,9 +224,9 @@ TEST(FileSystem, FindsEverythingThatItLists) {
   });
 }
 
-// .stfs
+// Tests of .stfs.
 
-TEST(FileSystem, ListsTheControlDirectoryOnceWhenVisible) {
+TEST(FileSystem, ListsControlDirectoryOnceIfVisible) {
   for (const std::vector<Tensor>& tensors : {many(), std::vector<Tensor>{}}) {
     const ServedCheckpoint mounted(tensors, {.control = ControlDirectory::kVisible});
 
@@ -236,7 +236,7 @@ TEST(FileSystem, ListsTheControlDirectoryOnceWhenVisible) {
   }
 }
 
-TEST(FileSystem, HasNoControlDirectoryWhenOff) {
+TEST(FileSystem, HasNoControlDirectoryIfOff) {
   const ServedCheckpoint hidden(many());
   const ServedCheckpoint off(many(), {.control = ControlDirectory::kOff});
 
@@ -246,7 +246,7 @@ TEST(FileSystem, HasNoControlDirectoryWhenOff) {
   }
 }
 
-TEST(FileSystem, DoesNotMistakeATensorForTheControlDirectory) {
+TEST(FileSystem, DistinguishesTensorFromControlDirectory) {
   const ServedCheckpoint mounted({{".stfs", "U8", {1}, "x"}, {".stfs/info.json", "U8", {1}, "y"}},
                                  {.control = ControlDirectory::kVisible});
 
@@ -254,7 +254,7 @@ TEST(FileSystem, DoesNotMistakeATensorForTheControlDirectory) {
   EXPECT_EQ(mounted.text("%2Estfs"), "x");
 }
 
-TEST(FileSystem, HasTheControlDirectorysFiles) {
+TEST(FileSystem, ControlDirectoryListsAllViews) {
   const ServedCheckpoint mounted(many());
   std::vector<std::string> rows;
   for (const ViewSpec& view : all_views()) {
@@ -265,7 +265,7 @@ TEST(FileSystem, HasTheControlDirectorysFiles) {
   EXPECT_EQ(mounted.names(".stfs"), rows);
 }
 
-TEST(FileSystem, GivesEveryFileTheSizeOfItsContent) {
+TEST(FileSystem, SizesMatchContents) {
   const ServedCheckpoint mounted(many(), {}, Metadata{{"format", "pt"}, {"empty", ""}});
 
   mounted.walk_all([&](const std::string& path, const Attributes& attributes) {
@@ -281,7 +281,7 @@ TEST(FileSystem, GivesEveryFileTheSizeOfItsContent) {
   });
 }
 
-TEST(FileSystem, ReadsAnyPartOfEveryFile) {
+TEST(FileSystem, ReadsAnyByteRangeOfAllFiles) {
   const ServedCheckpoint mounted(many(), {}, Metadata{{"format", "pt"}});
 
   mounted.walk_all([&](const std::string& path, const Attributes& attributes) {
@@ -295,7 +295,7 @@ TEST(FileSystem, ReadsAnyPartOfEveryFile) {
   });
 }
 
-TEST(FileSystem, DescribesEachTensorInItsJson) {
+TEST(FileSystem, DescribesTensorInJson) {
   const ServedCheckpoint mounted(many());
 
   const json object = json::parse(mounted.text(".stfs/json/w.json"));
@@ -309,7 +309,7 @@ TEST(FileSystem, DescribesEachTensorInItsJson) {
   EXPECT_EQ(read_file(mounted.source()).substr(object["offset"], 8), "12345678");
 }
 
-TEST(FileSystem, KeepsADirectoryApartFromAFileWithASuffix) {
+TEST(FileSystem, DistinguishesDirectoryFromFileWithSuffix) {
   const ServedCheckpoint mounted(many());
 
   EXPECT_EQ(json::parse(mounted.text(".stfs/json/a.json"))["name"], "a");
@@ -319,7 +319,7 @@ TEST(FileSystem, KeepsADirectoryApartFromAFileWithASuffix) {
   EXPECT_EQ(std::ranges::count(names, "a%2Ejson"), 1);
 }
 
-TEST(FileSystem, WritesTheSuffixOfADirectoryInEveryMirrorTheSameWay) {
+TEST(FileSystem, EscapesSuffixInNestedDirectories) {
   const ServedCheckpoint mounted({{"x.json/y.json/z", "U8", {1}, "1"}, {"q.json", "U8", {1}, "2"}});
 
   EXPECT_TRUE(mounted.at(".stfs/json/x%2Ejson/y%2Ejson/z.json"));
@@ -349,14 +349,14 @@ TEST(FileSystem, ListsAllTensorsInTensorsJson) {
   }
 }
 
-TEST(FileSystem, ListsNoTensorsInTensorsJsonOfAnEmptyCheckpoint) {
+TEST(FileSystem, TensorTablesAreEmptyWithoutTensors) {
   const ServedCheckpoint mounted(std::vector<Tensor>{});
 
   EXPECT_EQ(json::parse(mounted.text(".stfs/tensors.json")), json::array());
   EXPECT_EQ(mounted.text(".stfs/tensors.tsv"), "path\tname\tdtype\tshape\tbytes\tsource\toffset\n");
 }
 
-TEST(FileSystem, ListsATensorALineInTensorsTsv) {
+TEST(FileSystem, TensorsTsvHasOneLinePerTensor) {
   const ServedCheckpoint mounted(many());
 
   std::istringstream lines(mounted.text(".stfs/tensors.tsv"));
@@ -376,7 +376,7 @@ TEST(FileSystem, ListsATensorALineInTensorsTsv) {
   EXPECT_FALSE(std::getline(lines, line));
 }
 
-TEST(FileSystem, ReadsAnyPartOfALongTable) {
+TEST(FileSystem, ReadsAnyByteRangeOfLongTables) {
   std::vector<Tensor> tensors;
   for (int i = 0; i < 500; ++i) tensors.push_back({"t" + std::to_string(i), "U8", {1}, "x"});
   const ServedCheckpoint mounted(tensors);
@@ -394,7 +394,7 @@ TEST(FileSystem, ReadsAnyPartOfALongTable) {
   }
 }
 
-TEST(FileSystem, SumsUpTheCheckpointInInfoJson) {
+TEST(FileSystem, SummarisesCheckpointInInfoJson) {
   const ServedCheckpoint mounted(
       {{{"a", "F16", {2, 3}, "012345678901"}}, {{"b", "U8", {2}, "xy"}, {"c", "F16", {}, "zz"}}},
       {}, Metadata{{"format", "pt"}});
@@ -415,7 +415,7 @@ TEST(FileSystem, SumsUpTheCheckpointInInfoJson) {
   EXPECT_EQ(info["sources"][0]["mtime"], "2001-09-09T01:46:41.000000007Z");
 }
 
-TEST(FileSystem, ServesTheHeaderByteForByte) {
+TEST(FileSystem, ServesHeaderByteForByte) {
   const ServedCheckpoint mounted(many());
   const std::string file = read_file(mounted.source());
 
@@ -426,7 +426,7 @@ TEST(FileSystem, ServesTheHeaderByteForByte) {
   EXPECT_EQ(mounted.names(".stfs/header"), std::vector<std::string>{"s0.safetensors.json"});
 }
 
-TEST(FileSystem, ServesEachEntryOfTheMetadata) {
+TEST(FileSystem, ServesEachMetadataEntry) {
   const ServedCheckpoint mounted(
       {random_tensor("w", "U8", {1})}, {},
       Metadata{{"format", "pt"}, {"a/b", "\n"}, {"", "empty key"}, {"..", "dots"}});
@@ -438,9 +438,9 @@ TEST(FileSystem, ServesEachEntryOfTheMetadata) {
   EXPECT_EQ(mounted.text(".stfs/metadata/%"), "empty key");
 }
 
-// Extended attributes.
+// Tests of extended attributes.
 
-TEST(FileSystem, GivesATensorItsExtendedAttributes) {
+TEST(FileSystem, TensorFilesHaveExtendedAttributes) {
   const ServedCheckpoint mounted(many());
 
   EXPECT_EQ(mounted.xattr("layers%2F0/q", "user.stfs.name"), "layers/0/q");
@@ -450,7 +450,7 @@ TEST(FileSystem, GivesATensorItsExtendedAttributes) {
   EXPECT_EQ(mounted.xattr("%", "user.stfs.name"), "");
 }
 
-TEST(FileSystem, LocatesTheBytesOfEachTensorByItsExtendedAttributes) {
+TEST(FileSystem, ExtendedAttributesLocateTensorBytes) {
   const ServedCheckpoint mounted(many());
 
   mounted.walk("", [&](const std::string& path, const Attributes& attributes) {
@@ -463,7 +463,7 @@ TEST(FileSystem, LocatesTheBytesOfEachTensorByItsExtendedAttributes) {
   });
 }
 
-TEST(FileSystem, ListsTheNamesOfExtendedAttributesOfTensorsOnly) {
+TEST(FileSystem, OnlyTensorFilesListExtendedAttributes) {
   const ServedCheckpoint mounted(many());
   std::string expected;
   for (const std::string& name : kXattrNames) expected += name + '\0';
@@ -477,7 +477,7 @@ TEST(FileSystem, ListsTheNamesOfExtendedAttributesOfTensorsOnly) {
   }
 }
 
-TEST(FileSystem, SaysAtItsRootAloneWhatIsMounted) {
+TEST(FileSystem, OnlyRootHasMountAttribute) {
   const ServedCheckpoint mounted(many(), {.content = [] { return std::string("{}"); }});
   const ServedCheckpoint too_long(many(), {.content = [] { return std::string(65537, ' '); }});
   std::string names;
@@ -493,7 +493,7 @@ TEST(FileSystem, SaysAtItsRootAloneWhatIsMounted) {
   EXPECT_EQ(names, std::string("user.stfs.mount") + '\0');
 }
 
-TEST(FileSystem, AnswersOtherExtendedAttributesWithAnErrno) {
+TEST(FileSystem, OtherExtendedAttributesGiveErrno) {
   const ServedCheckpoint mounted(many());
   std::string value;
 
@@ -506,7 +506,7 @@ TEST(FileSystem, AnswersOtherExtendedAttributesWithAnErrno) {
   EXPECT_EQ(mounted->get_xattr(kMost, "user.stfs.name", value), ENOENT);
 }
 
-TEST(FileSystem, AnswersAnExtendedAttributeOverTheKernelsLimitWithAnErrno) {
+TEST(FileSystem, TooLongExtendedAttributeGivesE2BIG) {
   const ServedCheckpoint mounted({random_tensor(std::string(65536, 'n'), "U8", {1}),
                                   random_tensor(std::string(65537, 'm'), "U8", {1})});
   std::string value;
@@ -517,13 +517,13 @@ TEST(FileSystem, AnswersAnExtendedAttributeOverTheKernelsLimitWithAnErrno) {
             E2BIG);
 }
 
-// Changed sources.
+// Tests of changed sources.
 
-// 100 MB of header are the format's limit: each source keeps it, and both together do not.
-TEST(FileSystem, AnswersWithEfbigForASafetensorsFileOverTheFormatsLimit) {
+// The format limits headers to 100 MB. Each source is below the limit, but both together exceed it.
+TEST(FileSystem, SafetensorsFileAboveFormatLimitGivesEFBIG) {
 #ifdef STFS_SANITIZED
   GTEST_SKIP()
-      << "half a minute for headers of 100 MB; the build without sanitizers refuses them too";
+      << "headers of 100 MB take half a minute; the build without sanitizers runs this test";
 #endif
   const TempDir dir;
   std::vector<std::string> paths;
@@ -546,7 +546,7 @@ TEST(FileSystem, AnswersWithEfbigForASafetensorsFileOverTheFormatsLimit) {
     ASSERT_EQ(filesystem.lookup(is_merged ? control.inode : subset.inode,
                                 is_merged ? "merged.safetensors" : "*.safetensors", found),
               0)
-        << "it exists all the same";
+        << "the file must exist";
     EXPECT_EQ(found.size, 0U);
     EXPECT_EQ(filesystem.open(found.inode, nullptr), EFBIG);
     int answer = -1;
@@ -557,7 +557,7 @@ TEST(FileSystem, AnswersWithEfbigForASafetensorsFileOverTheFormatsLimit) {
   }
 }
 
-TEST(FileSystem, FailsOpensAndReadsOfASourceThatChangedAndLogsOnce) {
+TEST(FileSystem, ChangedSourceGivesESTALEAndIsLoggedOnce) {
   ServedCheckpoint mounted({{{"a", "U8", {4}, "1234"}}, {{"b", "U8", {4}, "5678"}}}, {},
                            std::nullopt);
   fs::resize_file(mounted.source(0), 10);
@@ -573,7 +573,7 @@ TEST(FileSystem, FailsOpensAndReadsOfASourceThatChangedAndLogsOnce) {
   EXPECT_EQ(mounted.log[0].find('\n'), std::string::npos);
 }
 
-TEST(FileSystem, LogsAChangeThatAReadFinds) {
+TEST(FileSystem, LogsChangeFoundByRead) {
   ServedCheckpoint mounted({random_tensor("a", "U8", {4})});
   ASSERT_EQ(mounted->open(mounted.inode("a")), 0);
   write_file(mounted.source(), read_file(mounted.source()));
@@ -584,7 +584,7 @@ TEST(FileSystem, LogsAChangeThatAReadFinds) {
   EXPECT_EQ(mounted.log.size(), 1U);
 }
 
-TEST(FileSystem, GoesOnWithTheOtherSourcesAndWithWhatNeedsNone) {
+TEST(FileSystem, ServesOtherSourcesAfterOneHasChanged) {
   ServedCheckpoint mounted({{{"a", "U8", {4}, "1234"}}, {{"b", "U8", {4}, "5678"}}}, {},
                            Metadata{{"k", "v"}});
   fs::resize_file(mounted.source(0), 10);
@@ -594,10 +594,10 @@ TEST(FileSystem, GoesOnWithTheOtherSourcesAndWithWhatNeedsNone) {
   EXPECT_EQ(mounted.text("b"), "5678");
   EXPECT_EQ(mounted.text(".stfs/metadata/k"), "v");
   EXPECT_EQ(json::parse(mounted.text(".stfs/tensors.json")).size(), 2U);
-  EXPECT_EQ(mounted.at("a")->size, 4U) << "the size is that of the version that was mounted";
+  EXPECT_EQ(mounted.at("a")->size, 4U) << "the size must be that at the time of the mount";
 }
 
-TEST(FileSystem, FailsTheHeaderOfASourceThatChanged) {
+TEST(FileSystem, HeaderOfChangedSourceGivesESTALE) {
   ServedCheckpoint mounted({random_tensor("a", "U8", {4})});
   fs::resize_file(mounted.source(), 10);
   std::string bytes;
@@ -605,7 +605,7 @@ TEST(FileSystem, FailsTheHeaderOfASourceThatChanged) {
   EXPECT_EQ(mounted.read(mounted.inode(".stfs/header/s0.safetensors.json"), 0, 4, bytes), ESTALE);
 }
 
-TEST(FileSystem, GoesOnWithTheOldBytesOfASourceThatWasReplaced) {
+TEST(FileSystem, ServesOldBytesOfReplacedSource) {
   ServedCheckpoint mounted({{"a", "U8", {4}, "1234"}});
   write_file(mounted.source() + ".new", "other");
   fs::rename(mounted.source() + ".new", mounted.source());
@@ -614,8 +614,8 @@ TEST(FileSystem, GoesOnWithTheOldBytesOfASourceThatWasReplaced) {
   EXPECT_TRUE(mounted.log.empty());
 }
 
-#ifndef STFS_SANITIZED  // a sanitizer has an allocator of its own
-TEST(FileSystem, AllocatesNothingButABufferToReadATensor) {
+#ifndef STFS_SANITIZED  // sanitizers have their own allocator
+TEST(FileSystem, AllocatesOnlyBufferToReadTensor) {
   constexpr std::uint64_t kBytes = 65536;
   const ServedCheckpoint served({{"w", "U8", {kBytes}, std::string(kBytes, 'x')}});
   const std::uint64_t inode = served.inode("w");
@@ -626,7 +626,7 @@ TEST(FileSystem, AllocatesNothingButABufferToReadATensor) {
       {inode, 0, kBytes}, [](FileSystem::Ticket) {},
       [&](int, const Reply& reply) { sent = reply.pieces()[0].iov_len; });
 
-  EXPECT_LE(allocated_bytes() - before, kBytes) << "none where it is sent from the source";
+  EXPECT_LE(allocated_bytes() - before, kBytes) << "more than one buffer";
   EXPECT_EQ(sent, kBytes);
 }
 #endif
@@ -643,7 +643,7 @@ std::string counters_of(const FileSystem::ReadRequest& request, FileSystem& file
   return text;
 }
 
-TEST(FileSystem, CountersAreASnapshotOfEachOpen) {
+TEST(FileSystem, EachOpenTakesSnapshotOfCounters) {
   Counters counters;
   counters.nanoseconds_waited = 1'500'000'000;
   for (const char* server : {"http://a:80", "hf://", "http://a:80"}) counters.add_timeout(server);
@@ -663,9 +663,9 @@ TEST(FileSystem, CountersAreASnapshotOfEachOpen) {
 
   EXPECT_EQ(error, 0);
   EXPECT_EQ(first,
-            "{\n  \"reads\": 1,\n  \"bytes_answered\": 4,\n  \"requests\": 0,\n"
+            "{\n  \"reads\": 1,\n  \"bytes_returned\": 4,\n  \"requests\": 0,\n"
             "  \"bytes_fetched\": 0,\n  \"retries\": 0,\n  \"cache_hits\": 0,\n"
-            "  \"cache_faults\": 0,\n  \"waits\": 0,\n  \"timeouts\": 3,\n"
+            "  \"cache_corrupt\": 0,\n  \"waits\": 0,\n  \"timeouts\": 3,\n"
             "  \"timeouts_by_server\": {\"http://a:80\": 2, \"hf://\": 1},\n"
             "  \"seconds_waited\": 1.500\n}\n");
   EXPECT_EQ(counters_of({inode, 2, 7, handle}, filesystem, error), first.substr(2, 7));
@@ -673,21 +673,21 @@ TEST(FileSystem, CountersAreASnapshotOfEachOpen) {
   EXPECT_EQ(served.at(".stfs/counters.json")->size, 0U);
   filesystem.release(inode, handle);
   counters_of({inode, 0, 4096, handle}, filesystem, error);
-  EXPECT_EQ(error, EIO) << "it is not kept";
+  EXPECT_EQ(error, EIO) << "the snapshot was kept after release()";
 }
 
-TEST(Counters, NameTheFirstServersAndCutLongNames) {
+TEST(Counters, NameFirstServersAndCutLongNames) {
   Counters counters;
   for (int i = 0; i < 20; ++i) counters.add_timeout(std::string(200, 'x') + std::to_string(i));
   EXPECT_EQ(counters.timeouts, 20U);
-  EXPECT_EQ(counters.servers[0].timeouts, 20U) << "alike as far as they are kept";
+  EXPECT_EQ(counters.servers[0].timeouts, 20U) << "the names are equal after they are cut";
   for (int i = 0; i < 20; ++i) counters.add_timeout("http://" + std::to_string(i));
   EXPECT_EQ(counters.timeouts, 40U);
   EXPECT_STREQ(counters.servers.back().name, "http://14");
   EXPECT_EQ(counters.servers.back().timeouts, 1U);
 }
 
-TEST(FileSystem, ASnapshotOfAnotherWorkerIsEIO) {
+TEST(FileSystem, SnapshotOfOtherWorkerGivesEIO) {
   const ServedCheckpoint served({{"w", "U8", {4}, "1234"}});
   const std::uint64_t inode = served.inode(".stfs/counters.json");
   int error = -1;
@@ -697,7 +697,7 @@ TEST(FileSystem, ASnapshotOfAnotherWorkerIsEIO) {
   EXPECT_EQ(error, EIO);
 }
 
-TEST(FileSystem, CutsAReadAtTheEndOfTheFile) {
+TEST(FileSystem, CutsReadAtEndOfFile) {
   const ServedCheckpoint mounted({{"a", "U8", {4}, "1234"}, {"b", "U8", {4}, "5678"}});
   std::string bytes;
 
@@ -707,7 +707,7 @@ TEST(FileSystem, CutsAReadAtTheEndOfTheFile) {
   EXPECT_EQ(bytes, "34");
 }
 
-TEST(FileSystem, TakesForgettingWhatIsNotLookedUpCalmly) {
+TEST(FileSystem, ToleratesForgetWithoutLookup) {
   const ServedCheckpoint mounted(many());
 
   mounted.walk_all([&](const std::string&, const Attributes& attributes) {

@@ -1,4 +1,4 @@
-// Versions of a run are named once they are complete.
+// Follower must name each version of a run once it is complete.
 #include "core/checkpoint/follow.h"
 
 #include "core/base/error.h"
@@ -33,7 +33,7 @@ class FollowerTest : public testing::Test {
     std::filesystem::create_directories(std::filesystem::path(run_ + "/" + name).parent_path());
     std::ofstream(run_ + "/" + name, std::ios::binary) << text;
   }
-  // A delta in which nothing changed.
+  // Writes a delta without changes.
   void write_version(const std::string& name) const {
     write(name + "/model.safetensors.index.json", R"({"metadata":{},"weight_map":{}})");
   }
@@ -57,7 +57,7 @@ TEST_F(FollowerTest, NamesEachVersionOnceInNaturalOrderAfterTwoEqualLooks) {
   EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_11"});
 }
 
-TEST_F(FollowerTest, WhatComesBackIsNamedAgainOnlyWithOtherFiles) {
+TEST_F(FollowerTest, ReappearedVersionIsNamedAgainOnlyWithOtherFiles) {
   write_version("step_1");
   Follower follower(run_, sources_, {});
   follower.look();
@@ -73,7 +73,7 @@ TEST_F(FollowerTest, WhatComesBackIsNamedAgainOnlyWithOtherFiles) {
   EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_1"});
 }
 
-TEST_F(FollowerTest, AVersionThatIsReplacedUnderItsNameIsNamedAgain) {
+TEST_F(FollowerTest, NamesReplacedVersionAgain) {
   const auto tensor = [](char value) {
     const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
     return static_cast<char>(header.size()) + std::string(7, '\0') + header + value;
@@ -93,25 +93,25 @@ TEST_F(FollowerTest, AVersionThatIsReplacedUnderItsNameIsNamedAgain) {
     for (int looks = 0; looks < 3; ++looks) EXPECT_EQ(follower.look(), FoundPaths());
   };
   const auto set_time = [&](const std::string& file,
-                            int seconds) {  // else both may be of one instant
+                            int seconds) {  // otherwise both times may be equal
     std::filesystem::last_write_time(
         file, std::filesystem::file_time_type(std::chrono::seconds(seconds)));
   };
   write("step_1/model.safetensors", tensor('y'));  // in place
   set_time(version + "/model.safetensors", 1);
   expect_again(version);
-  std::filesystem::remove_all(version);  // another between two looks
+  std::filesystem::remove_all(version);  // another version replaces it between two looks
   std::filesystem::rename(run_ + "/other", version);
   expect_again(version);
   write("x.safetensors", tensor('y'));
   set_time(run_ + "/x.safetensors", 2);
   expect_again(run_ + "/x.safetensors");
-  write("step_1/notes.txt", "not its files");
+  write("step_1/notes.txt", "not a file of the version");
   std::filesystem::permissions(version + "/model.safetensors", std::filesystem::perms::owner_read);
   for (int looks = 0; looks < 3; ++looks) EXPECT_EQ(follower.look(), FoundPaths());
 }
 
-TEST_F(FollowerTest, WaitsForWhatTheIndexNames) {
+TEST_F(FollowerTest, WaitsForShardsInIndex) {
   write("weight_v000001/model.safetensors.index.json", R"({"weight_map":{"a":"1.safetensors"}})");
   write("weight_v000001/1.safetensors", "too short");
   Follower follower(run_, sources_, {});
@@ -124,7 +124,7 @@ TEST_F(FollowerTest, WaitsForWhatTheIndexNames) {
   EXPECT_EQ(follower.look(), FoundPaths{run_ + "/weight_v000001"});
 }
 
-TEST_F(FollowerTest, PassesOverTemporaryNamesAndWaitsForAMarker) {
+TEST_F(FollowerTest, SkipsTemporaryNamesAndWaitsForMarker) {
   for (const char* name :
        {"tmp-checkpoint-1", ".step_1", "other_1", "step_1", "step_2", "checkpoint-5.tmp",
         "step_3.incomplete", "checkpoint-6-tmp", "step_7.orbax-checkpoint-tmp-1"}) {
@@ -136,7 +136,7 @@ TEST_F(FollowerTest, PassesOverTemporaryNamesAndWaitsForAMarker) {
   EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_2"});
 }
 
-TEST_F(FollowerTest, ShardsAndLaterPartsAreNoVersions) {
+TEST_F(FollowerTest, DoesNotNameShardsOrLaterParts) {
   write("model.safetensors.index.json",
         R"({"weight_map":{"a":"model-00001-of-00001.safetensors"}})");
   const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
@@ -148,7 +148,7 @@ TEST_F(FollowerTest, ShardsAndLaterPartsAreNoVersions) {
   EXPECT_EQ(follower.look(), FoundPaths{run_ + "/model.safetensors.index.json"});
 }
 
-TEST_F(FollowerTest, AShardWithoutItsIndexIsNotAVersionYet) {
+TEST_F(FollowerTest, WaitsForIndexOfShards) {
   const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
   const std::string file = static_cast<char>(header.size()) + std::string(7, '\0') + header + "x";
   write("step_1/model-00001-of-00002.safetensors", file);
@@ -163,7 +163,7 @@ TEST_F(FollowerTest, AShardWithoutItsIndexIsNotAVersionYet) {
   EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_2"});
 }
 
-TEST_F(FollowerTest, TheNewestIsTheNewestThatIsComplete) {
+TEST_F(FollowerTest, LatestReturnsNewestCompleteVersion) {
   write_version("step_2");
   write_version("step_10");
   write("step_11/model.safetensors.index.json", R"({"weight_map":{"a":"1.safetensors"}})");
@@ -173,11 +173,11 @@ TEST_F(FollowerTest, TheNewestIsTheNewestThatIsComplete) {
 
   std::filesystem::remove_all(run_ + "/step_2");
   std::filesystem::remove_all(run_ + "/step_10");
-  Follower none(run_, sources_, {.latest = true, .pause = kShort});
-  EXPECT_THROW(none.next(), Error);
+  Follower incomplete(run_, sources_, {.latest = true, .pause = kShort});
+  EXPECT_THROW(incomplete.next(), Error);
 }
 
-TEST_F(FollowerTest, AVersionThatComesDuringTheSecondLookIsNotTheNewestYet) {
+TEST_F(FollowerTest, LatestIgnoresVersionSeenOnlyOnce) {
   write_version("step_1");
   Follower follower(run_, sources_, {.latest = true, .pause = kShort});
   EXPECT_EQ(follower.look(), FoundPaths());
@@ -185,7 +185,7 @@ TEST_F(FollowerTest, AVersionThatComesDuringTheSecondLookIsNotTheNewestYet) {
   EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_1"});
 }
 
-TEST_F(FollowerTest, AVersionThatIsRenamedGoesOnUnderItsNewName) {
+TEST_F(FollowerTest, NamesRenamedVersionByNewName) {
   write_version("tmp-step_1");
   Follower follower(run_, sources_, {});
   follower.look();
@@ -194,7 +194,7 @@ TEST_F(FollowerTest, AVersionThatIsRenamedGoesOnUnderItsNewName) {
   EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_1"});
 }
 
-TEST_F(FollowerTest, AVersionWhoseTimeGoesBackIsLookedAtAgainAndNamedOnce) {
+TEST_F(FollowerTest, ChecksVersionWithOlderTimeAgainAndNamesItOnce) {
   write_version("step_1");
   const std::string index = run_ + "/step_1/model.safetensors.index.json";
   Follower follower(run_, sources_, {});
@@ -207,7 +207,7 @@ TEST_F(FollowerTest, AVersionWhoseTimeGoesBackIsLookedAtAgainAndNamedOnce) {
   EXPECT_EQ(follower.look(), FoundPaths());
 }
 
-TEST_F(FollowerTest, ADirectoryThatIsAwayIsAnErrorOnceAndGoesOnWhereItWas) {
+TEST_F(FollowerTest, ReportsMissingDirectoryAndContinuesWhenItReturns) {
   write_version("step_1");
   Follower follower(run_, sources_, {.pause = kShort});
   EXPECT_EQ(follower.next(), run_ + "/step_1");
@@ -219,7 +219,7 @@ TEST_F(FollowerTest, ADirectoryThatIsAwayIsAnErrorOnceAndGoesOnWhereItWas) {
   EXPECT_EQ(follower.next(), run_ + "/step_2");
 }
 
-TEST_F(FollowerTest, ACancelledWaitEndsNowAndLater) {
+TEST_F(FollowerTest, CancelEndsCurrentAndLaterCalls) {
   Follower follower(run_, sources_, {});
   std::thread other([&] { follower.cancel(); });
   EXPECT_EQ(follower.next(), std::nullopt);
@@ -227,7 +227,7 @@ TEST_F(FollowerTest, ACancelledWaitEndsNowAndLater) {
   EXPECT_EQ(follower.next(), std::nullopt);
 }
 
-TEST_F(FollowerTest, WhatCannotBeFollowedIsSaid) {
+TEST_F(FollowerTest, RejectsInvalidMarkerAndUnlistableUrl) {
   for (const char* marker : {"a/b", ".", ".."}) {
     EXPECT_THROW(Follower(run_, sources_, {.marker = marker}), Error);
   }

@@ -1,5 +1,5 @@
-// Replies whose bytes lie far apart, and readers in sequence that wait: Gathering,
-// SequentialReader.
+// Tests of Gathering, which collects replies from bytes that are far apart, and of
+// SequentialReader, which waits for missing bytes.
 #include "fs/mount/gathering.h"
 
 #include "core/checkpoint/checkpoint.h"
@@ -27,11 +27,11 @@
 namespace stfs::test {
 namespace {
 
-// A matrix of bytes, of which a slice is read; all bytes are elsewhere.
+// A matrix of bytes that are all missing at first. Tests read slices of it.
 class Column {
  public:
   Column(std::uint64_t rows, std::uint64_t row_bytes) : shape_{rows, row_bytes} {
-    std::string pattern;  // its length divides no row
+    std::string pattern;  // rows are not multiples of its length
     for (unsigned i = 0; i < 65537; ++i) pattern += static_cast<char>((i * 2654435761U) >> 13);
     while (bytes_.size() < rows * row_bytes) bytes_ += pattern;
     bytes_.resize(rows * row_bytes);
@@ -63,7 +63,7 @@ class Column {
   std::string bytes_;
 };
 
-// A read of a recipe through a Gathering.
+// Reads a recipe through a Gathering.
 struct Gathered {
   Gathered(Column& column, const char* expression, std::uint64_t length)
       : Gathered([&column, expression] { return column.slice(expression); }, 0, length) {}
@@ -92,7 +92,7 @@ struct Gathered {
   std::string text;
 };
 
-TEST(Gathering, OfAColumnWantsNoMoreThanEightMebibytesAtATime) {
+TEST(Gathering, ColumnWantsAtMost8MiBPerStep) {
   Column column(64, kMiB);
   Gathered gathered(column, ":,0:100", kMiB);
   std::size_t steps = 0;
@@ -114,7 +114,7 @@ TEST(Gathering, OfAColumnWantsNoMoreThanEightMebibytesAtATime) {
   EXPECT_GE(steps, 2U);
 }
 
-// As a tensor that is checked before its first byte.
+// Behaves like a tensor that is checked as a whole before its first byte is returned.
 class NeedsAll : public Producer {
  public:
   NeedsAll(const Source& source, std::uint64_t size) : source_(source), size_(size) {}
@@ -131,7 +131,7 @@ class NeedsAll : public Producer {
   std::uint64_t size_;
 };
 
-TEST(Gathering, OfBytesThatNeedManyMoreAsksForAMebibyteAtATime) {
+TEST(Gathering, FetchesLargeRequirementInSteps) {
   constexpr std::uint64_t kAll = 32 * kMiB;
   Column column(1, kAll);
   const auto make = [&] {
@@ -175,7 +175,7 @@ TEST(Gathering, JoinsRunsOfNeighbouringBlocks) {
   EXPECT_EQ(gathered.text, column.bytes(10));
 }
 
-TEST(Gathering, GoesOnWhereASourceKeepsLittle) {
+TEST(Gathering, WorksIfSourceKeepsFewBytes) {
   Column column(64, kMiB);
   column.source->keep_at_most(1);
   Gathered gathered(column, ":,0:100", kMiB);
@@ -186,7 +186,7 @@ TEST(Gathering, GoesOnWhereASourceKeepsLittle) {
   EXPECT_EQ(gathered.text, column.bytes(100));
 }
 
-TEST(Gathering, OfWhatGoesAwayAgainAndAgainEndsWithEIO) {
+TEST(Gathering, BytesEvictedBeforeEachReadGiveEIO) {
   Column column(4, kMiB);
   Gathered gathered(column, ":,0:100", kMiB);
 
@@ -198,8 +198,9 @@ TEST(Gathering, OfWhatGoesAwayAgainAndAgainEndsWithEIO) {
   EXPECT_EQ(gathered.error, EIO);
 }
 
-// What has come may go while it is read: of a reply that is read at once, and of one in steps.
-TEST(Gathering, OfWhatGoesWhileItIsReadTriesAgain) {
+// Bytes may be evicted while they are read, both for a reply that is read at once and for a reply
+// that is read in steps.
+TEST(Gathering, RetriesIfBytesAreEvictedDuringRead) {
   for (const char* const expression : {"...", ":,0:100"}) {
     SCOPED_TRACE(expression);
     Column column(64, kMiB);
@@ -214,7 +215,7 @@ TEST(Gathering, OfWhatGoesWhileItIsReadTriesAgain) {
   }
 }
 
-TEST(Gathering, OfWhatGoesWheneverItIsReadEndsWithEIO) {
+TEST(Gathering, BytesEvictedDuringEachReadGiveEIO) {
   Column column(4, kMiB);
   Gathered gathered(column, ":,0:100", kMiB);
   column.source->lose_at_reads(1'000'000);
@@ -224,7 +225,7 @@ TEST(Gathering, OfWhatGoesWheneverItIsReadEndsWithEIO) {
   EXPECT_EQ(gathered.error, EIO);
 }
 
-TEST(Gathering, AHalvedStepMayEndInsideAnElement) {
+TEST(Gathering, HalvedStepMayEndInsideElement) {
   Column column(3, 64 << 10);
   const auto values = [&column] {
     return f32_content(column.slice(":,0:1000"), DType::kBF16, 1500);
@@ -245,7 +246,7 @@ TEST(Gathering, AHalvedStepMayEndInsideAnElement) {
   EXPECT_EQ(gathered.text, expected);
 }
 
-TEST(Gathering, WantsNothingForAReaderWhoLeft) {
+TEST(Gathering, WantsNothingForCancelledReader) {
   Column column(64, kMiB);
   Gathered gathered(column, ":,0:100", kMiB);
   const std::size_t wants = column.source->wants();
@@ -258,7 +259,7 @@ TEST(Gathering, WantsNothingForAReaderWhoLeft) {
   EXPECT_EQ(gathered.error, EINTR);
 }
 
-TEST(Gathering, AnErrorOfALaterStepIsTheReaders) {
+TEST(Gathering, ReturnsErrorOfLaterStep) {
   Column column(64, kMiB);
   Gathered gathered(column, ":,0:100", kMiB);
   for (std::size_t left = column.source->wanted().size(); left > 0; --left) {
@@ -281,11 +282,11 @@ TEST(SequentialReader, FetchesAheadAndWaits) {
 
   std::uint64_t prefetched = 0;
   for (const ByteRange& range : column.source->prefetched()) prefetched += range.length;
-  EXPECT_EQ(prefetched, 64 * kMiB) << "each byte once";
+  EXPECT_EQ(prefetched, 64 * kMiB) << "each byte is prefetched once";
   EXPECT_EQ(column.source->prefetched()[0].offset, 0U);
 }
 
-TEST(SequentialReader, ReadsASourceThatKeepsLittle) {
+TEST(SequentialReader, WorksIfSourceKeepsFewBytes) {
   Column column(16, kMiB);
   column.source->deliver_at_once();
   column.source->keep_at_most(512 << 10);
@@ -300,7 +301,7 @@ TEST(SequentialReader, ReadsASourceThatKeepsLittle) {
   EXPECT_EQ(hex, expected);
 }
 
-TEST(SequentialReader, EndsSoonAfterItIsStopped) {
+TEST(SequentialReader, StopEndsWait) {
   Column column(1, kMiB);
   const Content content = column.slice("...");
   std::atomic<bool> stop = false;
@@ -316,16 +317,16 @@ TEST(SequentialReader, EndsSoonAfterItIsStopped) {
   column.source->deliver(0);
 }
 
-TEST(SequentialReader, HasTheErrorOfTheFetch) {
+TEST(SequentialReader, ReturnsErrorOfFetch) {
   Column column(1, kMiB);
-  column.source->change_elsewhere();
+  column.source->change_remotely();
   const Content content = column.slice("...");
   std::string hex;
 
   EXPECT_EQ(sha256(content, false, hex), ESTALE);
 }
 
-TEST(SequentialReader, OfBytesThatAreHereAsksForNothing) {
+TEST(SequentialReader, RequestsNothingForLocalBytes) {
   Column column(4, kMiB);
   column.source->bring_all_back();
   const Content content = column.slice("...");

@@ -1,5 +1,5 @@
-// The rules of the format, as literal bytes. The reference reader gives the same verdicts, except
-// for duplicate keys.
+// Tests the rules of the format with literal bytes. The reference reader gives the same results,
+// except for duplicate keys.
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/format/safetensors.h"
@@ -19,7 +19,7 @@ namespace {
 
 using namespace std::string_literals;
 
-// How a header loads: "ok 2", or the name and message of the error.
+// The result of loading a header: "ok 2", or the name and message of the error.
 struct Verdict {
   std::string word;
   std::string message;
@@ -39,12 +39,12 @@ struct Case {
   std::string json;
   std::uint64_t data_length;
   const char* expected;
-  const char* message = "";  // a part of it
+  const char* message = "";  // a part of the error's message
 };
 
 constexpr const char* kJsonError = "InvalidHeaderDeserialization";
 
-// One tensor "a" of two bytes, with more fields after the usual three.
+// Returns a header with a tensor "a" of two bytes, with more fields after the usual three.
 std::string with(const std::string& fields) {
   return R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2])" + fields + "}}";
 }
@@ -87,7 +87,7 @@ std::string nested(const std::string& open, std::size_t depth, const std::string
   return out;
 }
 
-std::string as_it_is(const std::string& text) { return text; }
+std::string unchanged(const std::string& text) { return text; }
 
 void expect(const std::vector<Case>& cases) {
   for (const auto& [text, data_length, expected, message] : cases) {
@@ -97,12 +97,12 @@ void expect(const std::vector<Case>& cases) {
     SCOPED_TRACE(text.substr(0, 400));
     EXPECT_EQ(verdict.word, expected) << verdict.message;
     EXPECT_NE(verdict.message.find(message), std::string::npos) << verdict.message;
-    EXPECT_EQ(verdict.message.find('\n'), std::string::npos) << "a message is one line";
+    EXPECT_EQ(verdict.message.find('\n'), std::string::npos) << "the message has several lines";
     EXPECT_TRUE(verdict.message.empty() || verdict.message.starts_with("m.safetensors: "));
   }
 }
 
-// Each text, once `in` has put it into a header.
+// Checks the result for each text after `in` has put it into a header.
 void expect(const char* verdict, std::string (*in)(const std::string&),
             const std::vector<std::string>& texts, std::uint64_t data_length = 2) {
   std::vector<Case> cases;
@@ -110,12 +110,12 @@ void expect(const char* verdict, std::string (*in)(const std::string&),
   expect(cases);
 }
 
-TEST(HeaderJson, OnlySpaceMayStandAroundTheObject) {
-  expect("ok 1", as_it_is,
+TEST(HeaderJson, AllowsOnlySpaceAroundObject) {
+  expect("ok 1", unchanged,
          {kPlain, kPlain + " \n\t\r ", " \n\t\r" + kPlain,
           "\n{ \"a\" :\t{ \"dtype\" : \"U8\" ,\"shape\" : [ 2 ] , \"data_offsets\" : [ 0 , 2 ] } "
           "\r} "});
-  expect(kJsonError, as_it_is,
+  expect(kJsonError, unchanged,
          {kPlain + "\f", kPlain + "\v", "\f" + kPlain, kPlain + "\u00a0", kPlain + "\u2028",
           kPlain + "\0"s, kPlain + "\0\0\0\0"s, "\0"s + kPlain, kPlain + "  \0"s,
           kPlain + "\xEF\xBB\xBF", " \xEF\xBB\xBF" + kPlain, kPlain + "x", kPlain + "{}",
@@ -125,13 +125,13 @@ TEST(HeaderJson, OnlySpaceMayStandAroundTheObject) {
           {"{/**/}", 0, kJsonError}});
 }
 
-TEST(HeaderJson, TheTopIsAnObjectOfTensors) {
-  expect(kJsonError, as_it_is,
+TEST(HeaderJson, TopLevelMustBeObjectOfTensors) {
+  expect(kJsonError, unchanged,
          {"", " ", "[]", "null", "1", "\"a\"", "true", "{", "}", R"({"a":"U8"})", R"({"a":true})",
           R"({"a":[]})"},
          0);
   expect(
-      kJsonError, as_it_is,
+      kJsonError, unchanged,
       {"[" + kPlain + "]", R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},})",
        R"({,"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})",
        R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2],}})",
@@ -148,7 +148,7 @@ TEST(HeaderJson, TheTopIsAnObjectOfTensors) {
           {"{}", 1, "MetadataIncompleteBuffer"}});
 }
 
-TEST(HeaderJson, ADTypeIsAKnownNameOrAnObjectOfIt) {
+TEST(HeaderJson, DTypeMustBeKnownNameOrObjectWithIt) {
   expect("ok 1", with_dtype, {R"({"U8":null})", R"("\u00558")", R"({"\u00558":null})"});
   expect(kJsonError, with_dtype,
          {R"({"U8":{}})", R"({"U8":[]})", R"({"U8":0})", R"({"U8":""})", R"({"U8":false})",
@@ -158,7 +158,7 @@ TEST(HeaderJson, ADTypeIsAKnownNameOrAnObjectOfIt) {
           {with_dtype(R"("F8_E4M3FN")"), 2, kJsonError, "tensor \"a\": unknown dtype"}});
 }
 
-TEST(HeaderJson, AShapeIsAnArrayOfUnsignedIntegers) {
+TEST(HeaderJson, ShapeMustBeArrayOfUnsignedIntegers) {
   expect("TensorInvalidInfo", with_shape, {"[]", "[0]"});
   expect("ok 1", with_shape, {"[ 2 ]", "[1,2]"});
   expect(kJsonError, with_shape,
@@ -172,7 +172,7 @@ TEST(HeaderJson, AShapeIsAnArrayOfUnsignedIntegers) {
           {one("U8", "[-0]", "[0,0]"), 0, kJsonError}});
 }
 
-TEST(HeaderJson, OffsetsAreTwoUnsignedIntegersThatFitTheShape) {
+TEST(HeaderJson, OffsetsMustBeTwoIntegersMatchingShape) {
   expect(kJsonError, with_offsets,
          {"[-0,2]", "[0.0,2]", "[0,2e0]", R"([0,"2"])", "[]", "[0,2,null]", "[0,2,[]]",
           R"({"0":0,"1":2})", "null", "2", "[[0,2]]", "[0,null]", "[-1,2]",
@@ -187,13 +187,13 @@ TEST(HeaderJson, OffsetsAreTwoUnsignedIntegersThatFitTheShape) {
           {with_offsets("[1,3]"), 3, "InvalidOffset"}});
 }
 
-TEST(HeaderJson, FieldsMayStandInAnyOrderOrInAnArray) {
-  expect("ok 1", as_it_is,
+TEST(HeaderJson, AllowsFieldsInAnyOrderOrInArray) {
+  expect("ok 1", unchanged,
          {R"({"a":["U8",[2],[0,2]]})", R"({"a":[{"U8":null},[2],[0,2]]})",
           R"({"a":{"data_offsets":[0,2],"shape":[2],"dtype":"U8"}})",
           R"({"a":{"\u0064type":"U8","shape":[2],"data_offsets":[0,2]}})"});
   expect(
-      kJsonError, as_it_is,
+      kJsonError, unchanged,
       {R"({"a":["U8"]})", R"({"a":["U8",[2]]})", R"({"a":["U8",[2],[0,2],null]})",
        R"({"a":["U8",[2],[0,2],{}]})", R"({"a":[[0,2],[2],"U8"]})", R"({"a":[["U8",[2],[0,2]]]})"});
   expect("ok 1", with, {R"(,"x":1,"":0,"0":0,"dtype ":0,"Dtype":"I8","__metadata__":1)"});
@@ -203,15 +203,15 @@ TEST(HeaderJson, FieldsMayStandInAnyOrderOrInAnArray) {
           {R"({"a":{"dtype":"U8","shape":[2]}})", 2, kJsonError, "field data_offsets is missing"}});
 }
 
-TEST(HeaderJson, NoKeyOccursTwice) {
-  expect("DuplicateTensor", as_it_is,
+TEST(HeaderJson, RejectsDuplicateKeys) {
+  expect("DuplicateTensor", unchanged,
          {two(tensor("a", "U8", "[2]", "[0,2]"), tensor("a", "U8", "[2]", "[0,2]")),
           two(tensor("a", "U8", "[2]", "[0,2]"), tensor("\\u0061", "U8", "[0]", "[2,2]")),
           two(tensor("", "U8", "[2]", "[0,2]"), tensor("", "U8", "[0]", "[2,2]"))});
   expect(kJsonError, with, {R"(,"dtype":null)"});
   expect("ok 1", ignored, {R"({"k":{"k":1},"l":[{"k":1},{"k":2}]})"});
   expect(
-      "ok 2", as_it_is,
+      "ok 2", unchanged,
       {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2],"x":1},"b":{"dtype":"U8","shape":[0],"data_offsets":[2,2],"x":1}})"});
   expect(kJsonError, with_metadata, {R"({"k":"v","l":"x","k":"v"})"});
   expect({{two(tensor("a", "U8", "[2]", "[0,2]"), tensor("a", "U8", "[0]", "[2,2]")), 2,
@@ -232,15 +232,15 @@ TEST(HeaderJson, NoKeyOccursTwice) {
           {R"({"__metadata__":{},"\u005f_metadata__":{}})", 0, kJsonError}});
 }
 
-TEST(HeaderJson, MetadataIsNullOrAnObjectOfStrings) {
+TEST(HeaderJson, MetadataMustBeNullOrObjectOfStrings) {
   expect("ok 1", with_metadata,
          {"{}", "null", R"({"k":"v","":""})", R"({"k":"\u0000"})",
           R"({"dtype":"U8","shape":"x","data_offsets":"y"})"});
   expect(
-      "ok 0", as_it_is,
+      "ok 0", unchanged,
       {R"({"__metadata__":{}})", R"({"__metadata__":null})", R"({"\u005f_metadata__":{"k":"v"}})"},
       0);
-  expect("ok 1", as_it_is,
+  expect("ok 1", unchanged,
          {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"__metadata__":{"k":"v"}})"});
   expect(kJsonError, with_metadata,
          {R"({"k":null})", R"({"k":{}})", R"({"k":["v"]})", R"({"k":true})", "[]", R"([["k","v"]])",
@@ -251,7 +251,7 @@ TEST(HeaderJson, MetadataIsNullOrAnObjectOfStrings) {
           {R"({"__Metadata__":{"k":"v"}})", 0, kJsonError}});
 }
 
-TEST(HeaderJson, UnknownFieldsMustBeJson) {
+TEST(HeaderJson, UnknownFieldsMustBeValidJson) {
   expect("ok 1", ignored,
          {"1e308", "1.7976931348623157e308", "0e99999999999999", "1e-99999999999", "-0", "-0.0",
           "1E+5", "123456789012345678901234567890", std::string(308, '9'),
@@ -287,23 +287,24 @@ TEST(HeaderJson, UnknownFieldsMustBeJson) {
           "\"\t\"",
           "\"\0\""s,
           "\"\x1f\""});
-  expect(kJsonError, as_it_is, {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2],"x":"abc)"});
+  expect(kJsonError, unchanged,
+         {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2],"x":"abc)"});
 }
 
-TEST(HeaderJson, NamesAreAnyStrings) {
+TEST(HeaderJson, AcceptsAnyStringAsName) {
   expect("ok 1", named,
          {"", "..", "/a", "a//b", "\\/", "\\u0000", std::string(100'000, 'n'), "\u00e9", "\ufeff",
           "\\ud83d\\ude00", "\x7f"});
   expect(kJsonError, named, {"\0"s, "\n", "\x1f", "\\ud800", "\\udfff", "\\q"});
-  expect("ok 2", as_it_is,
+  expect("ok 2", unchanged,
          {two(tensor("a", "U8", "[1]", "[0,1]"), tensor("a/b", "U8", "[1]", "[1,2]"))});
 }
 
-TEST(HeaderJson, WhatIsNoUtf8IsRefusedBeforeAllElse) {
+TEST(HeaderJson, RejectsNonUtf8BeforeOtherErrors) {
   expect("ok 1", named, {"\xf4\x8f\xbf\xbf"});
   expect("InvalidHeader", named,
          {"\xc0\x80", "\xe0\x80\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82"});
-  expect("InvalidHeader", as_it_is,
+  expect("InvalidHeader", unchanged,
          {kPlain + "\xff", kPlain + "\xe2\x82", "\xff" + kPlain, "xx" + kPlain + "\xff",
           "{\"a\":1}\xff", with(R"(,"x":1,"x":1)") + "\xff",
           ignored(nested("[", 200, "", "]")) + "\xff", kPlain + "\0\xff"s,
@@ -313,8 +314,8 @@ TEST(HeaderJson, WhatIsNoUtf8IsRefusedBeforeAllElse) {
           {"\xff\xfe{\0}\0"s, 0, "InvalidHeader"}});
 }
 
-// The object at the top is level 1, the tensor's level 2.
-TEST(HeaderJson, AValueIsNestedInAtMost127Levels) {
+// The top object is level 1, and the tensor's object is level 2.
+TEST(HeaderJson, LimitsNestingTo127Levels) {
   expect("ok 1", ignored,
          {nested("[", 125, "", "]"), nested(R"({"k":)", 125, "1", "}"),
           "[" + nested("[],", 1000, "[]", "") + "]"});
@@ -325,13 +326,13 @@ TEST(HeaderJson, AValueIsNestedInAtMost127Levels) {
         2, kJsonError, "nested deeper than 127"}});
 }
 
-TEST(HeaderJson, TensorsFillTheDataWithoutGapsAndOverlaps) {
-  expect("InvalidOffset", as_it_is,
+TEST(HeaderJson, TensorsMustFillDataWithoutGapsOrOverlaps) {
+  expect("InvalidOffset", unchanged,
          {two(tensor("a", "U8", "[2]", "[0,2]"), tensor("b", "U8", "[2]", "[0,2]"))});
-  expect("ok 3", as_it_is,
+  expect("ok 3", unchanged,
          {"{" + tensor("a", "U8", "[0]", "[0,0]") + "," + tensor("b", "U8", "[0]", "[0,0]") + "," +
           tensor("c", "U8", "[2]", "[0,2]") + "}"});
-  expect("ok 2", as_it_is,
+  expect("ok 2", unchanged,
          {"{" + tensor("c", "U8", "[2]", "[0,2]") + "," + tensor("a", "U8", "[0]", "[0,0]") + "}"});
   expect(
       {{two(tensor("a", "U8", "[2]", "[0,2]"), tensor("b", "U8", "[2]", "[3,5]")), 5,
@@ -359,16 +360,16 @@ TEST(HeaderJson, TensorsFillTheDataWithoutGapsAndOverlaps) {
         "InvalidOffset"}});
 }
 
-TEST(HeaderJson, ASizeInBitsFits64BitsAndWholeBytes) {
-  expect("ok 1", as_it_is,
+TEST(HeaderJson, SizeInBitsMustFit64BitsAndWholeBytes) {
+  expect("ok 1", unchanged,
          {one("U8", "[0,18446744073709551615,18446744073709551615]", "[0,0]"),
           one("U8", "[9223372036854775808,0,4]", "[0,0]"),
           one("F64", "[18446744073709551615,0]", "[0,0]"), one("F4", "[0]", "[0,0]")},
          0);
-  expect("ValidationOverflow", as_it_is, {one("F4", "[4611686018427387905]", "[0,2]")});
-  expect("InvalidOffset", as_it_is, {one("F4", "[3]", "[1,2]")});
-  expect("ok 1", as_it_is, {one("F4", "[4]", "[0,2]")});
-  expect("MisalignedSlice", as_it_is, {one("F4", "[3]", "[0,2]"), one("F6_E3M2", "[2]", "[0,2]")});
+  expect("ValidationOverflow", unchanged, {one("F4", "[4611686018427387905]", "[0,2]")});
+  expect("InvalidOffset", unchanged, {one("F4", "[3]", "[1,2]")});
+  expect("ok 1", unchanged, {one("F4", "[4]", "[0,2]")});
+  expect("MisalignedSlice", unchanged, {one("F4", "[3]", "[0,2]"), one("F6_E3M2", "[2]", "[0,2]")});
   expect(
       {{one("U8", "[18446744073709551615,4,0]", "[0,0]"), 0, "ValidationOverflow", "tensor \"a\""},
        {one("U8", "[2305843009213693952]", "[0,3]"), 3, "ValidationOverflow", "bits overflow"},
@@ -386,7 +387,7 @@ TEST(HeaderJson, ASizeInBitsFits64BitsAndWholeBytes) {
         0, "MetadataIncompleteBuffer"}});
 }
 
-TEST(HeaderFile, BeginsWithALengthThatTheFileHas) {
+TEST(HeaderFile, HeaderLengthMustFitFile) {
   const TempDir dir;
   const std::pair<std::string, std::string> kCases[] = {
       {"", "HeaderTooSmall"},
@@ -414,7 +415,7 @@ TEST(HeaderFile, BeginsWithALengthThatTheFileHas) {
   }
 }
 
-TEST(HeaderFile, HasAHeaderOf100MillionBytesAtMost) {
+TEST(HeaderFile, LimitsHeaderTo100MillionBytes) {
   const TempDir dir;
   const auto sparse = [&](std::string_view name, std::string_view prefix, std::uint64_t length) {
     write_file(dir / name, prefix);
@@ -431,7 +432,7 @@ Header parse(const std::string& text, std::uint64_t data_length) {
   return parse_safetensors(text, data_length, "m.safetensors");
 }
 
-TEST(Header, ListsTensorsInTheOrderOfTheirBytesAndTiesAsTheyStand) {
+TEST(Header, ListsTensorsByOffsetThenHeaderOrder) {
   const Header header = parse(
       "{" + tensor("z", "U8", "[1]", "[1,2]") + "," + tensor("y", "U8", "[0]", "[1,1]") + "," +
           tensor("x", "U8", "[0]", "[1,1]") + "," + tensor("w", "U8", "[1]", "[0,1]") + "}",
@@ -442,7 +443,7 @@ TEST(Header, ListsTensorsInTheOrderOfTheirBytesAndTiesAsTheyStand) {
   EXPECT_EQ(names, (std::vector<std::string>{"w", "y", "x", "z"}));
 }
 
-TEST(Header, GivesOffsetsFromTheStartOfTheFile) {
+TEST(Header, OffsetsCountFromStartOfFile) {
   const std::string text =
       "{" + tensor("a", "U8", "[3]", "[0,3]") + "," + tensor("b", "F16", "[2,1]", "[3,7]") + "}";
 
@@ -457,7 +458,7 @@ TEST(Header, GivesOffsetsFromTheStartOfTheFile) {
       (std::vector<std::uint64_t>{2, 1}));
 }
 
-TEST(Header, NumbersTensorsInTheBytewiseOrderOfTheirNames) {
+TEST(Header, SortsTensorsBytewiseByName) {
   const Header header = parse(
       "{" + tensor("b", "U8", "[1]", "[0,1]") + "," + tensor("\u00e9", "U8", "[1]", "[1,2]") + "," +
           tensor("B", "U8", "[1]", "[2,3]") + "," + tensor("", "U8", "[1]", "[3,4]") + "}",

@@ -1,4 +1,4 @@
-// The rules of an index file, as literal text.
+// Tests the rules of an index file with literal texts.
 #include "core/format/index.h"
 
 #include "core/base/error.h"
@@ -28,12 +28,12 @@ TEST(Index, SortsNamesAndShards) {
   EXPECT_EQ(index.total_size, 12U);
 }
 
-TEST(Index, TakesATotalThatIsWrittenAsAFraction) {
+TEST(Index, AcceptsTotalSizeInFloatNotation) {
   EXPECT_EQ(parse_index(R"({"metadata":{"total_size":1.5e3},"weight_map":{}})", "i").total_size,
             1500U);
 }
 
-TEST(Index, IgnoresATotalThatIsNoSize) {
+TEST(Index, IgnoresInvalidTotalSize) {
   for (const char* total : {"-1", "\"12\"", "null", "1e300", "[12]", "{}", "-0.5"}) {
     const std::string text =
         R"({"metadata":{"total_size":)" + std::string(total) + R"(},"weight_map":{}})";
@@ -41,7 +41,7 @@ TEST(Index, IgnoresATotalThatIsNoSize) {
   }
 }
 
-TEST(Index, TakesTheTotalFromItsPlaceAlone) {
+TEST(Index, ReadsTotalSizeOnlyFromMetadata) {
   const Index index = parse_index(
       R"({"total_size":1,"x":{"total_size":2},"metadata":{"y":{"total_size":3},"z":[4,{"total_size":5}]},"weight_map":{"total_size":"s"}})",
       "i");
@@ -50,7 +50,7 @@ TEST(Index, TakesTheTotalFromItsPlaceAlone) {
   EXPECT_EQ(index.entries.size(), 1U);
 }
 
-TEST(Index, IgnoresOtherKeysHoweverDeep) {
+TEST(Index, IgnoresOtherKeysAtAnyDepth) {
   std::string deep;
   for (int i = 0; i < 100'000; ++i) deep += "[";
   for (int i = 0; i < 100'000; ++i) deep += "]";
@@ -63,7 +63,7 @@ TEST(Index, IgnoresOtherKeysHoweverDeep) {
   EXPECT_EQ(index.entries.size(), 1U);
 }
 
-TEST(Index, OfMoreShardsThanAnyCheckpointHasIsRefused) {
+TEST(Index, RejectsMoreThan65536Shards) {
   const auto index_of = [](int shards) {
     std::string text = R"({"weight_map":{"a":"0")";
     for (int i = 1; i < shards; ++i) {
@@ -80,14 +80,14 @@ TEST(Index, OfMoreShardsThanAnyCheckpointHasIsRefused) {
   }
 }
 
-TEST(Index, TakesAnyNameOfATensor) {
+TEST(Index, AcceptsAnyTensorName) {
   const Index index =
       parse_index(R"({"weight_map":{"":"s","..":"s","a\u0000":"s","weight_map":"s"}})", "i");
 
   EXPECT_EQ(index.entries.size(), 4U);
 }
 
-TEST(Index, TakesAShardInASubdirectory) {
+TEST(Index, AcceptsShardInSubdirectory) {
   const Index index =
       parse_index(R"({"weight_map":{"a":"x/y/z.st","b":"./s..st","c":"..."}})", "i");
 
@@ -96,7 +96,7 @@ TEST(Index, TakesAShardInASubdirectory) {
 
 std::string map(const std::string& entries) { return R"({"weight_map":{)" + entries + "}}"; }
 
-TEST(Index, IsRefusedWithThePlaceAndTheRule) {
+TEST(Index, ReportsPlaceAndBrokenRule) {
   const std::vector<std::pair<const char*, std::vector<std::string>>> kRows{
       {"not valid JSON",
        {"", R"({"weight_map":{"a":"s")", map(R"("a":"s")") + "x", map("\"\xff\":\"s\""),
@@ -122,7 +122,7 @@ TEST(Index, IsRefusedWithThePlaceAndTheRule) {
       SCOPED_TRACE(text);
       try {
         parse_index(text, "m.index.json");
-        ADD_FAILURE() << "it was accepted";
+        ADD_FAILURE() << "the index was accepted";
       } catch (const Error& error) {
         const std::string message = error.what();
         EXPECT_EQ(error.code(), ErrorCode::kInvalidIndex);

@@ -1,6 +1,6 @@
-// A local file whose bytes arrive when a test delivers them, as bytes from a network would.
+// A local file with bytes that arrive only when a test delivers them, like bytes from a network.
 //
-// Thread safety: all members.
+// Thread safety: all members may be called from any thread.
 #pragma once
 
 #include "core/source/local_file.h"
@@ -27,12 +27,12 @@ class LateSource : public Source {
     set_version(file_.version());
   }
 
-  // Call after the header was read: until then all bytes are here.
+  // Makes all bytes missing. Call it after the header was read.
   void take_bytes_away() {
     const std::lock_guard lock(mutex_);
     is_away_ = true;
   }
-  // The ranges that are wanted and not delivered.
+  // Returns the ranges that are wanted and not delivered yet.
   std::vector<ByteRange> wanted() const {
     const std::lock_guard lock(mutex_);
     std::vector<ByteRange> ranges;
@@ -55,66 +55,67 @@ class LateSource : public Source {
     const std::lock_guard lock(mutex_);
     is_prompt_ = true;
   }
-  // want() runs out of memory after so many ranges.
+  // Lets want() run out of memory after this number of ranges.
   void refuse_after(std::size_t ranges) {
     const std::lock_guard lock(mutex_);
     room_ = ranges;
   }
 
-  // Of what came, the newest ranges stay, up to `bytes`; what a want brought stays until its
+  // Keeps only the newest arrived ranges, up to `bytes`. The range of a want() stays until its
   // callback returns.
   void keep_at_most(std::uint64_t bytes) {
     const std::lock_guard lock(mutex_);
     most_ = bytes;
   }
-  // What is delivered next is gone at once, even before its callback.
+  // Evicts the next delivered range at once, before its callback.
   void lose_next() {
     const std::lock_guard lock(mutex_);
     loses_next_ = true;
   }
-  // The bytes at these offsets are here until they are read, and then must be wanted again, as a
-  // cache's block whose checksum is wrong.
+  // The bytes at these offsets seem to be available until they are read. Then they must be wanted
+  // again, like a cache block with a wrong checksum.
   void be_damaged_at(std::vector<std::uint64_t> offsets) {
     const std::lock_guard lock(mutex_);
     damaged_ = std::move(offsets);
   }
-  // So many reads find that what has() promised is gone.
+  // Makes this number of reads fail as if the bytes that has() promised had been evicted.
   void lose_at_reads(unsigned count) { lost_reads_ = count; }
-  // One read fails: the next one after so many. An error of 0: none does.
+  // Makes one read fail with `error`, after `after` reads that succeed. 0: no read fails.
   void fail_a_read(unsigned after, int error) {
     failure_ = error;
     reads_before_failure_ = after;
   }
-  // Whether that read has come.
+  // Returns true if that read has failed.
   bool has_failed() const { return failure_ == 0; }
   void bring_all_back() {
     const std::lock_guard lock(mutex_);
     is_away_ = false;
   }
-  // The ranges that were prefetched, in their order. They do not come.
+  // Returns the ranges that were prefetched, in order. They never arrive.
   std::vector<ByteRange> prefetched() const {
     const std::lock_guard lock(mutex_);
     return prefetched_;
   }
-  // The count that wants() returns; it outlives the source.
+  // Returns the count that wants() returns. It may outlive the source.
   std::shared_ptr<const std::size_t> counted_wants() const { return wants_; }
-  // How often, and the longest range that, want() was called for.
+  // Returns the number of calls of want().
   std::size_t wants() const {
     const std::lock_guard lock(mutex_);
     return *wants_;
   }
+  // Returns the length of the longest wanted range.
   std::uint64_t longest_want() const {
     const std::lock_guard lock(mutex_);
     return longest_want_;
   }
-  // As a remote source does, once its object has changed: what is here stays good.
-  void change_elsewhere() {
+  // Behaves like a remote source after a change of its object: arrived bytes stay valid.
+  void change_remotely() {
     mark_changed();
-    is_elsewhere_ = true;
+    is_changed_remotely_ = true;
   }
   void promise_sha256(std::string hex) { sha256_ = std::move(hex); }
 
-  // Nothing that came is here any more.
+  // Evicts all bytes that have arrived.
   void forget() {
     const std::lock_guard lock(mutex_);
     here_.clear();
@@ -129,7 +130,7 @@ class LateSource : public Source {
     const std::lock_guard lock(mutex_);
     return is_local_ && !is_away_;
   }
-  // From now on is_complete() is false, as of a remote source whose bytes are all here.
+  // From now on is_complete() returns false, as for a remote source with all bytes in its cache.
   void be_remote() {
     const std::lock_guard lock(mutex_);
     is_local_ = false;
@@ -172,8 +173,8 @@ class LateSource : public Source {
   bool can_pin(ByteRange) const override { return false; }
   Pinned try_pin() const override { return {}; }
   int verify() const override {
-    if (is_refused() || (has_changed() && !is_elsewhere_)) return ESTALE;
-    return is_elsewhere_ ? 0 : file_.verify();
+    if (is_refused() || (has_changed() && !is_changed_remotely_)) return ESTALE;
+    return is_changed_remotely_ ? 0 : file_.verify();
   }
   bool is_current() const override { return file_.is_current(); }
 
@@ -201,15 +202,15 @@ class LateSource : public Source {
       return false;
     }
     if (!is_away_) return true;
-    // The ranges may be neighbours: go on where the longest one ends.
+    // The ranges may be neighbours, so continue at the end of the longest one.
     std::uint64_t at = range.offset;
     const std::uint64_t end = range.offset + range.length;
-    for (bool goes_on = true; goes_on && at < end;) {
-      goes_on = false;
+    for (bool is_extended = true; is_extended && at < end;) {
+      is_extended = false;
       for (const ByteRange& here : here_) {
         if (at < here.offset || at >= here.offset + here.length) continue;
         at = here.offset + here.length;
-        goes_on = true;
+        is_extended = true;
       }
     }
     return at >= end;
@@ -232,7 +233,7 @@ class LateSource : public Source {
   mutable std::atomic<unsigned> lost_reads_ = 0;
   mutable std::atomic<unsigned> reads_before_failure_ = 0;
   mutable std::atomic<int> failure_ = 0;
-  std::atomic<bool> is_elsewhere_ = false;
+  std::atomic<bool> is_changed_remotely_ = false;
   std::string sha256_;
   std::uint64_t most_ = std::numeric_limits<std::uint64_t>::max();
   const std::shared_ptr<std::size_t> wants_ = std::make_shared<std::size_t>(0);

@@ -1,4 +1,4 @@
-// Reads of bytes that are not here yet: when they wait, and what answers them.
+// Tests of reads of bytes that have not arrived yet: when they wait, and when they are answered.
 #include "tests/unit/late_source.h"
 
 #include "core/checkpoint/catalogue.h"
@@ -39,7 +39,7 @@ struct Answer {
 
 // A read, and the promise of its answer.
 struct Waiting {
-  std::optional<FileSystem::Ticket> ticket;  // once it waits
+  std::optional<FileSystem::Ticket> ticket;  // set when the read waits
   std::promise<Answer> promise;
   std::future<Answer> answer = promise.get_future();
 
@@ -65,7 +65,7 @@ class LateSources : public Sources {
   bool is_remote_;
 };
 
-// Two tensors, "a" of 6 bytes and "b" of 4, in a source whose bytes have been taken away.
+// Two tensors, "a" of 6 bytes and "b" of 4 bytes, in a source that lacks all bytes.
 class LateSourceTest : public ::testing::Test {
  protected:
   LateSourceTest() {
@@ -97,7 +97,7 @@ class LateSourceTest : public ::testing::Test {
     filesystem_->read(
         {inode(path), offset, length},
         [waiting](FileSystem::Ticket ticket) { waiting->ticket = ticket; },
-        [waiting](int error, const Reply& reply) {  // throws when it is called twice
+        [waiting](int error, const Reply& reply) {  // throws if it is called twice
           waiting->promise.set_value({error, bytes_of(reply)});
         });
     return waiting;
@@ -110,13 +110,13 @@ class LateSourceTest : public ::testing::Test {
   std::unique_ptr<FileSystem> filesystem_;
 };
 
-TEST_F(LateSourceTest, AReadOfWhatIsNotHereReturnsAndIsAnsweredWhenItHasCome) {
+TEST_F(LateSourceTest, ReadOfMissingBytesIsAnsweredWhenTheyArrive) {
   const auto waiting = read("a", 1, 3);
 
   EXPECT_TRUE(waiting->ticket);
   EXPECT_FALSE(waiting->is_answered());
   ASSERT_EQ(source_->wanted().size(), 1U);
-  EXPECT_EQ(source_->wanted()[0].length, 3U) << "no more than is read";
+  EXPECT_EQ(source_->wanted()[0].length, 3U) << "more than the read needs";
 
   source_->deliver(0);
 
@@ -125,25 +125,25 @@ TEST_F(LateSourceTest, AReadOfWhatIsNotHereReturnsAndIsAnsweredWhenItHasCome) {
   EXPECT_EQ(answer.bytes, "bcd");
 }
 
-TEST_F(LateSourceTest, AReadOfWhatIsHereIsAnsweredAtOnceWhileOthersWait) {
+TEST_F(LateSourceTest, ReadOfArrivedBytesIsAnsweredAtOnceWhileOthersWait) {
   const auto first = read("a", 0, 2);
   source_->deliver(0);
   const auto waiting = read("a", 0, 6);
 
-  const auto at_hand = read("a", 0, 2);
+  const auto arrived = read("a", 0, 2);
   const auto text = read(".stfs/json/a.json");
 
-  EXPECT_EQ(at_hand->answer.get().bytes, "ab");
-  EXPECT_FALSE(at_hand->ticket);
+  EXPECT_EQ(arrived->answer.get().bytes, "ab");
+  EXPECT_FALSE(arrived->ticket);
   EXPECT_EQ(text->answer.get().error, 0);
   EXPECT_FALSE(waiting->is_answered());
 }
 
-TEST_F(LateSourceTest, EachViewAsksForTheBytesThatItIsMadeOf) {
+TEST_F(LateSourceTest, ViewsRequestOnlyTheirInputBytes) {
   struct Wanted {
     const char* path;
-    std::vector<std::uint64_t> lengths;  // of the ranges that are wanted
-    std::string end;                     // of the answer
+    std::vector<std::uint64_t> lengths;  // lengths of the wanted ranges
+    std::string end;                     // the end of the answer
   };
   const std::string floats("\0\0\x80\x3f\0\0\0\x40", 8);
   for (const auto& [path, lengths, end] : std::vector<Wanted>{
@@ -169,7 +169,7 @@ TEST_F(LateSourceTest, EachViewAsksForTheBytesThatItIsMadeOf) {
   }
 }
 
-TEST_F(LateSourceTest, RangesInNeighbouringBlocksAreOne) {
+TEST_F(LateSourceTest, JoinsRangesInNeighbouringBlocks) {
   const auto waiting = read(".stfs/subset/*.safetensors");
   ASSERT_EQ(source_->wanted().size(), 1U);
   EXPECT_EQ(source_->wanted()[0].length, 10U);
@@ -179,7 +179,7 @@ TEST_F(LateSourceTest, RangesInNeighbouringBlocksAreOne) {
   EXPECT_TRUE(waiting->answer.get().bytes.ends_with("abcdef"));
 }
 
-TEST_F(LateSourceTest, ItsErrnoIsTheReadersAndTheNextReadTriesAgain) {
+TEST_F(LateSourceTest, ReaderGetsErrnoAndNextReadRetries) {
   const auto waiting = read("a");
   source_->deliver(EIO);
   const Answer answer = waiting->answer.get();
@@ -192,7 +192,7 @@ TEST_F(LateSourceTest, ItsErrnoIsTheReadersAndTheNextReadTriesAgain) {
   EXPECT_EQ(again->answer.get().bytes, "abcdef");
 }
 
-TEST_F(LateSourceTest, AReaderWhoGoesAwayIsAnsweredWithEintrAndWhatComesLaterFindsNobody) {
+TEST_F(LateSourceTest, CancelledReadGetsEINTRAndBytesMayArriveLater) {
   const auto waiting = read("a");
 
   filesystem_->cancel(*waiting->ticket);
@@ -202,7 +202,7 @@ TEST_F(LateSourceTest, AReaderWhoGoesAwayIsAnsweredWithEintrAndWhatComesLaterFin
   EXPECT_EQ(read("a")->answer.get().bytes, "abcdef");
 }
 
-TEST_F(LateSourceTest, ACancelBetweenTheTicketAndTheWaitIsSeen) {
+TEST_F(LateSourceTest, CancelBetweenTicketAndWaitTakesEffect) {
   auto waiting = std::make_shared<Waiting>();
   filesystem_->read(
       {inode("a"), 0, 6}, [this](FileSystem::Ticket ticket) { filesystem_->cancel(ticket); },
@@ -213,7 +213,7 @@ TEST_F(LateSourceTest, ACancelBetweenTheTicketAndTheWaitIsSeen) {
   EXPECT_EQ(waiting->answer.get().error, EINTR);
 }
 
-TEST_F(LateSourceTest, TheEndOfTheMountAnswersAllWhoWaitAndASourceMayBeReadyLater) {
+TEST_F(LateSourceTest, StopWaitingAnswersAllReadsAndBytesMayArriveLater) {
   const auto waiting = read("a");
   const auto other = read("b");
 
@@ -226,7 +226,7 @@ TEST_F(LateSourceTest, TheEndOfTheMountAnswersAllWhoWaitAndASourceMayBeReadyLate
   while (!source_->wanted().empty()) source_->deliver(0);
 }
 
-TEST_F(LateSourceTest, ASourceThatHasChangedMeanwhileIsStale) {
+TEST_F(LateSourceTest, SourceChangeDuringWaitGivesESTALE) {
   const auto waiting = read("a");
   write_file(dir_ / "m.safetensors", "other");
 
@@ -235,10 +235,10 @@ TEST_F(LateSourceTest, ASourceThatHasChangedMeanwhileIsStale) {
   EXPECT_EQ(waiting->answer.get().error, ESTALE);
 }
 
-TEST_F(LateSourceTest, WhatIsHereIsServedAfterTheObjectHasChanged) {
+TEST_F(LateSourceTest, ServesArrivedBytesAfterRemoteChange) {
   const auto first = read("a", 0, 2);
   source_->deliver(0);
-  source_->change_elsewhere();
+  source_->change_remotely();
 
   EXPECT_EQ(filesystem_->open(inode("a")), 0);
   EXPECT_EQ(read("a", 0, 2)->answer.get().bytes, "ab");
@@ -249,7 +249,7 @@ TEST_F(LateSourceTest, WhatIsHereIsServedAfterTheObjectHasChanged) {
   EXPECT_NE(log_[0].find("reads of what is not in the cache fail"), std::string::npos) << log_[0];
 }
 
-TEST_F(LateSourceTest, ARangeThatCannotBeWantedIsAnsweredOnceWithEnomem) {
+TEST_F(LateSourceTest, FailedWantIsAnsweredOnceWithENOMEM) {
   source_->refuse_after(0);
 
   const auto waiting = read("a");
@@ -258,8 +258,8 @@ TEST_F(LateSourceTest, ARangeThatCannotBeWantedIsAnsweredOnceWithEnomem) {
   filesystem_->stop_waiting();
 }
 
-// Through a conversion, which knows which bytes it will need.
-TEST_F(LateSourceTest, WhatGoesWhileItIsReadIsWantedAgain) {
+// Tests both a plain tensor and a conversion, which knows in advance which bytes it needs.
+TEST_F(LateSourceTest, BytesEvictedDuringReadAreFetchedAgain) {
   for (const char* const path : {"a", ".stfs/npy/b.npy"}) {
     SCOPED_TRACE(path);
     source_->bring_all_back();
@@ -273,7 +273,7 @@ TEST_F(LateSourceTest, WhatGoesWhileItIsReadIsWantedAgain) {
   }
 }
 
-TEST_F(LateSourceTest, NoMemoryForALineOfTheLogIsNoErrorOfAnother) {
+TEST_F(LateSourceTest, LogFailureDoesNotChangeErrno) {
   FileSystem filesystem(*checkpoint_, {}, [](const std::string&) { throw std::bad_alloc(); });
   Attributes found{};
   ASSERT_EQ(filesystem.lookup(kRoot, "a", found), 0);
@@ -289,12 +289,12 @@ TEST_F(LateSourceTest, NoMemoryForALineOfTheLogIsNoErrorOfAnother) {
   EXPECT_EQ(answer.get_future().get(), ESTALE);
 }
 
-// A report that nobody has open any more is dropped as other texts are.
-TEST(LateSource, AReportIsKeptAsLongAsItIsOpen) {
+// A report that is not open is evicted like other texts.
+TEST(LateSource, ReportIsKeptWhileItIsOpen) {
   const TempDir dir;
   const std::string path = (dir / "m.safetensors").string();
   std::vector<Tensor> tensors;
-  constexpr std::uint64_t kEdge = 2048;  // the pictures of all take more than Texts keeps
+  constexpr std::uint64_t kEdge = 2048;  // all pictures together are larger than Texts keeps
   for (std::size_t i = 0; i <= Texts::kMaxBytes / (kEdge * kEdge); ++i) {
     tensors.push_back({"t" + std::to_string(i),
                        "F8_E4M3",
@@ -335,7 +335,7 @@ TEST(LateSource, AReportIsKeptAsLongAsItIsOpen) {
   read_others();
   source->take_bytes_away();
   EXPECT_EQ(read(report).get(), 0);
-  EXPECT_EQ(source->wants(), 0U) << "it is still open";
+  EXPECT_EQ(source->wants(), 0U) << "the report was evicted while it was open";
 
   filesystem.release(report, 0);
   source->bring_all_back();
@@ -346,7 +346,7 @@ TEST(LateSource, AReportIsKeptAsLongAsItIsOpen) {
   EXPECT_GT(source->wants(), 0U);
 }
 
-TEST(LateSource, OfAReaderInSequenceTheBytesAheadArePrefetched) {
+TEST(LateSource, PrefetchesForSequentialReader) {
   const TempDir dir;
   const std::string path = (dir / "m.safetensors").string();
   constexpr std::uint64_t kElements = 8 << 20;
@@ -369,16 +369,16 @@ TEST(LateSource, OfAReaderInSequenceTheBytesAheadArePrefetched) {
         [](int error, const Reply&) { EXPECT_EQ(error, 0); });
   }
 
-  // The header, when it was loaded; then of the f32 file the second MiB on: of the source a half,
-  // up to the end of the window.
+  // The first range is the header. The second range is for the bytes of the f32 file from 2 MiB up
+  // to the end of the window, which need half as many source bytes.
   const std::vector<ByteRange> ahead = source->prefetched();
   ASSERT_EQ(ahead.size(), 2U);
   EXPECT_EQ(ahead[1].offset, checkpoint.tensor(0).locator->offset + (1 << 20));
   EXPECT_EQ(ahead[1].length, 1U << 19);
 }
 
-// Such a recipe is made by one reader at a time (Recipe::turn).
-TEST(LateSource, MayBeReadyAtOnceWhileARecipeHoldsMuchText) {
+// Only one reader at a time makes such a recipe (Recipe::turn).
+TEST(LateSource, MayBeReadyAtOnceWithLargeRecipe) {
   const TempDir dir;
   const std::string path = (dir / "m.safetensors").string();
   const std::vector<std::uint64_t> shape(600'000, 1);
@@ -407,8 +407,8 @@ TEST(LateSource, MayBeReadyAtOnceWhileARecipeHoldsMuchText) {
   EXPECT_EQ(answer->bytes, "x");
 }
 
-// As a thread of its own reads, for statistics and conversions.
-TEST(LateSource, WhatGoesWhileAThreadReadsItIsFetchedAgain) {
+// Statistics and conversions read in this way, on their own threads.
+TEST(LateSource, FetchAndCopyRetriesEvictedBytes) {
   const TempDir dir;
   write_file(dir / "f", "0123456789");
   LateSource source((dir / "f").string());
@@ -422,7 +422,7 @@ TEST(LateSource, WhatGoesWhileAThreadReadsItIsFetchedAgain) {
   EXPECT_EQ(bytes, "0123456789");
 }
 
-TEST(LateSource, OfASliceNoMoreIsWantedThanIsRead) {
+TEST(LateSource, SliceFetchesOnlyItsOwnBytes) {
   constexpr std::uint64_t kRow = 1 << 20;
   const TempDir dir;
   write_file(dir / "f", std::string(4 * kRow, 'x'));
@@ -443,11 +443,12 @@ TEST(LateSource, OfASliceNoMoreIsWantedThanIsRead) {
   using Lengths = std::vector<std::uint64_t>;
 
   EXPECT_EQ(lengths(":,0:8192", 100, 50), Lengths{50});
-  EXPECT_EQ(lengths(":,0:8192", 8000, 200), (Lengths{192, 8})) << "the end of a run, and the next";
+  EXPECT_EQ(lengths(":,0:8192", 8000, 200), (Lengths{192, 8}))
+      << "the end of a run and the start of the next";
   EXPECT_EQ(lengths(":,0:8192", 8000, 8400), (Lengths{192, 8192, 16}));
   EXPECT_EQ(lengths(":,0:1048000", 100, 50), Lengths{50});
   EXPECT_EQ(lengths(":,0:1048000", 1047990, 30), Lengths{10 + 576 + 20})
-      << "and what lies between, less than a block";
+      << "must include the bytes in between, which are less than a block";
 }
 
 class CountedTensor : public ComputedTensor {
@@ -476,7 +477,7 @@ class CountedTensor : public ComputedTensor {
   std::vector<stfs::Tensor> inputs_;
 };
 
-TEST(TensorTest, WithoutALocatorHasItsRecipeAndTheTimeOfItsNewestInput) {
+TEST(TensorTest, ComputedTensorHasRecipeAndNewestInputTime) {
   const TempDir dir;
   std::vector<std::unique_ptr<const LocalFile>> files;
   std::vector<stfs::Tensor> inputs;
@@ -504,7 +505,7 @@ TEST(TensorTest, WithoutALocatorHasItsRecipeAndTheTimeOfItsNewestInput) {
       R"({"path":"n","name":"n","dtype":"U8","shape":[8],"bytes":8,"source":null,"offset":null})");
 }
 
-TEST(FormatTest, AFileWithoutAMagicIsReadAsSafetensors) {
+TEST(FormatTest, FileWithoutMagicIsSafetensors) {
   const TempDir dir;
   for (const std::string& bytes : {std::string(), std::string("x"), std::string(100, 'x')}) {
     write_file(dir / "f", bytes);

@@ -1,5 +1,5 @@
-// Leases: while a pin lives no process can change the bytes, and no writer waits for a lease for
-// long.
+// Tests of Leases: no process can change the bytes while a pin exists, and no writer waits long for
+// a lease.
 #include "core/source/leases.h"
 
 #include "core/base/error.h"
@@ -33,14 +33,14 @@
 #include <vector>
 
 namespace {
-std::function<void()> on_look;       // is called when a lease is looked at (F_GETLEASE)
-std::atomic<bool> is_armed = false;  // once
-std::function<void()> on_unlock;     // is called when a lease is given back (F_UNLCK)
-std::atomic<int> sleeps = 0;         // of threads but the first
-std::function<void()> on_seek;       // is called when a file that is opened is looked at again
+std::function<void()> on_getlease;   // called once on F_GETLEASE if is_armed
+std::atomic<bool> is_armed = false;  // the next F_GETLEASE calls on_getlease
+std::function<void()> on_unlock;     // called when a lease is released (F_UNLCK)
+std::atomic<int> sleeps = 0;         // calls of nanosleep() by threads other than the first
+std::function<void()> on_seek;       // called when an opened file is checked again
 }  // namespace
 
-// Stands before libc's, of this program.
+// In this program, these definitions replace those in libc.
 extern "C" int fcntl(int fd, int command, ...) {
   va_list arguments;
   va_start(arguments, command);
@@ -51,7 +51,7 @@ extern "C" int fcntl(int fd, int command, ...) {
   if (command == F_SETLEASE && argument == reinterpret_cast<void*>(F_UNLCK) && on_unlock) {
     on_unlock();
   }
-  if (command == F_GETLEASE && is_armed.exchange(false)) on_look();
+  if (command == F_GETLEASE && is_armed.exchange(false)) on_getlease();
   errno = error;
   return result;
 }
@@ -71,7 +71,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// The errno of an open that would wait for a lease; 0 if it succeeds.
+// Opens a file for writing. Returns 0 or an errno.
 int open_for_writing(const std::string& path, int flags = 0) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | flags);
   if (fd < 0) return errno;
@@ -85,7 +85,7 @@ ino_t inode_of(const std::string& path) {
   return status.st_ino;
 }
 
-// The errno of a read through a recipe, as FileSystem reads; 0 if it succeeds.
+// Reads through a recipe, like FileSystem. Returns 0 or an errno.
 int read_by_recipe(const LocalFile& file) {
   Content content;
   content.extent(file, 0, 10);
@@ -93,16 +93,17 @@ int read_by_recipe(const LocalFile& file) {
   return content.read(0, 10, reading);
 }
 
-// Reads until there is a lease: the thread that returned the last one may not have said so yet.
+// Reads until the file is leased, because the thread that released the last lease may not have
+// recorded this yet.
 bool is_leased_again(const LocalFile& file) {
   const auto is_leased = [&] { return read_by_recipe(file) == 0 && file.is_leased(); };
   return eventually(is_leased, 60s);
 }
 
-// A lease is taken again at the first read after it was returned, and stays.
+// A lease is retaken at the first read after its release, and stays.
 constexpr Leases::Times kAtOnce{.pause = 0s, .rest = 1h};
 
-// A file that was read, and so is leased.
+// A file that was read and therefore is leased.
 class LeasesTest : public ::testing::Test {
  protected:
   LeasesTest() : path_((dir_ / "f").string()) {
@@ -118,7 +119,7 @@ class LeasesTest : public ::testing::Test {
   void SetUp() override {
     if (!file_->is_leased()) GTEST_SKIP() << "no leases on this file system";
   }
-  // Whether the kernel has a lease on the file.
+  // Returns true if the kernel has a lease on the file.
   bool is_in_kernel() const {
     const std::string inode = ":" + std::to_string(inode_of(path_)) + " 0 EOF";
     std::istringstream locks(read_file("/proc/locks"));
@@ -127,7 +128,7 @@ class LeasesTest : public ::testing::Test {
     }
     return false;
   }
-  // Whether a process has asked for the lease, and it was not given back.
+  // Returns true if a process waits for the lease to be released.
   bool is_asked_for() const {
     const std::string inode = ":" + std::to_string(inode_of(path_)) + " 0 EOF";
     std::istringstream locks(read_file("/proc/locks"));
@@ -143,7 +144,7 @@ class LeasesTest : public ::testing::Test {
   std::optional<Leases> leases_;
 };
 
-TEST_F(LeasesTest, AreGivenBackToWhoeverOpensForWriting) {
+TEST_F(LeasesTest, OpenForWritingReleasesLease) {
   const UniqueFd writer(::open(path_.c_str(), O_WRONLY | O_CLOEXEC));
 
   EXPECT_TRUE(bool(writer));
@@ -151,21 +152,21 @@ TEST_F(LeasesTest, AreGivenBackToWhoeverOpensForWriting) {
   EXPECT_FALSE(bool(file_->try_pin()));
 }
 
-// Readers give a lease back too when they cannot take it again. The kernel takes it away by itself
+// Normally readers also release a lease that they cannot retake. The kernel itself revokes a lease
 // after the time in lease-break-time.
-TEST_F(LeasesTest, AreGivenBackThoughNobodyReadsToWhoeverTriesAgain) {
+TEST_F(LeasesTest, RetryingWriterSucceedsWithoutReaders) {
   const auto patience = std::chrono::seconds(std::stoi(read_file("/proc/sys/fs/lease-break-time")));
-  if (patience < 30s) GTEST_SKIP() << "the kernel takes leases away early";
+  if (patience < 30s) GTEST_SKIP() << "the kernel revokes leases early";
 
   EXPECT_TRUE(eventually([&] { return open_for_writing(path_, O_NONBLOCK) == 0; }, patience / 2));
 }
 
-// Its SIGIO comes while the reader that takes the lease again has not yet said so.
-TEST_F(LeasesTest, AreGivenBackToWhoeverComesWhileTheyAreTakenAgain) {
+// SIGIO arrives before the reader has recorded that it retook the lease.
+TEST_F(LeasesTest, WriterArrivingDuringRetakeSucceeds) {
   std::atomic<bool> is_in = false;
   std::atomic<bool> has_looked = false;
   std::thread writer;
-  on_look = [&] {
+  on_getlease = [&] {
     writer = std::thread([&] {
       EXPECT_EQ(open_for_writing(path_), 0);
       is_in = true;
@@ -174,7 +175,7 @@ TEST_F(LeasesTest, AreGivenBackToWhoeverComesWhileTheyAreTakenAgain) {
     has_looked = true;
   };
 
-  // The thread of Leases may have taken it before a reader does.
+  // Repeats, because the thread of Leases may retake the lease before a reader does.
   EXPECT_TRUE(eventually([&] {
     EXPECT_EQ(open_for_writing(path_), 0);
     is_armed = true;
@@ -183,24 +184,25 @@ TEST_F(LeasesTest, AreGivenBackToWhoeverComesWhileTheyAreTakenAgain) {
   }));
 
   ASSERT_TRUE(eventually([&] { return has_looked.load(); }));
-  EXPECT_TRUE(eventually([&] { return is_in.load(); }, 20s)) << "less than lease-break-time";
+  EXPECT_TRUE(eventually([&] { return is_in.load(); }, 20s))
+      << "the writer waited until lease-break-time";
   writer.join();
 }
 
-TEST_F(LeasesTest, AreGivenBackToWhoeverTruncates) {
+TEST_F(LeasesTest, TruncateReleasesLease) {
   EXPECT_EQ(::truncate(path_.c_str(), 5), 0);
 
   EXPECT_FALSE(file_->is_leased());
 }
 
-TEST_F(LeasesTest, AreKeptFromReaders) {
+TEST_F(LeasesTest, OpenForReadingKeepsLease) {
   std::string bytes = read_file(path_);
 
   EXPECT_EQ(bytes.size(), 10'000U);
   EXPECT_TRUE(file_->is_leased());
 }
 
-TEST_F(LeasesTest, AreNotGivenBackWhileAPinLives) {
+TEST_F(LeasesTest, PinDelaysReleaseToWriter) {
   Pinned pinned = file_->try_pin();
   ASSERT_TRUE(pinned);
   std::atomic<bool> opened = false;
@@ -213,12 +215,12 @@ TEST_F(LeasesTest, AreNotGivenBackWhileAPinLives) {
   while (file_->is_leased()) std::this_thread::yield();
   EXPECT_FALSE(opened);
   EXPECT_EQ(open_for_writing(path_, O_NONBLOCK), EWOULDBLOCK);
-  EXPECT_FALSE(bool(file_->try_pin())) << "no new pin while the lease is asked for";
+  EXPECT_FALSE(bool(file_->try_pin())) << "no new pin while a writer waits for the lease";
   pinned.guard.unlock();
   writer.join();
 }
 
-TEST_F(LeasesTest, AreTakenAgainByAReaderWhenTheWriterHasClosedAnUnchangedFile) {
+TEST_F(LeasesTest, ReaderRetakesLeaseIfWriterChangedNothing) {
   for (int i = 0; i < 3; ++i) {
     {
       const UniqueFd writer(::open(path_.c_str(), O_WRONLY | O_CLOEXEC));
@@ -232,7 +234,7 @@ TEST_F(LeasesTest, AreTakenAgainByAReaderWhenTheWriterHasClosedAnUnchangedFile) 
   }
 }
 
-TEST_F(LeasesTest, AreTakenAgainAfterAWriterWhoHasClosedAndNotBefore) {
+TEST_F(LeasesTest, ReaderRetakesLeaseOnlyAfterWriterHasClosed) {
   const int writer = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
   ASSERT_GE(writer, 0);
   EXPECT_EQ(read_by_recipe(*file_), 0);
@@ -243,7 +245,7 @@ TEST_F(LeasesTest, AreTakenAgainAfterAWriterWhoHasClosedAndNotBefore) {
   EXPECT_TRUE(is_leased_again(*file_));
 }
 
-TEST_F(LeasesTest, AreNotTakenAgainBeforeTheirTime) {
+TEST_F(LeasesTest, ReaderDoesNotRetakeLeaseDuringPause) {
   lease({.pause = 1h, .rest = 1h});
   EXPECT_TRUE(is_in_kernel());
   EXPECT_EQ(open_for_writing(path_), 0);
@@ -254,7 +256,7 @@ TEST_F(LeasesTest, AreNotTakenAgainBeforeTheirTime) {
   EXPECT_EQ(open_for_writing(path_, O_NONBLOCK), 0);
 }
 
-TEST_F(LeasesTest, LetAWriterInWhoTriesASecondTime) {
+TEST_F(LeasesTest, SecondTryOfWriterSucceeds) {
   lease({.pause = 1h, .rest = 1h});
   ASSERT_EQ(open_for_writing(path_, O_NONBLOCK), EWOULDBLOCK);
 
@@ -262,12 +264,12 @@ TEST_F(LeasesTest, LetAWriterInWhoTriesASecondTime) {
 
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(read_by_recipe(*file_), 0);
-    EXPECT_EQ(open_for_writing(path_, O_NONBLOCK), 0) << "taken again by a reader: " << i;
+    EXPECT_EQ(open_for_writing(path_, O_NONBLOCK), 0) << "retaken by a reader: " << i;
   }
 }
 
-// The pause is 20 ms, then twice as long each time: after the sixth writer 640 ms.
-TEST_F(LeasesTest, AreTakenAgainLaterAfterEachWriter) {
+// The pause is 20 ms and doubles each time, up to 640 ms after the sixth writer.
+TEST_F(LeasesTest, PauseGrowsAfterEachWriter) {
   lease({.pause = 20ms, .rest = 1h});
   std::chrono::steady_clock::duration last{};
   for (int i = 0; i < 6; ++i) {
@@ -280,7 +282,7 @@ TEST_F(LeasesTest, AreTakenAgainLaterAfterEachWriter) {
   EXPECT_GE(last, 200ms);
 }
 
-TEST_F(LeasesTest, AreNotHeldBeforeTheFirstRead) {
+TEST_F(LeasesTest, FirstReadTakesLease) {
   leases_.reset();
   leases_.emplace(std::vector<const Source*>{&*file_}, kAtOnce);
 
@@ -290,7 +292,7 @@ TEST_F(LeasesTest, AreNotHeldBeforeTheFirstRead) {
   EXPECT_TRUE(is_in_kernel());
 }
 
-TEST_F(LeasesTest, AreGivenBackWhenNobodyReadsAndTakenByTheNextRead) {
+TEST_F(LeasesTest, IdleLeaseIsReleasedAndNextReadRetakesIt) {
   lease({.pause = 1h, .rest = 10ms});
 
   for (int i = 0; i < 3; ++i) {
@@ -301,10 +303,10 @@ TEST_F(LeasesTest, AreGivenBackWhenNobodyReadsAndTakenByTheNextRead) {
   }
 }
 
-TEST_F(LeasesTest, OfAFileThatHasChangedAreNotTakenAgain) {
+TEST_F(LeasesTest, DoesNotRetakeLeaseOfChangedFile) {
   write_file(path_, std::string(10'000, 'y'));
 
-  // The first attempt may come before the thread has marked the lease as returned.
+  // The first attempt may happen before the thread has marked the lease as released.
   EXPECT_TRUE(eventually(
       [&] {
         EXPECT_FALSE(file_->retake_lease());
@@ -312,10 +314,10 @@ TEST_F(LeasesTest, OfAFileThatHasChangedAreNotTakenAgain) {
       },
       60s));
   EXPECT_EQ(read_by_recipe(*file_), ESTALE);
-  EXPECT_EQ(open_for_writing(path_, O_NONBLOCK), 0) << "a lease that serves nothing is held";
+  EXPECT_EQ(open_for_writing(path_, O_NONBLOCK), 0) << "a useless lease is held";
 }
 
-TEST_F(LeasesTest, AreNotTakenAgainAfterTheirEnd) {
+TEST_F(LeasesTest, DestructorPreventsRetake) {
   EXPECT_EQ(open_for_writing(path_), 0);
   leases_.reset();
 
@@ -324,7 +326,7 @@ TEST_F(LeasesTest, AreNotTakenAgainAfterTheirEnd) {
   EXPECT_EQ(open_for_writing(path_, O_NONBLOCK), 0);
 }
 
-TEST_F(LeasesTest, AreTakenAndGivenBackUnderManyReadersAndWriters) {
+TEST_F(LeasesTest, ManyReadersDoNotBlockWriters) {
   std::atomic<bool> stop = false;
   std::vector<std::thread> readers;
   for (int i = 0; i < 4; ++i) {
@@ -342,17 +344,17 @@ TEST_F(LeasesTest, AreTakenAndGivenBackUnderManyReadersAndWriters) {
 
   stop = true;
   for (std::thread& reader : readers) reader.join();
-  EXPECT_LT(longest, 40s) << "a lease that nobody gives back is taken away after 45 seconds";
+  EXPECT_LT(longest, 40s) << "the kernel revokes a lease that is not released after 45 seconds";
 }
 
-TEST_F(LeasesTest, AreGivenBackAtTheirEnd) {
+TEST_F(LeasesTest, DestructorReleasesLease) {
   leases_.reset();
 
   EXPECT_FALSE(file_->is_leased());
   EXPECT_EQ(open_for_writing(path_, O_NONBLOCK), 0);
 }
 
-TEST_F(LeasesTest, OfManyFilesAreGivenBackOneByOne) {
+TEST_F(LeasesTest, WriterReleasesOnlyLeaseOfItsFile) {
   write_file(dir_ / "g", "bytes");
   const LocalFile other((dir_ / "g").string());
   const Leases leases({&other, &*file_}, kAtOnce);
@@ -365,7 +367,7 @@ TEST_F(LeasesTest, OfManyFilesAreGivenBackOneByOne) {
   EXPECT_TRUE(file_->is_leased());
 }
 
-// A ctime that moved alone
+// Tests of a ctime that changed although the mtime did not.
 
 void move_ctime(const std::string& path) {
   const auto ctime = [&] {
@@ -374,7 +376,7 @@ void move_ctime(const std::string& path) {
     return std::pair(status.st_ctim.tv_sec, status.st_ctim.tv_nsec);
   };
   const auto before = ctime();
-  // Within one tick of a coarse clock the ctime stays.
+  // Repeats, because the ctime does not change within one tick of a coarse clock.
   EXPECT_TRUE(eventually([&] {
     const timespec times[] = {{1, 0}, {0, UTIME_OMIT}};
     EXPECT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
@@ -382,7 +384,7 @@ void move_ctime(const std::string& path) {
   }));
 }
 
-TEST_F(LeasesTest, ThatNobodyAskedForTellThatNothingWasWritten) {
+TEST_F(LeasesTest, ChangedCtimeUnderHeldLeaseIsNotAChange) {
   const std::string before = file_->token();
 
   move_ctime(path_);
@@ -393,7 +395,7 @@ TEST_F(LeasesTest, ThatNobodyAskedForTellThatNothingWasWritten) {
   EXPECT_TRUE(file_->is_current());
 }
 
-TEST_F(LeasesTest, ThatAreAskedForWhileAPinLivesTellThatNothingWasWrittenYet) {
+TEST_F(LeasesTest, ChangedCtimeWhilePinnedIsNotAChange) {
   const Pinned pinned = file_->try_pin();
   ASSERT_TRUE(pinned);
   EXPECT_EQ(open_for_writing(path_, O_NONBLOCK), EWOULDBLOCK);
@@ -403,21 +405,21 @@ TEST_F(LeasesTest, ThatAreAskedForWhileAPinLivesTellThatNothingWasWrittenYet) {
   EXPECT_EQ(file_->verify(), 0);
 }
 
-// As the kernel does when nobody has given it back in time.
-TEST_F(LeasesTest, ThatWereTakenAwayLetNoCtimeMoveAlone) {
+// The test revokes the lease as the kernel does after lease-break-time.
+TEST_F(LeasesTest, RevokedLeaseMakesChangedCtimeStale) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code error;
     if (std::filesystem::read_symlink(entry, error) != file_->path()) continue;
     ::fcntl(std::stoi(entry.path().filename()), F_SETLEASE, F_UNLCK);
   }
-  ASSERT_TRUE(file_->is_leased()) << "as it believes";
+  ASSERT_TRUE(file_->is_leased()) << "the file must not know yet";
 
   move_ctime(path_);
 
   EXPECT_EQ(file_->verify(), ESTALE);
 }
 
-// Nobody reads: the watch tells.
+// The file has not been read, so there is no lease, and only the watch detects writers.
 class RestingLease : public LeasesTest {
  protected:
   void SetUp() override {
@@ -430,7 +432,7 @@ class RestingLease : public LeasesTest {
   }
 };
 
-TEST_F(RestingLease, AdoptsWhatMovesTheCtimeAndWritesNothing) {
+TEST_F(RestingLease, AcceptsCtimeChangesWithoutWrites) {
   const std::pair<const char*, std::function<int()>> acts[] = {
       {"link", [&] { return ::link(path_.c_str(), (dir_ / "link").c_str()); }},
       {"unlink", [&] { return ::unlink((dir_ / "link").c_str()); }},
@@ -447,8 +449,9 @@ TEST_F(RestingLease, AdoptsWhatMovesTheCtimeAndWritesNothing) {
   EXPECT_FALSE(is_in_kernel());
 }
 
-// Before, between and after reads; with what explains a ctime where there is no watch.
-TEST_F(RestingLease, SeesEachWriter) {
+// Tests writers before and after reads. A chmod follows, which would explain the changed ctime if
+// there were no watch.
+TEST_F(RestingLease, DetectsEachWriter) {
   const auto put_back = [&](const struct stat& status) {
     const timespec times[] = {status.st_atim, status.st_mtim};
     EXPECT_EQ(::utimensat(AT_FDCWD, path_.c_str(), times, 0), 0);
@@ -497,17 +500,17 @@ TEST_F(RestingLease, SeesEachWriter) {
   }
 }
 
-TEST_F(RestingLease, SeesAWriterThroughAMappingThatStays) {
+TEST_F(RestingLease, OpenWriterMakesChangedCtimeStale) {
   const UniqueFd writer(::open(path_.c_str(), O_RDWR | O_CLOEXEC));
   EXPECT_EQ(file_->verify(), 0);
 
   move_ctime(path_);
 
-  EXPECT_EQ(file_->verify(), ESTALE) << "the writer may have a mapping, and no event tells";
+  EXPECT_EQ(file_->verify(), ESTALE) << "the writer may write through a mapping without an event";
 }
 
-// As a file that another name of the checkpoint leads to.
-TEST_F(RestingLease, OfTwoSourcesOfOneFileIsToldForEach) {
+// This happens if two names in the checkpoint refer to one file.
+TEST_F(RestingLease, BothSourcesOfOneFileDetectWriter) {
   leases_.reset();
   const LocalFile other(path_);
   leases_.emplace(std::vector<const Source*>{&*file_, &other}, kAtOnce);
@@ -522,8 +525,8 @@ TEST_F(RestingLease, OfTwoSourcesOfOneFileIsToldForEach) {
   leases_.reset();  // before `other`
 }
 
-// The limits of inotify are reached, or /proc is missing.
-TEST(Leases, WithoutAWatchLeaveLinksAndRightsToExplainACtimeWhileTheyRest) {
+// There is no watch if the limits of inotify are reached, or if /proc is missing.
+TEST(Leases, ChmodButNotUtimesExplainsCtimeWithoutWatch) {
   const TempDir dir;
   const std::string path = dir / "f";
   write_file(path, "0123456789");
@@ -538,20 +541,20 @@ TEST(Leases, WithoutAWatchLeaveLinksAndRightsToExplainACtimeWhileTheyRest) {
   file.end_lease();
 }
 
-TEST(WriterWatchTest, OfWhatCannotBeWatchedIsNone) {
+TEST(WriterWatchTest, FailsForInvalidDescriptor) {
   std::uint64_t watch = 5;
 
   EXPECT_FALSE(WriterWatch().renew(-1, watch));
   EXPECT_EQ(watch, 0U);
 }
 
-TEST(WriterWatchTest, StandsUntilAWriterComes) {
+TEST(WriterWatchTest, StaysValidUntilWriterOpensFile) {
   const TempDir dir;
   write_file(dir / "f", "0123456789");
   const UniqueFd file(::open((dir / "f").c_str(), O_RDONLY | O_CLOEXEC));
   const WriterWatch writers;
   std::uint64_t watch = 0;
-  EXPECT_FALSE(writers.renew(file.get(), watch)) << "it was none";
+  EXPECT_FALSE(writers.renew(file.get(), watch)) << "there was no watch yet";
 
   EXPECT_EQ(read_file(dir / "f"), "0123456789");
   EXPECT_TRUE(writers.renew(file.get(), watch));
@@ -560,8 +563,9 @@ TEST(WriterWatchTest, StandsUntilAWriterComes) {
   EXPECT_TRUE(writers.renew(file.get(), watch));
 }
 
-// The kernel ends a watch with the last name of its file, if that is not the one that was opened.
-TEST(WriterWatchTest, StandsThoughTheLastNameOfItsFileIsRemoved) {
+// The kernel ends a watch when the last name of its file is removed, unless it is the name that was
+// opened.
+TEST(WriterWatchTest, SurvivesRemovalOfLastName) {
   for (const bool is_written : {false, true}) {
     const TempDir dir;
     write_file(dir / "f", "0123456789");
@@ -578,8 +582,8 @@ TEST(WriterWatchTest, StandsThoughTheLastNameOfItsFileIsRemoved) {
   }
 }
 
-// With the events of more files than it remembers.
-TEST(WriterWatchTest, OfWhichEventsAreLostIsNotTrusted) {
+// There are events of more files than the watch remembers.
+TEST(WriterWatchTest, LostEventsInvalidateWatch) {
   const TempDir dir;
   write_file(dir / "f", "0123456789");
   const UniqueFd file(::open((dir / "f").c_str(), O_RDONLY | O_CLOEXEC));
@@ -602,7 +606,7 @@ TEST(WriterWatchTest, OfWhichEventsAreLostIsNotTrusted) {
   EXPECT_TRUE(writers.renew(file.get(), watch));
 }
 
-TEST_F(LeasesTest, ThatWereGivenBackLetNoCtimeMoveAlone) {
+TEST_F(LeasesTest, ReleasedLeaseMakesChangedCtimeStale) {
   const UniqueFd writer(::open(path_.c_str(), O_WRONLY | O_CLOEXEC));
   EXPECT_EQ(file_->verify(), 0);
 
@@ -612,7 +616,7 @@ TEST_F(LeasesTest, ThatWereGivenBackLetNoCtimeMoveAlone) {
   EXPECT_TRUE(file_->has_changed());
 }
 
-TEST_F(LeasesTest, ThatWereGivenBackAndTakenAgainTellThatNothingWasWrittenSince) {
+TEST_F(LeasesTest, ChangedCtimeUnderRetakenLeaseIsNotAChange) {
   EXPECT_EQ(open_for_writing(path_), 0);
   EXPECT_TRUE(is_leased_again(*file_));
 
@@ -621,7 +625,7 @@ TEST_F(LeasesTest, ThatWereGivenBackAndTakenAgainTellThatNothingWasWrittenSince)
   EXPECT_EQ(file_->verify(), 0);
 }
 
-TEST_F(LeasesTest, AreTakenAgainAfterAWriteOnlyWhereTheCtimeStayed) {
+TEST_F(LeasesTest, WriteWithChangedCtimePreventsRetake) {
   {
     const UniqueFd writer(::open(path_.c_str(), O_WRONLY | O_CLOEXEC));
     struct stat status {};
@@ -637,9 +641,9 @@ TEST_F(LeasesTest, AreTakenAgainAfterAWriteOnlyWhereTheCtimeStayed) {
   EXPECT_EQ(file_->verify(), ESTALE);
 }
 
-// touch(1) opens for writing with O_NONBLOCK; the lease refuses that, and touch sets the atime by
-// the file's name.
-TEST_F(LeasesTest, SurviveATouchOfTheAtime) {
+// touch(1) opens for writing with O_NONBLOCK, which fails because of the lease. Then touch sets the
+// atime by the file's name.
+TEST_F(LeasesTest, TouchOfAtimeIsNotAChange) {
   lease({.pause = 1h, .rest = 1h});
   const std::string before = file_->token();
   for (int i = 0; i < 20; ++i) {
@@ -647,7 +651,7 @@ TEST_F(LeasesTest, SurviveATouchOfTheAtime) {
     if (i % 2 == 0) {
       EXPECT_EQ(file_->verify(), 0) << i;
     }
-    // A touch while nobody has the lease is another matter.
+    // Waits for the lease, because a touch without a lease is a different case.
     EXPECT_TRUE(eventually([&] {
       return read_by_recipe(*file_) == 0 && !is_asked_for() && file_->is_leased();
     })) << i;
@@ -657,7 +661,7 @@ TEST_F(LeasesTest, SurviveATouchOfTheAtime) {
   EXPECT_NE(file_->token(), before);
 }
 
-TEST_F(LeasesTest, ThatWereNeverHadLeaveLinksRightsAndNamesToExplainACtime) {
+TEST_F(LeasesTest, LinkChmodAndRenameExplainCtimeWithoutLease) {
   leases_.reset();
   const std::string link = dir_ / "link";
   const std::pair<const char*, std::function<int()>> acts[] = {
@@ -677,9 +681,9 @@ TEST_F(LeasesTest, ThatWereNeverHadLeaveLinksRightsAndNamesToExplainACtime) {
   EXPECT_EQ(file_->verify(), ESTALE);
 }
 
-// A directory that moves leaves the ctime of its files, so it explains none, also where another one
-// takes its place.
-TEST(LocalFileOfADirectory, ThatMovesIsNotExplainedByItsName) {
+// Moving a directory does not change the ctime of its files. So the changed path cannot explain a
+// changed ctime, even if another directory takes the old path.
+TEST(LocalFileInMovedDirectory, ChangedCtimeIsStale) {
   const TempDir dir;
   std::filesystem::create_directory(dir / "a");
   write_file(dir / "a/f", "0123456789");
@@ -693,8 +697,8 @@ TEST(LocalFileOfADirectory, ThatMovesIsNotExplainedByItsName) {
   EXPECT_EQ(file.verify(), ESTALE);
 }
 
-// Its file had lost its name before.
-TEST(LocalFileOfADirectory, ThatMovesGivesNoNameBack) {
+// The file was renamed before its directory moved.
+TEST(LocalFileInMovedDirectory, ChangedCtimeIsStaleAfterEarlierRename) {
   const TempDir dir;
   std::filesystem::create_directory(dir / "a");
   write_file(dir / "a/f", "0123456789");
@@ -708,22 +712,22 @@ TEST(LocalFileOfADirectory, ThatMovesGivesNoNameBack) {
   EXPECT_EQ(file.verify(), ESTALE);
 }
 
-// A file that changes between two looks of the constructor.
-class FileThatIsOpened : public ::testing::Test {
+// A file that changes between two checks in the constructor of LocalFile.
+class OpeningFile : public ::testing::Test {
  protected:
-  FileThatIsOpened() { write_file(path_, "0123456789"); }
-  ~FileThatIsOpened() override { on_seek = nullptr; }
+  OpeningFile() { write_file(path_, "0123456789"); }
+  ~OpeningFile() override { on_seek = nullptr; }
 
   TempDir dir_;
   const std::string path_ = dir_ / "f";
 };
 
-TEST_F(FileThatIsOpened, WhileItIsWrittenIsRefused) {
+TEST_F(OpeningFile, FailsWhileFileIsWritten) {
   on_seek = [&, size = std::size_t{0}]() mutable { write_file(path_, std::string(++size, 'x')); };
 
   try {
     const LocalFile file(path_);
-    ADD_FAILURE() << "it is opened";
+    ADD_FAILURE() << "the file was opened";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnreadable);
     EXPECT_NE(std::string(error.what()).find(path_ + ": is being written to"), std::string::npos)
@@ -731,7 +735,7 @@ TEST_F(FileThatIsOpened, WhileItIsWrittenIsRefused) {
   }
 }
 
-TEST_F(FileThatIsOpened, AtTheEndOfAWriteHasTheNewVersion) {
+TEST_F(OpeningFile, HasNewVersionAfterWriteEnds) {
   on_seek = [&, writes = 3]() mutable {
     if (writes-- > 0) write_file(path_, std::string(100 - static_cast<std::size_t>(writes), 'x'));
   };
@@ -744,7 +748,7 @@ TEST_F(FileThatIsOpened, AtTheEndOfAWriteHasTheNewVersion) {
   EXPECT_EQ(file.token(), LocalFile(path_).token());
 }
 
-TEST_F(FileThatIsOpened, WhileLinksAreMadeIsGood) {
+TEST_F(OpeningFile, SucceedsWhileLinksAreMade) {
   on_seek = [&, number = 0]() mutable {
     EXPECT_EQ(::link(path_.c_str(), (dir_ / std::to_string(++number)).c_str()), 0);
   };
@@ -752,7 +756,7 @@ TEST_F(FileThatIsOpened, WhileLinksAreMadeIsGood) {
   EXPECT_EQ(LocalFile(path_).verify(), 0);
 }
 
-TEST(LocalFileToken, DiffersForAnInodeThatIsUsedAgain) {
+TEST(LocalFileToken, DiffersForReusedInode) {
   const TempDir dir;
   const std::string path = dir / "f";
   const timespec times[] = {{1, 0}, {1, 0}};
@@ -765,7 +769,7 @@ TEST(LocalFileToken, DiffersForAnInodeThatIsUsedAgain) {
   }
 }
 
-TEST(Leases, AreNotHadWhileAWriterHasTheFileOpen) {
+TEST(Leases, OpenWriterPreventsLease) {
   const TempDir dir;
   write_file(dir / "f", "0123456789");
   const int writer = ::open((dir / "f").c_str(), O_WRONLY | O_CLOEXEC);
@@ -778,20 +782,20 @@ TEST(Leases, AreNotHadWhileAWriterHasTheFileOpen) {
   ::close(writer);
 }
 
-// Runs `act` on a thread whose only capability is CAP_LEASE.
-void with_cap_lease_alone(const std::function<void()>& act) {
+// Runs `act` on a thread with CAP_LEASE as its only capability.
+void with_only_cap_lease(const std::function<void()>& act) {
   std::thread([&] {
     __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
-    __user_cap_data_struct lease_alone[2]{};
-    lease_alone[0].effective = lease_alone[0].permitted = 1U << CAP_LEASE;
-    ASSERT_EQ(::syscall(SYS_capset, &header, lease_alone), 0);
+    __user_cap_data_struct only_lease[2]{};
+    only_lease[0].effective = only_lease[0].permitted = 1U << CAP_LEASE;
+    ASSERT_EQ(::syscall(SYS_capset, &header, only_lease), 0);
     act();
   }).join();
 }
 
 // mincore(2) reports every page of another user's file as resident, unless the caller has more
 // capabilities. A reply from the mapping would then wait for the disk, and a writer for the reply.
-TEST(Leases, OfAnotherUsersFileLetNothingBeSentThatIsNotAtHand) {
+TEST(Leases, NonResidentPagesOfOtherUsersFileAreNotPinned) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to give a file away";
   const TempDir dir;
   const std::string path = dir / "f";
@@ -807,37 +811,39 @@ TEST(Leases, OfAnotherUsersFileLetNothingBeSentThatIsNotAtHand) {
   if (LocalFile(path).is_resident(0, 64 << 10)) GTEST_SKIP() << "this file system keeps every page";
   bool is_leased = false;
 
-  with_cap_lease_alone([&] {
-    // The look itself makes the kernel read ahead: a fast disk may be done before it ends.
+  with_only_cap_lease([&] {
+    // Repeats, because the check itself makes the kernel read ahead, and a fast disk may finish
+    // before the check ends.
     const auto is_refused = [&](bool has_first) {
       drop();
       const LocalFile file(path);
       const Leases leases({&file});
       const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-      ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);  // this page alone
+      ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);  // reads only this page
       char byte = 0;
       const std::size_t length = has_first ? 1 : 0;
       EXPECT_EQ(::pread(fd.get(), &byte, length, 0), static_cast<ssize_t>(length));
       return !file.can_pin({0, 64 << 10});
     };
     EXPECT_TRUE(eventually([&] { return is_refused(false); }, 60s));
-    EXPECT_TRUE(eventually([&] { return is_refused(true); }, 60s)) << "but for the first page";
+    EXPECT_TRUE(eventually([&] { return is_refused(true); }, 60s))
+        << "only the first page is resident";
     const LocalFile file(path);
     const Leases leases({&file});
     const auto is_granted = [&] { return file.can_pin({0, 64 << 10}); };
     is_granted();
     is_leased = file.is_leased();
     if (is_leased) {
-      // The kernel may need the memory for something else.
+      // Repeats, because the kernel may evict pages.
       EXPECT_TRUE(eventually([&] { return read_file(path) != "" && is_granted(); }, 60s));
-      EXPECT_TRUE(eventually(is_granted, 60s)) << "and from the page table";
+      EXPECT_TRUE(eventually(is_granted, 60s)) << "is granted by the page table";
     }
   });
 
   if (!is_leased) GTEST_SKIP() << "no leases on this file system";
 }
 
-// SIGIO is kept from this thread, which stands for the thread of Leases.
+// Blocks SIGIO in this thread, which plays the role of the thread of Leases.
 class BlockedIo {
  public:
   BlockedIo() {
@@ -862,7 +868,7 @@ class BlockedIo {
 
 // In a supervised mount the descriptor and its lease outlive the worker that took the lease, and
 // the kernel's signal to break it reaches no process.
-TEST(Leases, ThatWereAskedForOfAWorkerThatDiedAreGivenBackByTheNext) {
+TEST(Leases, NextWorkerReleasesRequestedLeaseOfDeadWorker) {
   const BlockedIo io;
   const TempDir dir;
   const std::string path = dir / "f";
@@ -882,7 +888,7 @@ TEST(Leases, ThatWereAskedForOfAWorkerThatDiedAreGivenBackByTheNext) {
   EXPECT_TRUE(is_leased_again(file));
 }
 
-TEST(Leases, OfAWorkerThatDiedTellTheNextThatNothingWasWritten) {
+TEST(Leases, LeaseOfDeadWorkerExplainsCtimeToNextWorker) {
   const BlockedIo io;
   const TempDir dir;
   const std::string path = dir / "f";
@@ -900,7 +906,7 @@ TEST(Leases, OfAWorkerThatDiedTellTheNextThatNothingWasWritten) {
   EXPECT_TRUE(is_leased_again(file));
 }
 
-TEST(Leases, StayWhileSomebodyReads) {
+TEST(Leases, StayWhileFileIsRead) {
   const BlockedIo io;
   const TempDir dir;
   write_file(dir / "f", "0123456789");
@@ -920,14 +926,14 @@ TEST(Leases, StayWhileSomebodyReads) {
   file.end_lease();
 }
 
-// touch(1) was refused, and sets the times next: that must not come after the lease.
-TEST(Leases, AreKeptForATouchUntilItIsDone) {
+// After its open has failed, touch(1) sets the times. The lease must not be released before that.
+TEST(Leases, ReleaseWaitsForTouch) {
   const BlockedIo io;
   const TempDir dir;
   const std::string path = dir / "f";
   write_file(path, "0123456789");
   const LocalFile file(path);
-  file.begin_lease(1s, nullptr);  // a watch would tell of a touch that comes later
+  file.begin_lease(1s, nullptr);  // a watch would detect a later touch
   EXPECT_EQ(read_by_recipe(file), 0);
   if (!file.is_leased()) GTEST_SKIP() << "no leases on this file system";
   ASSERT_EQ(open_for_writing(path, O_NONBLOCK), EWOULDBLOCK);
@@ -947,8 +953,8 @@ TEST(Leases, AreKeptForATouchUntilItIsDone) {
   EXPECT_EQ(file.verify(), 0);
 }
 
-// Writers of many files wait as long as one: until the end of one wait for a touch.
-TEST(Leases, OfManyFilesWaitForATouchTogether) {
+// Writers of many files wait together for one touch time, not one after the other.
+TEST(Leases, ManyFilesShareOneWaitForTouch) {
   constexpr int kFiles = 8;
   const TempDir dir;
   std::vector<std::unique_ptr<const LocalFile>> files;
@@ -970,7 +976,7 @@ TEST(Leases, OfManyFilesWaitForATouchTogether) {
     if (now == 1) after_first = sleeps.load();
     if (now == kFiles) after_last = sleeps.load();
   };
-  Pinned pinned = files[0]->try_pin();  // until all are asked for
+  Pinned pinned = files[0]->try_pin();  // until writers wait for all files
   ASSERT_TRUE(pinned);
   for (const auto& file : files) {
     ASSERT_EQ(open_for_writing(file->path(), O_NONBLOCK), EWOULDBLOCK);
@@ -979,10 +985,10 @@ TEST(Leases, OfManyFilesWaitForATouchTogether) {
   pinned.guard.unlock();
 
   EXPECT_TRUE(eventually([&] { return given_back >= kFiles; }));
-  EXPECT_EQ(after_last - after_first, 0) << "waits for the other files";
+  EXPECT_EQ(after_last - after_first, 0) << "there were more waits for the other files";
 }
 
-TEST(Leases, AreWhatTheMappingIsSentUnder) {
+TEST(Leases, MappingIsNotSentWithoutLease) {
   const TempDir dir;
   write_file(dir / "f", "0123456789");
   const LocalFile file((dir / "f").string());
@@ -993,7 +999,8 @@ TEST(Leases, AreWhatTheMappingIsSentUnder) {
   ASSERT_EQ(content.read(0, 10, reading), 0);
 
   ASSERT_EQ(reading.pieces.size(), 1U);
-  EXPECT_NE(reading.pieces[0].iov_base, file.bytes().data()) << "no lease, yet from the mapping";
+  EXPECT_NE(reading.pieces[0].iov_base, file.bytes().data())
+      << "sent from the mapping without a lease";
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ namespace {
 
 std::optional<std::uint64_t> empty() { return 0; }
 
-// The names that a new worker restores, by number.
+// Returns the names that a new worker restores, by number.
 std::map<std::uint64_t, std::string> found_in(Ledger& ledger) {
   std::map<std::uint64_t, std::string> found;
   ledger.restore([&](const Ledger::Name& name, std::uint32_t) {
@@ -33,13 +33,13 @@ std::map<std::uint64_t, std::string> found_in(Ledger& ledger) {
   return found;
 }
 
-TEST(Ledger, KeepsWhatIsLive) {
+TEST(Ledger, KeepsLiveNames) {
   Ledger ledger(0);
   ledger.add({3, 7, "0:1", 1ULL << 40, 0, 1});
-  const std::uint32_t gone = ledger.add({4, 8, "gone", 0, 1, 1});
+  const std::uint32_t forgotten = ledger.add({4, 8, "forgotten", 0, 1, 1});
   const std::uint32_t slot = ledger.add({5, 0xFFFFFFFF, std::string(255, 'x'), 9, 2, 1});
   ledger.count(slot, 12);
-  ledger.count(gone, 0);
+  ledger.count(forgotten, 0);
 
   const auto found = found_in(ledger);
 
@@ -49,7 +49,7 @@ TEST(Ledger, KeepsWhatIsLive) {
   EXPECT_EQ(ledger.next_number(), 3U);
 }
 
-TEST(Ledger, KeepsNamesOfAllLengthsApartThroughReuse) {
+TEST(Ledger, KeepsNamesOfAllLengthsIntactWhileSlotsAreReused) {
   Ledger ledger(0);
   std::map<std::uint64_t, std::uint32_t> slots;
   std::map<std::uint64_t, std::string> expected;
@@ -69,24 +69,24 @@ TEST(Ledger, KeepsNamesOfAllLengthsApartThroughReuse) {
       expected.erase(slot->first);
       slot = slots.erase(slot);
     }
-    // As a new worker does; it then goes on with these names.
+    // Restores the names as a new worker does, and continues with them.
     EXPECT_EQ(found_in(ledger), expected);
   }
 }
 
-TEST(Ledger, GivesTheNextWorkerTheSlotsThatAreFree) {
+TEST(Ledger, NextWorkerReusesFreeSlots) {
   Ledger ledger(0);
   ledger.add({1, 2, "a", 0, 0, 1});
-  const std::uint32_t gone = ledger.add({1, 2, "b", 0, 1, 1});
-  ledger.count(gone, 0);
+  const std::uint32_t forgotten = ledger.add({1, 2, "b", 0, 1, 1});
+  ledger.count(forgotten, 0);
 
   EXPECT_EQ(found_in(ledger).size(), 1U);
 
-  EXPECT_EQ(ledger.add({1, 2, "c", 0, 2, 1}), gone);
+  EXPECT_EQ(ledger.add({1, 2, "c", 0, 2, 1}), forgotten);
 }
 
-// As a worker leaves it for the next: what it has taken for good is no guess for that one.
-TEST(Ledger, KeepsWhatAWorkerAdoptedOfALocalFile) {
+// If a worker has accepted a changed ctime, the next worker must accept it without guessing.
+TEST(Ledger, KeepsLocalFileStateAdoptedByWorker) {
   const TempDir dir;
   const std::string path = dir / "f";
   write_file(path, "0123456789");
@@ -98,7 +98,7 @@ TEST(Ledger, KeepsWhatAWorkerAdoptedOfALocalFile) {
   const pid_t worker = ::fork();
   ASSERT_GE(worker, 0);
   if (worker == 0) {
-    // Within one tick of a coarse clock the ctime stays.
+    // Repeats, because the ctime does not change within one tick of a coarse clock.
     while (file.token() == before) {
       for (const mode_t mode : {0640U, 0600U}) {
         if (::chmod(path.c_str(), mode) != 0 || file.verify() != 0) ::_exit(1);
@@ -114,7 +114,7 @@ TEST(Ledger, KeepsWhatAWorkerAdoptedOfALocalFile) {
   EXPECT_EQ(file.token(), LocalFile(path).token());
 }
 
-TEST(Ledger, NeverGivesANumberAgainThoughAllIsForgotten) {
+TEST(Ledger, NeverReusesNumbersOfForgottenNames) {
   Ledger ledger(0);
   ledger.count(ledger.add({1, 2, "a", 0, 41, 1}), 0);
 
@@ -122,7 +122,7 @@ TEST(Ledger, NeverGivesANumberAgainThoughAllIsForgotten) {
   EXPECT_EQ(ledger.next_number(), 42U);
 }
 
-TEST(Ledger, ThatIsFullRefusesAndHasRoomAgain) {
+TEST(Ledger, ThrowsWhenFullAndReusesFreedSpace) {
   Ledger ledger(0, 4096);
   std::vector<std::uint32_t> slots;
   const auto fill = [&] {
@@ -140,7 +140,7 @@ TEST(Ledger, ThatIsFullRefusesAndHasRoomAgain) {
   EXPECT_THROW(ledger.add({1, 2, std::string(256, 'x'), 0, 72, 1}), std::bad_alloc);
 }
 
-TEST(Ledger, RemembersWhichSourcesHaveChangedOrFailed) {
+TEST(Ledger, RemembersChangedAndFailedSources) {
   Ledger ledger(5000);
   ledger.change(4999) = true;
   ledger.mark_reported(4999);
@@ -155,7 +155,7 @@ TEST(Ledger, RemembersWhichSourcesHaveChangedOrFailed) {
   EXPECT_TRUE(ledger.is_reported(4999));
 }
 
-TEST(Ledger, IsWholeWhereverItsWorkerIsKilled) {
+TEST(Ledger, StaysConsistentWheneverWorkerIsKilled) {
   Ledger ledger(0);
   std::uint64_t last = 0;
   for (int life = 0; life < 50; ++life) {
@@ -172,7 +172,7 @@ TEST(Ledger, IsWholeWhereverItsWorkerIsKilled) {
         numbers.push_back(*names.look_up(9, 1, text + std::to_string(i), empty));
         if (i % 5 != 0) names.forget(numbers[i * 3 % numbers.size()], 1);
         if (i == 20 && ::write(ends[1], "x", 1) != 1) ::_exit(1);
-        // Bound the memory that it leaves, so that a late signal does no harm.
+        // Bounds the memory, in case the signal is late.
         if (i == 20'000) {
           for (const std::uint64_t number : numbers) names.forget(number, 1);
           numbers.clear();
@@ -192,7 +192,7 @@ TEST(Ledger, IsWholeWhereverItsWorkerIsKilled) {
     for (const auto& [number, text] : found_in(ledger)) {
       ASSERT_TRUE(text.starts_with("9 1 ")) << text;
       ASSERT_LT(number, ledger.next_number());
-      // "9 1 " + letters all alike + digits + " " + size + " " + lookups
+      // "9 1 " + one letter repeated + digits + " " + size + " " + lookups
       const std::size_t letters = text.find_first_not_of(text[4], 4);
       ASSERT_EQ(text.find_first_not_of("0123456789 ", letters), std::string::npos) << text;
     }
@@ -201,7 +201,7 @@ TEST(Ledger, IsWholeWhereverItsWorkerIsKilled) {
   }
 }
 
-TEST(LookedUpNamesInALedger, AreKnownToTheNextProcessUntilTheyAreForgotten) {
+TEST(LookedUpNamesInLedger, NextProcessRestoresThemUntilForgotten) {
   Ledger ledger(0);
   std::uint64_t kept = 0;
   std::uint64_t other = 0;
@@ -210,7 +210,7 @@ TEST(LookedUpNamesInALedger, AreKnownToTheNextProcessUntilTheyAreForgotten) {
     kept = *names.look_up(1, 2, "0:1", [] { return 77; });
     names.look_up(1, 2, "0:1", empty);
     other = *names.look_up(1, 2, "other", empty);
-    names.forget(*names.look_up(1, 2, "gone", empty), 1);
+    names.forget(*names.look_up(1, 2, "forgotten", empty), 1);
     names.forget(kept, 1);
     names.look_up(1, 2, "0:1", empty);
   }

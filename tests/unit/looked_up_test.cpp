@@ -16,7 +16,7 @@ namespace {
 
 std::optional<std::uint64_t> no_bytes() { return 0; }
 
-TEST(LookedUpNames, GiveTheSameNameTheSameNumber) {
+TEST(LookedUpNames, GiveSameNameSameNumber) {
   LookedUpNames names;
 
   const std::uint64_t first = *names.look_up(3, 7, "0:1", no_bytes);
@@ -34,7 +34,7 @@ TEST(LookedUpNames, GiveTheSameNameTheSameNumber) {
   EXPECT_EQ(name->lookups, 2U);
 }
 
-TEST(LookedUpNames, KeepNamesApartByViewTensorAndExpression) {
+TEST(LookedUpNames, DifferByViewTensorAndExpression) {
   LookedUpNames names;
   std::set<std::uint64_t> numbers;
 
@@ -50,7 +50,7 @@ TEST(LookedUpNames, KeepNamesApartByViewTensorAndExpression) {
   EXPECT_EQ(names.size(), 32U);
 }
 
-TEST(LookedUpNames, AreForgottenWhenTheyWereForgottenAsOftenAsLookedUp) {
+TEST(LookedUpNames, DisappearAfterAsManyForgetsAsLookups) {
   LookedUpNames names;
   const std::uint64_t number = *names.look_up(1, 0, "a", no_bytes);
   for (int i = 0; i < 4; ++i) names.look_up(1, 0, "a", no_bytes);
@@ -65,18 +65,18 @@ TEST(LookedUpNames, AreForgottenWhenTheyWereForgottenAsOftenAsLookedUp) {
   EXPECT_EQ(names.size(), 0U);
 }
 
-TEST(LookedUpNames, GetANewNumberAfterTheyWereForgotten) {
+TEST(LookedUpNames, GetNewNumberAfterForget) {
   LookedUpNames names;
   const std::uint64_t first = *names.look_up(1, 0, "a", no_bytes);
   names.forget(first, 1);
 
   const std::uint64_t second = *names.look_up(1, 0, "a", no_bytes);
 
-  EXPECT_NE(first, second) << "the kernel may still hold pages of the first";
+  EXPECT_NE(first, second) << "the kernel may still have pages of the first number";
   EXPECT_EQ(names.find(first), nullptr);
 }
 
-TEST(LookedUpNames, TakeForgettingTooMuchOrTheUnknownCalmly) {
+TEST(LookedUpNames, TolerateUnknownNumbersAndExcessForgets) {
   LookedUpNames names;
   const std::uint64_t number = *names.look_up(1, 0, "a", no_bytes);
 
@@ -89,7 +89,7 @@ TEST(LookedUpNames, TakeForgettingTooMuchOrTheUnknownCalmly) {
   EXPECT_EQ(names.find(number), nullptr);
 }
 
-TEST(LookedUpNames, AskForTheSizeOfANewNameOnly) {
+TEST(LookedUpNames, RequestSizeOnlyForNewName) {
   LookedUpNames names;
   int asked = 0;
   const auto size = [&] { return static_cast<std::uint64_t>(++asked + 3); };
@@ -101,7 +101,7 @@ TEST(LookedUpNames, AskForTheSizeOfANewNameOnly) {
   EXPECT_EQ(names.find(number)->size, 4U);
 }
 
-TEST(LookedUpNames, KeepNothingOfAFileThatDoesNotExist) {
+TEST(LookedUpNames, DoNotKeepMissingFile) {
   LookedUpNames names;
 
   EXPECT_FALSE(names.look_up(1, 0, "a", [] { return std::nullopt; }));
@@ -109,7 +109,7 @@ TEST(LookedUpNames, KeepNothingOfAFileThatDoesNotExist) {
   EXPECT_EQ(names.size(), 0U);
 }
 
-TEST(LookedUpNames, AreGoneAfterAMillionWereForgotten) {
+TEST(LookedUpNames, MillionForgetsLeaveNoNames) {
   LookedUpNames names;
   for (int i = 0; i < 1'000'000; ++i) {
     names.forget(*names.look_up(1, 0, std::to_string(i), no_bytes), 1);
@@ -126,7 +126,7 @@ TEST(LookedUpNames, AreGoneAfterAMillionWereForgotten) {
   EXPECT_EQ(names.size(), 0U);
 }
 
-TEST(LookedUpNames, CountTheLookupsOfThreadsThatComeAtOnce) {
+TEST(LookedUpNames, CountConcurrentLookups) {
   constexpr int kThreads = 4;
   constexpr int kRounds = 2000;
   LookedUpNames names;
@@ -156,8 +156,8 @@ TEST(LookedUpNames, CountTheLookupsOfThreadsThatComeAtOnce) {
   EXPECT_EQ(names.size(), 0U);
 }
 
-#ifndef STFS_SANITIZED  // a sanitizer has an allocator of its own
-TEST(LookedUpNames, GiveTheirMemoryBackWhenManyAreForgotten) {
+#ifndef STFS_SANITIZED  // sanitizers have their own allocator
+TEST(LookedUpNames, ReleaseMemoryAfterManyForgets) {
   const auto in_use = [] {
     const struct mallinfo2 info = ::mallinfo2();
     return info.uordblks + info.hblkhd;

@@ -1,5 +1,5 @@
-// Adapters: their values beside a naive loop on every set of instructions, names, and what is
-// refused.
+// Tests of adapters: compares their values with a naive loop on every vector target, and tests the
+// matching of names and the rejection of unsupported adapters.
 #include "core/base/error.h"
 #include "core/base/vectors.h"
 #include "core/checkpoint/checkpoint.h"
@@ -39,7 +39,7 @@ std::string bf16_bytes(const std::vector<float>& values) {
   }
   return bytes;
 }
-// What BF16 keeps of the values.
+// Rounds the values to BF16.
 std::vector<float> as_bf16(std::vector<float> values) {
   for (float& value : values) {
     const std::uint32_t half = to_bf16(std::bit_cast<std::uint32_t>(value));
@@ -57,7 +57,7 @@ class LoraTest : public ::testing::Test {
     return as_bf16(values);
   }
 
-  // An adapter in the directory `name`.
+  // Writes an adapter into the directory `name`.
   void write_adapter(const std::string& name, const std::string& config,
                      const std::vector<stfs::test::Tensor>& tensors) const {
     std::filesystem::create_directory(dir_ / name);
@@ -95,7 +95,7 @@ class LoraTest : public ::testing::Test {
 
 constexpr const char* kConfig = R"({"peft_type": "LORA", "r": 3, "lora_alpha": 6})";
 
-// values[i,j] += s * sum over k of b[i,k] * a[k,j], each step rounded.
+// Adds s * (sum over k of b[i,k] * a[k,j]) to values[i,j], with rounding after each step.
 void add_naively(std::vector<float>& values, const std::vector<float>& a,
                  const std::vector<float>& b, std::size_t rank, float s) {
   const std::size_t columns = a.size() / rank;
@@ -115,7 +115,7 @@ std::vector<float> transposed(const std::vector<float>& in, std::size_t columns)
   return out;
 }
 
-TEST_F(LoraTest, ValuesAreThoseOfANaiveLoopWithAllInstructions) {
+TEST_F(LoraTest, ValuesMatchNaiveLoopOnAllVectorTargets) {
   constexpr std::uint64_t kOut = 19, kIn = 70;
   const std::vector<float> w = some(kOut * kIn), a = some(3 * kIn), b = some(kOut * 3);
   const std::vector<float> a2 = some(5 * kIn), b2 = some(kOut * 5);
@@ -140,8 +140,8 @@ TEST_F(LoraTest, ValuesAreThoseOfANaiveLoopWithAllInstructions) {
   });
 }
 
-// Each module alone is matched soon.
-TEST(AdapterConfigTest, TheWorkOfMatchingAllModulesIsBounded) {
+// Matching a single module is fast, but the total for all modules is limited.
+TEST(AdapterConfigTest, LimitsWorkOfMatchingModules) {
   std::string patterns;
   for (int i = 0; i < 100; ++i) {
     patterns += (i == 0 ? "\"" : ",\"") + std::string(200, 'a') + "[" + std::to_string(i) + "]\":4";
@@ -160,8 +160,8 @@ TEST(AdapterConfigTest, TheWorkOfMatchingAllModulesIsBounded) {
   }
 }
 
-// PEFT's EVA writes a key for each module.
-TEST(AdapterConfigTest, KeysWithoutOperatorsTakeNoWork) {
+// PEFT's EVA initialisation writes a key for each module.
+TEST(AdapterConfigTest, PlainKeysTakeNoMatchingWork) {
   std::string patterns;
   for (int i = 0; i < 4'000; ++i) patterns += "\"layers." + std::to_string(i) + ".q\":4,";
   const AdapterConfig config("c.json", R"({"peft_type":"LORA","r":3,"rank_pattern":{)" + patterns +
@@ -186,7 +186,7 @@ TEST(AdapterConfigTest, KeysWithoutOperatorsTakeNoWork) {
   EXPECT_THROW(config.scaling_of("\u00e9.q", work), Error);
 }
 
-TEST_F(LoraTest, AnyRangeHasTheBytesOfTheWhole) {
+TEST_F(LoraTest, ReadsAnyByteRange) {
   constexpr std::uint64_t kOut = 9, kIn = 40;
   write_safetensors(dir_ / "base.safetensors",
                     {{"q.weight", "F16", {kOut, kIn}, std::string(kOut * kIn * 2, '\x31')}});
@@ -205,7 +205,7 @@ TEST_F(LoraTest, AnyRangeHasTheBytesOfTheWhole) {
   }
 }
 
-TEST_F(LoraTest, EmbeddingsAndTransposedWeightsTakeTheTransposedUpdate) {
+TEST_F(LoraTest, TransposesUpdateForEmbeddingsAndTransposedWeights) {
   constexpr std::uint64_t kOut = 6, kIn = 11;
   const std::vector<float> w = some(kIn * kOut), a = some(3 * kIn), b = some(kOut * 3);
   const std::vector<float> square = some(kIn * kIn), b2 = some(kIn * 3);
@@ -231,7 +231,7 @@ TEST_F(LoraTest, EmbeddingsAndTransposedWeightsTakeTheTransposedUpdate) {
   EXPECT_EQ(bytes_of(*checkpoint, "h.0.c_proj.weight"), f32_bytes(transposed(expected, kIn)));
 }
 
-TEST_F(LoraTest, AConvolutionIsAMatrixOfItsOutputs) {
+TEST_F(LoraTest, MergesConvolutionAsMatrix) {
   const std::vector<float> w = some(4 * 2 * 3 * 3), a = some(3 * 2 * 3 * 3), b = some(4 * 3);
   write_safetensors(dir_ / "base.safetensors", {{"c.weight", "F32", {4, 2, 3, 3}, f32_bytes(w)}});
   write_adapter("one", kConfig,
@@ -242,7 +242,7 @@ TEST_F(LoraTest, AConvolutionIsAMatrixOfItsOutputs) {
   EXPECT_EQ(bytes_of(*load({adapter("one")}), "c.weight"), f32_bytes(expected));
 }
 
-TEST_F(LoraTest, WholeTensorsOfTheAdapterTakeThePlaceOfTheBases) {
+TEST_F(LoraTest, FullAdapterTensorsReplaceBaseTensors) {
   const std::vector<float> embed = some(5 * 2), a = some(3 * 5), b = some(2 * 3);
   write_safetensors(dir_ / "base.safetensors",
                     {{"model.embed.weight", "BF16", {4, 2}, std::string(16, 'x')},
@@ -263,8 +263,8 @@ TEST_F(LoraTest, WholeTensorsOfTheAdapterTakeThePlaceOfTheBases) {
   EXPECT_EQ(checkpoint->tensor_count(), 2U);
 }
 
-// PEFT's own forward and merge() add the update of out_proj twice.
-TEST_F(LoraTest, MultiheadAttentionHasTheUpdatesThatPeftTrained) {
+// PEFT's own forward() and merge() add the update of out_proj twice.
+TEST_F(LoraTest, MergesMultiheadAttentionAsPeftTrainedIt) {
   const std::vector<float> in = some(6 * 2), out = some(2 * 2), a = some(3 * 2), b = some(6 * 3);
   const std::vector<float> a2 = some(3 * 2), b2 = some(2 * 3);
   write_safetensors(dir_ / "base.safetensors",
@@ -286,7 +286,7 @@ TEST_F(LoraTest, MultiheadAttentionHasTheUpdatesThatPeftTrained) {
   EXPECT_EQ(bytes_of(*checkpoint, "m.out_proj.weight"), f32_bytes(expected));
 }
 
-TEST_F(LoraTest, NamesMeetAtTheirLongestCommonEnd) {
+TEST_F(LoraTest, MatchesNamesByLongestCommonSuffix) {
   const std::string four(16, 'x');
   write_safetensors(dir_ / "base.safetensors",
                     {{"language_model.model.layers.0.q.weight", "F32", {2, 2}, four},
@@ -311,13 +311,13 @@ TEST_F(LoraTest, NamesMeetAtTheirLongestCommonEnd) {
   EXPECT_EQ(found("layers.0.k.weight"), "");
   for (const char* const tower : {"model.layers.1.q.weight", "decoder.layers.0.q.weight",
                                   "vision_tower.encoder.layers.0.q.weight", "audio.lm_head.bias"}) {
-    EXPECT_EQ(found(tower), "") << "it may be another tower's";
+    EXPECT_EQ(found(tower), "") << "the name may belong to another tower";
   }
   EXPECT_NE(found("layers.1.q.weight"), "");
   EXPECT_TRUE(other);
 }
 
-TEST_F(LoraTest, WhatIsNotMergedIsRefusedByName) {
+TEST_F(LoraTest, RejectsUnsupportedConfigByKey) {
   const auto refused = [](const std::string& members) -> std::string {
     try {
       AdapterConfig("c.json", R"({"peft_type":"LORA","r":3)" + members + "}");
@@ -384,7 +384,7 @@ TEST_F(LoraTest, WhatIsNotMergedIsRefusedByName) {
   EXPECT_THROW(AdapterConfig("c.json", R"({"peft_type":"LOHA"})"), Error);
   EXPECT_THROW(AdapterConfig("c.json", "{"), Error);
   EXPECT_EQ(AdapterConfig("c", R"({"peft_type":"LORA","r":3,"newer":1})").warnings().size(), 1U);
-  // All that PEFT 0.20 writes, with values that are not the default.
+  // All keys that PEFT 0.20 writes, with values that are not the default.
   EXPECT_EQ(AdapterConfig("c", R"({
     "alpha_pattern": {"q": 2}, "auto_mapping": {"parent_library": "x"}, "base_model_name_or_path": "x",
     "bias": "none", "ensure_weight_tying": true, "eva_config": {"rho": 2.0}, "exclude_modules": ["k"],
@@ -398,7 +398,7 @@ TEST_F(LoraTest, WhatIsNotMergedIsRefusedByName) {
             std::vector<std::string>());
 }
 
-TEST_F(LoraTest, AnAdapterThatDoesNotFitIsRefusedWithItsTensor) {
+TEST_F(LoraTest, RejectsMisfittingAdapterWithReason) {
   write_safetensors(dir_ / "base.safetensors", {{"q.weight", "F32", {2, 4}, std::string(32, 'x')},
                                                 {"i.weight", "I8", {2, 4}, std::string(8, 'x')}});
   const stfs::test::Tensor a{"q.lora_A.weight", "F32", {3, 4}, std::string(48, 'a')};
@@ -437,7 +437,7 @@ TEST_F(LoraTest, AnAdapterThatDoesNotFitIsRefusedWithItsTensor) {
                   "twice"));
 }
 
-TEST_F(LoraTest, AScaleIsANumberBeforeTheFirstAt) {
+TEST_F(LoraTest, ParsesScaleBeforeFirstAtSign) {
   EXPECT_EQ(adapter_choice("2@a").scale, 2);
   EXPECT_EQ(adapter_choice("-0.5@dir/x").directory, "dir/x");
   EXPECT_EQ(adapter_choice("hf://org/name@main").directory, "hf://org/name@main");
@@ -447,7 +447,7 @@ TEST_F(LoraTest, AScaleIsANumberBeforeTheFirstAt) {
   EXPECT_EQ(adapter_choice("inf@a").directory, "inf@a");
 }
 
-TEST_F(LoraTest, ChangedInputsAreStale) {
+TEST_F(LoraTest, ChangedAdapterGivesESTALE) {
   write_safetensors(dir_ / "base.safetensors", {{"q.weight", "F32", {2, 4}, std::string(32, 'x')}});
   const std::vector<stfs::test::Tensor> tensors{
       {"q.lora_A.weight", "F32", {3, 4}, std::string(48, 'a')},

@@ -1,5 +1,5 @@
-// `.stfs/model/`: the files that loaders look for, and the text of config.json without its
-// quantisation. Whole checkpoints are tested in tests/dequantize.
+// Tests of `.stfs/model/`, which has the files that loaders read, and of config.json without its
+// quantisation. tests/dequantize tests complete checkpoints.
 #include "core/checkpoint/model_files.h"
 
 #include "core/checkpoint/checkpoint.h"
@@ -31,7 +31,7 @@ std::optional<std::string> without_quantisation(std::string_view config, DType t
   return changed_config(config, {.type = type, .is_dequantized = true});
 }
 
-TEST(ModelFiles, AreThoseThatLoadersLookFor) {
+TEST(ModelFiles, IncludeOnlyFilesReadByLoaders) {
   for (const char* name : {"config.json",
                            "generation_config.json",
                            "tokenizer.json",
@@ -62,7 +62,7 @@ TEST(ModelFiles, AreThoseThatLoadersLookFor) {
   }
 }
 
-TEST(ModelFiles, AConfigLosesItsQuantisationAndNothingElse) {
+TEST(ModelFiles, RemoveOnlyQuantisationFromConfig) {
   const std::string before = R"({
   "b": [1, {"quantization": 1}],
   "quantization_config": {"x": [1, "}"]},
@@ -83,7 +83,7 @@ TEST(ModelFiles, AConfigLosesItsQuantisationAndNothingElse) {
 )");
 }
 
-TEST(ModelFiles, AConfigTakesWhatChangedAndNothingElse) {
+TEST(ModelFiles, ChangeOnlyGivenConfigValues) {
   const ConfigChange change{.type = DType::kF64, .vocabulary = 9, .ties_embeddings = false};
   EXPECT_EQ(
       changed_config(R"({"vocab_size":8, "a":{"vocab_size":8},"quantization_config":1})", change),
@@ -97,7 +97,7 @@ TEST(ModelFiles, AConfigTakesWhatChangedAndNothingElse) {
   EXPECT_EQ(changed_config(R"({"a" : 1})", {}), R"({"a" : 1})");
 }
 
-TEST(ModelFiles, AConfigWithoutATypeGetsOne) {
+TEST(ModelFiles, AddTypeToConfigWithoutType) {
   EXPECT_EQ(without_quantisation(R"({"quantization":{},"a":1})", DType::kBF16),
             R"({"a":1,"torch_dtype": "bfloat16"})");
   EXPECT_EQ(without_quantisation("{\n  \"a\": 1\n}", DType::kF32),
@@ -105,15 +105,15 @@ TEST(ModelFiles, AConfigWithoutATypeGetsOne) {
   EXPECT_EQ(without_quantisation(R"({"quantization":{}})", DType::kF32),
             R"({"torch_dtype": "float32"})");
   EXPECT_EQ(without_quantisation(R"( {"dtype":null} )", DType::kF32), R"( {"dtype":"float32"} )");
-  // A type for each part of the model.
+  // The config may have a type for each part of the model.
   EXPECT_EQ(without_quantisation(R"({"dtype":{"text_config":"float8"}})", DType::kF32),
             R"({"dtype":"float32"})");
   EXPECT_EQ(without_quantisation("\xEF\xBB\xBF{\"a\":1}", DType::kF32),
             "\xEF\xBB\xBF{\"a\":1,\"torch_dtype\": \"float32\"}");
 }
 
-// Python writes them, and reads them again.
-TEST(ModelFiles, AConfigKeepsTheInfinitiesOfPython) {
+// Python writes and reads these values in JSON.
+TEST(ModelFiles, KeepPythonInfinitiesInConfig) {
   EXPECT_EQ(
       without_quantisation(
           R"({"a":[0.0, Infinity], "b": -Infinity,"c":NaN,"quantization":{"d":NaN}})", DType::kF32),
@@ -122,11 +122,11 @@ TEST(ModelFiles, AConfigKeepsTheInfinitiesOfPython) {
             R"({"NaN":"Infinity","a":"\"NaN","dtype":"float32"})");
 }
 
-TEST(ModelFiles, WhatIsNoObjectIsNoConfig) {
+TEST(ModelFiles, RejectNonObjectConfig) {
   for (const char* text : {"", "[]", "{", "nul", "{\"a\":1}}", "\"x\"", "{\"\xff\":1}"}) {
     EXPECT_EQ(without_quantisation(text, DType::kF32), std::nullopt) << text;
   }
-  // Deep objects cost no stack.
+  // Nested objects use no stack.
   std::string deep = "1";
   for (int i = 0; i < 20'000; ++i) deep = "{\"a\":" + deep + "}";
   EXPECT_TRUE(without_quantisation(deep, DType::kF32));
@@ -186,7 +186,7 @@ class ModelDirectory : public ::testing::Test {
 
 using Listed = std::vector<std::string>;
 
-TEST_F(ModelDirectory, HoldsTheMergedFileAndWhatLoadersLookFor) {
+TEST_F(ModelDirectory, HasMergedFileAndFilesReadByLoaders) {
   load();
   EXPECT_EQ(names(), (Listed{"config.json", "model.safetensors", "tokenizer.json"}));
   EXPECT_EQ(at({".stfs", "model", "model.safetensors"}), at({".stfs", "merged.safetensors"}));
@@ -201,7 +201,7 @@ TEST_F(ModelDirectory, HoldsTheMergedFileAndWhatLoadersLookFor) {
   EXPECT_EQ(filesystem_->attributes(at({".stfs", "model", "config.json"}))->size, text.size());
 }
 
-TEST_F(ModelDirectory, IsThereForAFileAnIndexAndADirectory) {
+TEST_F(ModelDirectory, ExistsForFileIndexAndDirectory) {
   write_index(dir_ / "model.safetensors.index.json", {{"w", "model.safetensors"}}, 4);
   for (const fs::path& path :
        {dir_.path(), dir_ / "model.safetensors", dir_ / "model.safetensors.index.json"}) {
@@ -210,7 +210,7 @@ TEST_F(ModelDirectory, IsThereForAFileAnIndexAndADirectory) {
   }
 }
 
-TEST_F(ModelDirectory, IsThereForAFileOfTheWorkingDirectory) {
+TEST_F(ModelDirectory, ExistsForFileInWorkingDirectory) {
   const fs::path before = fs::current_path();
   fs::current_path(dir_.path());
   load({}, {"model.safetensors"});
@@ -218,7 +218,7 @@ TEST_F(ModelDirectory, IsThereForAFileOfTheWorkingDirectory) {
   EXPECT_NE(at({".stfs", "model", "config.json"}), 0U);
 }
 
-TEST_F(ModelDirectory, IsNotThereWithoutAConfigOrForSeveralSources) {
+TEST_F(ModelDirectory, NeedsConfigAndSingleSource) {
   write_safetensors(dir_ / "other.safetensors", {{"v", "F32", {1}, "abcd"}});
   load({}, {(dir_ / "model.safetensors").string(), (dir_ / "other.safetensors").string()});
   EXPECT_EQ(at({".stfs", "model"}), 0U);
@@ -227,10 +227,10 @@ TEST_F(ModelDirectory, IsNotThereWithoutAConfigOrForSeveralSources) {
   EXPECT_EQ(at({".stfs", "model"}), 0U);
 }
 
-TEST_F(ModelDirectory, IsNotThereForMlx) {
+TEST_F(ModelDirectory, DoesNotExistForMlx) {
   write_safetensors(dir_ / "model.safetensors", {{"w.weight", "U32", {1}, "abcd"}});
   load();
-  EXPECT_NE(at({".stfs", "model"}), 0U) << "a weight of words without scales is no mark of MLX";
+  EXPECT_NE(at({".stfs", "model"}), 0U) << "a U32 weight without scales does not indicate MLX";
   write_safetensors(dir_ / "model.safetensors",
                     {{"w.scales", "F16", {1}, "ab"}, {"w.weight", "U32", {1}, "abcd"}});
   load();
@@ -241,7 +241,7 @@ TEST_F(ModelDirectory, IsNotThereForMlx) {
   EXPECT_EQ(at({".stfs", "model"}), 0U);
 }
 
-TEST_F(ModelDirectory, FollowsLinksToRegularFilesAlone) {
+TEST_F(ModelDirectory, FollowsLinksOnlyToRegularFiles) {
   fs::create_directory(dir_ / "data");
   write_file(dir_ / "data/0123", "blob");
   fs::create_symlink("data/0123", dir_ / "vocab.json");
@@ -256,22 +256,23 @@ TEST_F(ModelDirectory, FollowsLinksToRegularFilesAlone) {
   EXPECT_EQ(text, "blob");
 }
 
-// Whoever wrote the directory chose where its links lead; the mounting user may read more.
-TEST_F(ModelDirectory, FollowsNoLinkThatLeavesIt) {
-  const TempDir elsewhere;
-  write_file(elsewhere / "secret", "secret");
-  fs::create_symlink(elsewhere / "secret", dir_ / "README.md");
-  fs::create_symlink(fs::path("..") / elsewhere.path().filename() / "secret", dir_ / "vocab.txt");
-  fs::create_symlink(elsewhere.path(), dir_ / "sub");
+// The author of the directory chose the targets of its links, but the mounting user may be able to
+// read more files than that author.
+TEST_F(ModelDirectory, DoesNotFollowLinksToOutside) {
+  const TempDir outside;
+  write_file(outside / "secret", "secret");
+  fs::create_symlink(outside / "secret", dir_ / "README.md");
+  fs::create_symlink(fs::path("..") / outside.path().filename() / "secret", dir_ / "vocab.txt");
+  fs::create_symlink(outside.path(), dir_ / "sub");
   fs::create_symlink("sub/secret", dir_ / "merges.txt");
   fs::create_symlink("README.md", dir_ / "LICENSE");
   fs::create_symlink("/proc/self/environ", dir_ / "modeling.py");
-  // A sibling whose name begins as that of the directory.
+  // The name of this sibling begins with the name of the directory.
   const fs::path sibling = dir_.path().string() + "-2";
   fs::create_directory(sibling);
   write_file(sibling / "secret", "secret");
   fs::create_symlink(sibling / "secret", dir_ / "tekken.json");
-  // These stay.
+  // These links stay inside.
   fs::create_directory(dir_ / "data");
   write_file(dir_ / "data/0123", "inside");
   fs::create_symlink(dir_ / "data/0123", dir_ / "vocab.json");
@@ -295,18 +296,18 @@ TEST_F(ModelDirectory, FollowsNoLinkThatLeavesIt) {
   EXPECT_EQ(text, "inside");
 }
 
-TEST_F(ModelDirectory, AConfigThatIsALinkElsewhereIsNone) {
-  const TempDir elsewhere;
-  write_file(elsewhere / "config.json", "{}");
+TEST_F(ModelDirectory, RejectsConfigLinkedToOutside) {
+  const TempDir outside;
+  write_file(outside / "config.json", "{}");
   fs::remove(dir_ / "config.json");
-  fs::create_symlink(elsewhere / "config.json", dir_ / "config.json");
+  fs::create_symlink(outside / "config.json", dir_ / "config.json");
   load();
   EXPECT_EQ(at({".stfs", "model"}), 0U);
   EXPECT_EQ(checkpoint_->warnings().size(), 1U);
 }
 
 // models--ORG--NAME/snapshots/COMMIT/config.json -> ../../blobs/0123
-TEST_F(ModelDirectory, FollowsTheLinksOfTheHubsCacheToItsBlobsAlone) {
+TEST_F(ModelDirectory, FollowsHubCacheLinksOnlyToBlobs) {
   for (const char* const model : {"models--a--b", "mine"}) {
     const fs::path cached = dir_ / model;
     const fs::path snapshot = cached / "snapshots/c0ffee";
@@ -324,11 +325,11 @@ TEST_F(ModelDirectory, FollowsTheLinksOfTheHubsCacheToItsBlobsAlone) {
     } else {
       EXPECT_EQ(names(), (Listed{"config.json", "model.safetensors"}));
     }
-    EXPECT_EQ(checkpoint_->tensor_count(), 1U) << "the weights follow any link";
+    EXPECT_EQ(checkpoint_->tensor_count(), 1U) << "links to weights may have any target";
   }
 }
 
-TEST_F(ModelDirectory, WithOtherReadersFollowsLinksToWhatTheyMayRead) {
+TEST_F(ModelDirectory, FollowsOnlyLinksReadableByOtherUsers) {
   fs::create_directories(dir_ / "open");
   fs::create_directories(dir_ / "closed");
   write_file(dir_ / "open/public", "public");
@@ -339,8 +340,10 @@ TEST_F(ModelDirectory, WithOtherReadersFollowsLinksToWhatTheyMayRead) {
   ASSERT_EQ(::chmod((dir_ / "closed/public").c_str(), 0644), 0);
   ASSERT_EQ(::chmod((dir_ / "open").c_str(), 0711), 0);
   ASSERT_EQ(::chmod((dir_ / "closed").c_str(), 0750), 0);
-  ASSERT_EQ(::chmod(dir_.path().c_str(), 0700), 0) << "that of the directory itself does not count";
-  ASSERT_EQ(::chmod((dir_ / "config.json").c_str(), 0600), 0) << "that of no link does not count";
+  ASSERT_EQ(::chmod(dir_.path().c_str(), 0700), 0)
+      << "the mode of the directory itself does not count";
+  ASSERT_EQ(::chmod((dir_ / "config.json").c_str(), 0600), 0)
+      << "the mode of a file that is not a link does not count";
   fs::create_symlink("open/public", dir_ / "README.md");
   fs::create_symlink("open/private", dir_ / "vocab.json");
   fs::create_symlink("closed/public", dir_ / "merges.txt");
@@ -356,15 +359,15 @@ TEST_F(ModelDirectory, WithOtherReadersFollowsLinksToWhatTheyMayRead) {
                              "model.safetensors", "tokenizer.json", "vocab.json"}));
 }
 
-// Another process swaps a file for a link while checkpoints are loaded: what is shown is what was
-// looked at.
-TEST_F(ModelDirectory, ALinkThatAppearsBetweenShowsNothing) {
-  const TempDir elsewhere;
-  write_file(elsewhere / "secret", "secret");
+// Another process replaces a file by a link while checkpoints are loaded. The mount must show only
+// files that it has checked.
+TEST_F(ModelDirectory, NeverFollowsLinkSwappedInDuringLoad) {
+  const TempDir outside;
+  write_file(outside / "secret", "secret");
   std::atomic<bool> stop = false;
   std::thread swapping([&] {
     while (!stop) {
-      fs::create_symlink(elsewhere / "secret", dir_ / "new");
+      fs::create_symlink(outside / "secret", dir_ / "new");
       fs::rename(dir_ / "new", dir_ / "README.md");
       write_file(dir_ / "new", "public");
       fs::rename(dir_ / "new", dir_ / "README.md");
@@ -380,7 +383,7 @@ TEST_F(ModelDirectory, ALinkThatAppearsBetweenShowsNothing) {
   swapping.join();
 }
 
-TEST_F(ModelDirectory, AFileThatIsRewrittenIsEstaleAndLogged) {
+TEST_F(ModelDirectory, RewrittenFileGivesESTALEAndIsLogged) {
   load({{"dequantize", "bf16"}});
   for (const char* name : {"config.json", "tokenizer.json"}) {
     write_file(dir_ / name, R"({"another":"text of another size"})");
@@ -394,7 +397,7 @@ TEST_F(ModelDirectory, AFileThatIsRewrittenIsEstaleAndLogged) {
   EXPECT_EQ(read("model.safetensors", text), 0);
 }
 
-TEST_F(ModelDirectory, AFileThatIsReplacedIsServedOn) {
+TEST_F(ModelDirectory, StillServesReplacedFile) {
   load();
   write_file(dir_ / "new", "{\"other\":1}");
   fs::rename(dir_ / "new", dir_ / "tokenizer.json");
@@ -403,7 +406,7 @@ TEST_F(ModelDirectory, AFileThatIsReplacedIsServedOn) {
   EXPECT_EQ(text, "{}");
 }
 
-TEST_F(ModelDirectory, OfTooManyFilesThereIsNone) {
+TEST_F(ModelDirectory, DoesNotExistWithTooManyFiles) {
   for (int i = 0; i < 300; ++i) write_file(dir_ / (std::to_string(i) + ".py"), "");
   load();
   EXPECT_EQ(at({".stfs", "model"}), 0U);

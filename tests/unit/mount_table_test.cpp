@@ -26,7 +26,7 @@ TEST(FindMount, FindsTypeAndSource) {
   EXPECT_EQ(mount->source, "/data/m.safetensors");
 }
 
-TEST(FindMount, ReadsALineWithoutOptionalFields) {
+TEST(FindMount, ReadsLineWithoutOptionalFields) {
   EXPECT_TRUE(find_mount(kMountinfo, "/mnt/no fields"));
   EXPECT_TRUE(find_mount(kMountinfo, "/mnt/bind"));
 }
@@ -36,28 +36,28 @@ TEST(FindMount, ReadsOctalEscapes) {
   EXPECT_EQ(find_mount(kMountinfo, "/mnt/no fields")->source, "a b\\c");
 }
 
-TEST(FindMount, TakesTheTopmostOfAStack) {
+TEST(FindMount, FindsTopmostStackedMount) {
   EXPECT_EQ(find_mount(kMountinfo, "/mnt/stacked")->type, "fuse.stfs");
 }
 
-TEST(FindMount, TakesAWholePathOnly) {
+TEST(FindMount, MatchesOnlyWholePath) {
   for (const char* path : {"/mnt", "/mnt/w/x", "/mnt/", "", "/mnt/w/", "mnt/w"}) {
     EXPECT_FALSE(find_mount(kMountinfo, path)) << path;
   }
   EXPECT_EQ(find_mount(kMountinfo, "/")->type, "ext4");
 }
 
-TEST(FindMount, TakesADashForASource) {
+TEST(FindMount, AcceptsDashAsSource) {
   EXPECT_EQ(find_mount(kMountinfo, "/mnt/dash")->source, "-");
 }
 
-TEST(FindMount, PassesOverLinesThatAreNotComplete) {
+TEST(FindMount, SkipsIncompleteLines) {
   const std::string text = "1 2 3:4 / /mnt/w ro\n1 2 3:4 / /mnt/w ro - fuse.stfs\n\ngarbage\n - \n";
   EXPECT_FALSE(find_mount(text, "/mnt/w"));
   EXPECT_FALSE(find_mount("", "/mnt/w"));
 }
 
-TEST(FindMount, ReadsALastLineWithoutAnEnd) {
+TEST(FindMount, ReadsLastLineWithoutNewline) {
   EXPECT_TRUE(find_mount("1 2 3:4 / /mnt/w ro - fuse.stfs s ro", "/mnt/w"));
 }
 

@@ -1,4 +1,4 @@
-// What the root of a mount says about its sources: the text, and hostile texts.
+// Tests of the JSON text that names the sources of a mount, and of hostile texts.
 #include "core/checkpoint/mounted.h"
 
 #include "core/checkpoint/checkpoint.h"
@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kVersion = R"("version":"0")";
 
-TEST(MountJson, NamesTheSourcesAsTheyWereGivenAndMadeAbsolute) {
+TEST(MountJson, NamesGivenSourcesAsAbsolutePaths) {
   const TempDir dir;
   write_safetensors(dir / "a b\n.safetensors", {random_tensor("w", "U8", {4})});
   std::filesystem::create_symlink("a b\n.safetensors", dir / "link");
@@ -31,7 +31,7 @@ TEST(MountJson, NamesTheSourcesAsTheyWereGivenAndMadeAbsolute) {
   EXPECT_EQ(content->version.size(), 64u);
 }
 
-TEST(MountJson, KeepsAPathThatIsNotUtf8) {
+TEST(MountJson, KeepsNonUtf8Path) {
   const TempDir dir;
   const std::string path = dir / "\xff\n\".safetensors";
   write_safetensors(path, {random_tensor("w", "U8", {4})});
@@ -43,7 +43,7 @@ TEST(MountJson, KeepsAPathThatIsNotUtf8) {
   EXPECT_EQ(content->origin.sources, std::vector<Origin>{{.path = path}});
 }
 
-TEST(MountJson, HasAnotherVersionForOtherBytesOtherPathsAndAnotherOrder) {
+TEST(MountJson, VersionDependsOnBytesPathsAndOrder) {
   const TempDir dir;
   write_safetensors(dir / "a", {random_tensor("a", "U8", {4})});
   write_safetensors(dir / "b", {random_tensor("b", "U8", {4})});
@@ -59,7 +59,7 @@ TEST(MountJson, HasAnotherVersionForOtherBytesOtherPathsAndAnotherOrder) {
   EXPECT_NE(version({dir / "a", dir / "b"}), before);
 }
 
-TEST(MountJson, HasAnotherVersionForOtherTensorsOfTheSameFile) {
+TEST(MountJson, VersionDependsOnIndexedTensors) {
   const TempDir dir;
   write_safetensors(dir / "1.safetensors",
                     {random_tensor("a", "U8", {4}), random_tensor("b", "U8", {4}),
@@ -77,7 +77,7 @@ TEST(MountJson, HasAnotherVersionForOtherTensorsOfTheSameFile) {
   EXPECT_EQ(version({{"a", "1.safetensors"}, {"b", "1.safetensors"}}), two);
 }
 
-TEST(MountJson, ParsesAPartOfAMount) {
+TEST(MountJson, ParsesPartOfMount) {
   const auto content = parse_mount_json(
       R"({"sources":["/a",{"sources":["/b"],"allow_missing":true,"within":"x/y"}],)"
       R"("allow_missing":false,"version":"0"})");
@@ -87,7 +87,7 @@ TEST(MountJson, ParsesAPartOfAMount) {
   EXPECT_EQ(content->origin.sources, (std::vector<Origin>{{.path = "/a"}, part}));
 }
 
-TEST(MountJson, HasNoSecretOfALayersURL) {
+TEST(MountJson, OmitsSecretsInLayerUrls) {
   TempDir dir;
   write_safetensors(dir / "m.safetensors", {random_tensor("w", "U8", {4})});
   const Checkpoint checkpoint(std::vector<std::string>{dir / "m.safetensors"});
@@ -102,7 +102,7 @@ TEST(MountJson, HasNoSecretOfALayersURL) {
   EXPECT_NE(json.find("a?b.safetensors"), std::string::npos) << json;
 }
 
-TEST(MountJson, RefusesWhatItDoesNotUnderstand) {
+TEST(MountJson, RejectsInvalidText) {
   const auto with_sources = [](const std::string& sources) {
     return R"({"sources":)" + sources + R"(,"allow_missing":false,)" + kVersion + "}";
   };
@@ -146,7 +146,7 @@ TEST(MountJson, RefusesWhatItDoesNotUnderstand) {
   }
 }
 
-TEST(MountJson, RefusesPartsOfPartsWithoutEnd) {
+TEST(MountJson, RejectsTooDeeplyNestedParts) {
   const auto nested = [](int depth) {
     std::string source = "\"/a\"";
     for (int i = 0; i < depth; ++i) {
@@ -160,7 +160,7 @@ TEST(MountJson, RefusesPartsOfPartsWithoutEnd) {
   EXPECT_FALSE(parse_mount_json(nested(1000)));
 }
 
-TEST(MountJson, TellsAPathFromOneThatBeginsAlike) {
+TEST(IsAtOrBelow, ComparesWholePathComponents) {
   EXPECT_TRUE(is_at_or_below("a/b", "a/b"));
   EXPECT_TRUE(is_at_or_below("a/b/c", "a/b"));
   EXPECT_FALSE(is_at_or_below("a/bc", "a/b"));

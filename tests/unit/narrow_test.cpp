@@ -1,5 +1,5 @@
-// Rounding of one value, compared with long double arithmetic and with the processor's conversions;
-// of many with all vectors, compared with rounding of one.
+// Compares rounding of single values with long double arithmetic and with the processor's
+// conversions, and rounding of many values on each vector target with rounding of single values.
 #include "core/format/narrow.h"
 
 #include "core/base/vectors.h"
@@ -27,8 +27,9 @@ namespace {
 
 constexpr std::uint32_t kBits32Infinity = 0x7f800000;
 
-// `value` rounded to nearest, ties to even, with `precision` significant bits and exponents from
-// `smallest` (the least normal number's) to `largest`; larger values become infinite.
+// Returns `value` rounded to nearest, ties to even, with `precision` significant bits and exponents
+// from `smallest` (the exponent of the least normal number) to `largest`. Larger values become
+// infinite.
 long double rounded(long double value, int precision, int smallest, int largest) {
   if (value == 0 || !std::isfinite(value)) return value;
   const int exponent = std::max(std::ilogb(value), smallest);
@@ -43,7 +44,7 @@ long double rounded(long double value, int precision, int smallest, int largest)
 long double reference_f16(long double value) { return rounded(value, 11, -14, 15); }
 long double reference_bf16(long double value) { return rounded(value, 8, -126, 127); }
 
-// The value of 16 bits.
+// Returns the value of 16 bits.
 long double value_of(std::uint16_t bits, int exponent_bits) {
   const int fraction_bits = 15 - exponent_bits;
   const int bias = (1 << (exponent_bits - 1)) - 1;
@@ -70,7 +71,7 @@ void expect_same(long double found, long double expected, std::uint64_t bits) {
   EXPECT_EQ(std::signbit(found), std::signbit(expected)) << std::hex << bits;
 }
 
-// Every exponent and sign, with fractions around every rounding boundary.
+// Visits every exponent and sign, with fractions around every rounding boundary.
 template <class Visit>
 void visit_binary32(const Visit& visit) {
   for (std::uint32_t head = 0; head < 512; ++head) {
@@ -87,21 +88,21 @@ void visit_binary32(const Visit& visit) {
   }
 }
 
-TEST(Narrow, ToHalfIsTheNearestHalf) {
+TEST(Narrow, F32ToF16RoundsToNearest) {
   visit_binary32([](std::uint32_t bits) {
     const auto value = static_cast<long double>(std::bit_cast<float>(bits));
     expect_same(f16_value(to_f16(bits)), reference_f16(value), bits);
   });
 }
 
-TEST(Narrow, ToBfloatIsTheNearestBfloat) {
+TEST(Narrow, F32ToBf16RoundsToNearest) {
   visit_binary32([](std::uint32_t bits) {
     const auto value = static_cast<long double>(std::bit_cast<float>(bits));
     expect_same(bf16_value(to_bf16(bits)), reference_bf16(value), bits);
   });
 }
 
-TEST(Narrow, WhatIsExactStaysAsItIs) {
+TEST(Narrow, ExactValuesRoundTrip) {
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto half = static_cast<std::uint16_t>(bits);
     const auto wide = static_cast<float>(f16_value(half));
@@ -114,7 +115,7 @@ TEST(Narrow, WhatIsExactStaysAsItIs) {
   }
 }
 
-TEST(Narrow, TiesGoToTheEvenOne) {
+TEST(Narrow, TiesRoundToEven) {
   const auto half = [](float value) { return to_f16(std::bit_cast<std::uint32_t>(value)); };
   const auto bfloat = [](float value) { return to_bf16(std::bit_cast<std::uint32_t>(value)); };
 
@@ -123,7 +124,7 @@ TEST(Narrow, TiesGoToTheEvenOne) {
   EXPECT_EQ(half(65519.996F), 0x7bff);
   EXPECT_EQ(half(65520.0F), 0x7c00);
   EXPECT_EQ(half(-65520.0F), 0xfc00);
-  EXPECT_EQ(half(std::ldexp(1.0F, -25)), 0x0000) << "a tie between 0 and the least";
+  EXPECT_EQ(half(std::ldexp(1.0F, -25)), 0x0000) << "a tie between 0 and the least subnormal";
   EXPECT_EQ(half(std::ldexp(1.0000001F, -25)), 0x0001);
   EXPECT_EQ(half(-std::ldexp(1.0F, -26)), 0x8000);
   EXPECT_EQ(half(std::ldexp(2047.0F, -25)), 0x0400) << "the largest subnormal rounds up to normal";
@@ -132,7 +133,7 @@ TEST(Narrow, TiesGoToTheEvenOne) {
   EXPECT_EQ(bfloat(std::numeric_limits<float>::max()), 0x7f80);
 }
 
-TEST(Narrow, ANanStaysANanQuietAndWithItsSign) {
+TEST(Narrow, NanBecomesQuietNanWithSameSign) {
   for (const std::uint32_t payload : {1u, 0x1fffu, 0x2000u, 0x400000u, 0x400001u, 0x7fffffu}) {
     for (const std::uint32_t sign : {0u, 0x80000000u}) {
       const std::uint32_t bits = sign | kBits32Infinity | payload;
@@ -156,7 +157,7 @@ __attribute__((target("f16c"))) std::uint16_t by_processor(std::uint32_t bits) {
   return static_cast<std::uint16_t>(_mm_extract_epi16(result, 0));
 }
 
-TEST(Narrow, ToHalfIsWhatTheProcessorDoes) {
+TEST(Narrow, F32ToF16MatchesProcessor) {
   unsigned a = 0, b = 0, c = 0, d = 0;
   asm("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(1), "c"(0));
   if ((c & (1u << 29)) == 0) GTEST_SKIP() << "this processor has no F16C";
@@ -180,11 +181,11 @@ void expect_rounded_once(double wide) {
   expect_same(bf16_value(to_bf16(odd)), reference_bf16(wide), bits);
 }
 
-TEST(Narrow, Binary64IsRoundedOnceAndNotTwice) {
+TEST(Narrow, F64IsRoundedOnlyOnce) {
   std::mt19937_64 random(7);
   for (int exponent = -1080; exponent <= 1023; ++exponent) {
     for (const int bit : {7, 8, 9, 10, 11, 12, 13, 23, 24, 25, 28, 29, 30, 52}) {
-      // A tie of a narrow type, and a value beside it that binary32 rounds to the tie.
+      // A tie of a narrow type, and its neighbours, which binary32 rounds to the tie.
       const double tie = std::ldexp(1.0 + std::ldexp(1.0, -bit), exponent);
       const double odd_tie =
           std::ldexp(1.0 + std::ldexp(1.0, -bit + 1) + std::ldexp(1.0, -bit), exponent);
@@ -207,14 +208,14 @@ TEST(Narrow, RoundingToOddKeepsSpecialValues) {
   EXPECT_EQ(to_odd_f32(0xfff0000000000000u), 0x80000000u | kBits32Infinity);
   EXPECT_EQ(to_odd_f32(std::bit_cast<std::uint64_t>(std::numeric_limits<double>::max())),
             0x7f7fffffu)
-      << "finite stays finite, so that it is counted as out of range";
+      << "finite values must stay finite, so that they are counted as out of range";
   EXPECT_GT(to_odd_f32(0x7ff0000000000001u) & 0x7fffffffu, kBits32Infinity);
-  EXPECT_EQ(to_odd_f32(1), 1u) << "the least subnormal is not nothing";
+  EXPECT_EQ(to_odd_f32(1), 1u) << "the least subnormal must not become 0";
 }
 
-// The bits of binary32 beside every boundary of rounding: for each value of 16 bits, itself, the
-// halfway point to the next, and their neighbours. Among them are infinity and every NaN that has
-// no lower bits.
+// Returns the bits of binary32 values at every rounding boundary: for each value of 16 bits, the
+// value itself, the halfway point to the next value, and their neighbours. This includes infinity
+// and every NaN without lower bits.
 std::vector<std::uint32_t> boundaries() {
   std::vector<std::uint32_t> all;
   const auto add = [&all](std::uint32_t bits) {
@@ -223,16 +224,16 @@ std::vector<std::uint32_t> boundaries() {
   for (std::uint32_t code = 0; code < 0x10000; ++code) {
     add(code << 16);           // BF16
     add(code << 16 | 0x8000);  // halfway
-    const long double here = f16_value(static_cast<std::uint16_t>(code));
+    const long double value = f16_value(static_cast<std::uint16_t>(code));
     const long double next = f16_value(static_cast<std::uint16_t>(code + 1));
-    if (std::isnan(here)) continue;
-    add(std::bit_cast<std::uint32_t>(static_cast<float>(here)));
-    if (!std::isfinite(here) || !std::isfinite(next)) continue;
-    add(std::bit_cast<std::uint32_t>(static_cast<float>((here + next) / 2)));
+    if (std::isnan(value)) continue;
+    add(std::bit_cast<std::uint32_t>(static_cast<float>(value)));
+    if (!std::isfinite(value) || !std::isfinite(next)) continue;
+    add(std::bit_cast<std::uint32_t>(static_cast<float>((value + next) / 2)));
   }
   add(std::bit_cast<std::uint32_t>(65520.0F));  // the halfway point to infinity
   add(std::bit_cast<std::uint32_t>(-65520.0F));
-  for (std::uint32_t head = 0; head < 1U << 19; ++head) {  // each upper part that binary16 keeps
+  for (std::uint32_t head = 0; head < 1U << 19; ++head) {  // every upper part that binary16 keeps
     for (const std::uint32_t low : {0x0FFFU, 0x1000U, 0x1001U}) all.push_back(head << 13 | low);
   }
   return all;
@@ -248,7 +249,7 @@ std::vector<std::uint16_t> rounded(FromF32* round, std::span<const std::uint32_t
   return out;
 }
 
-TEST(Narrow, ManyValuesAreRoundedAsOneIsWithAllVectors) {
+TEST(Narrow, AllVectorTargetsMatchScalarRounding) {
   const std::vector<std::uint32_t> bits = boundaries();
   std::vector<std::uint16_t> f16;
   std::vector<std::uint16_t> bf16;
@@ -263,7 +264,7 @@ TEST(Narrow, ManyValuesAreRoundedAsOneIsWithAllVectors) {
   });
 }
 
-TEST(Narrow, AnyNumberOfValuesIsRoundedAtAnyAddressAndInPlace) {
+TEST(Narrow, AnyCountWorksUnalignedAndInPlace) {
   const std::vector<std::uint32_t> bits = boundaries();
   for (std::size_t count = 0; count < 70; ++count) {
     const std::span some = std::span(bits).subspan(977 * count, count);
@@ -286,7 +287,7 @@ TEST(Narrow, AnyNumberOfValuesIsRoundedAtAnyAddressAndInPlace) {
   }
 }
 
-TEST(Narrow, NothingOutsideOfTheValuesIsRead) {
+TEST(Narrow, DoesNotAccessMemoryOutsideBuffers) {
   for (const std::size_t count : {0U, 1U, 15U, 16U, 17U, 33U, 1000U}) {
     for (const auto flush : {Guarded::Flush::kBegin, Guarded::Flush::kEnd}) {
       const Guarded in(count * sizeof(float), flush);
@@ -300,7 +301,7 @@ TEST(Narrow, NothingOutsideOfTheValuesIsRead) {
 }
 
 #if defined(__x86_64__)
-TEST(Narrow, ManyValuesAreRoundedToNearestHoweverTheThreadRounds) {
+TEST(Narrow, IgnoresRoundingModeOfThread) {
   const std::vector<std::uint32_t> bits = boundaries();
   const std::vector<std::uint16_t> f16 = rounded(f32_to_f16, bits);
   const std::vector<std::uint16_t> bf16 = rounded(f32_to_bf16, bits);

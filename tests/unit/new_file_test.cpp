@@ -1,4 +1,4 @@
-// A new file appears complete, whether it begins without a name or with a temporary one.
+// A new file must appear complete, whether it starts without a name or with a temporary name.
 #include "core/write/new_file.h"
 
 #include "core/base/error.h"
@@ -24,10 +24,10 @@
 #include <vector>
 
 namespace {
-std::function<void(int fd)> on_sync;  // is called before a file or directory is synced
+std::function<void(int fd)> on_sync;  // called before a file or directory is synced
 }  // namespace
 
-// Stands before libc's, of this program.
+// In this program, this definition replaces that in libc.
 extern "C" int fsync(int fd) {
   if (on_sync) on_sync(fd);
   return static_cast<int>(::syscall(SYS_fsync, fd));
@@ -75,7 +75,7 @@ class NewFileTest : public ::testing::TestWithParam<NewFile::Begin> {
   TempDir dir_;
 };
 
-TEST_P(NewFileTest, HasItsNameOnlyWhenItIsComplete) {
+TEST_P(NewFileTest, AppearsOnlyWhenComplete) {
   write_file(path(), "before");
   NewFile file(path(), kReplace, kRemove, GetParam());
   write(file, "after");
@@ -87,8 +87,8 @@ TEST_P(NewFileTest, HasItsNameOnlyWhenItIsComplete) {
   EXPECT_EQ(left(), NameList{"new"});
 }
 
-// So a machine that stops leaves the old file or all of the new one.
-TEST_P(NewFileTest, IsOnTheDiskBeforeItsNameIs) {
+// With this order, a crash of the machine leaves either the old file or the complete new file.
+TEST_P(NewFileTest, SyncsFileBeforeNamingIt) {
   NameList synced;
   on_sync = [&](int fd) {
     struct stat status {};
@@ -104,7 +104,7 @@ TEST_P(NewFileTest, IsOnTheDiskBeforeItsNameIs) {
   EXPECT_EQ(synced, (NameList{"file, without a name", "directory, named"}));
 }
 
-TEST_P(NewFileTest, LeavesNothingWhenItIsGivenUp) {
+TEST_P(NewFileTest, LeavesNoFileIfAbandoned) {
   write_file(path(), "before");
   write(NewFile(path(), kReplace, kRemove, GetParam()), "after");
 
@@ -112,7 +112,7 @@ TEST_P(NewFileTest, LeavesNothingWhenItIsGivenUp) {
   EXPECT_EQ(left(), NameList{"new"});
 }
 
-TEST_P(NewFileTest, LeavesNothingWhenItCannotGetItsName) {
+TEST_P(NewFileTest, LeavesNoFileIfRenameFails) {
   NewFile file(path(), kReplace, kRemove, GetParam());
   write(file, "after");
   std::filesystem::create_directory(path());  // rename(2) does not replace a directory
@@ -121,7 +121,7 @@ TEST_P(NewFileTest, LeavesNothingWhenItCannotGetItsName) {
   EXPECT_EQ(left(), NameList{"new"});
 }
 
-TEST_P(NewFileTest, HasTheModeThatTheUmaskLeaves) {
+TEST_P(NewFileTest, HasModeFromUmask) {
   const mode_t before = ::umask(027);
   NewFile file(path(), kReplace, kRemove, GetParam());
   file.commit();
@@ -130,7 +130,7 @@ TEST_P(NewFileTest, HasTheModeThatTheUmaskLeaves) {
   EXPECT_EQ(std::filesystem::status(path()).permissions(), std::filesystem::perms(0640));
 }
 
-TEST_P(NewFileTest, OfADirectoryThatIsMissingNamesTheDirectory) {
+TEST_P(NewFileTest, ReportsMissingDirectory) {
   const std::string missing = "directory \"" + path("missing/") + "\": No such file or directory";
   EXPECT_EQ(refusal([&] { NewFile(path("missing/new"), kReplace, kRemove, GetParam()); }),
             path("missing/new") + ": " + missing);
@@ -138,13 +138,13 @@ TEST_P(NewFileTest, OfADirectoryThatIsMissingNamesTheDirectory) {
             path("missing/new") + ": " + missing);
 }
 
-TEST_P(NewFileTest, MayBeMadeInADirectoryThatCannotBeRead) {
-  constexpr uid_t kNobody = 65534;
+TEST_P(NewFileTest, CanBeCreatedInUnreadableDirectory) {
+  constexpr uid_t kUnprivileged = 65534;
   const bool is_root = ::geteuid() == 0;
-  ASSERT_TRUE(!is_root || ::chown(dir_.path().c_str(), kNobody, kNobody) == 0);
+  ASSERT_TRUE(!is_root || ::chown(dir_.path().c_str(), kUnprivileged, kUnprivileged) == 0);
   ASSERT_EQ(::chmod(dir_.path().c_str(), 0300), 0);
   std::thread([&] {
-    if (is_root) ::syscall(SYS_setfsuid, kNobody);  // of this thread
+    if (is_root) ::syscall(SYS_setfsuid, kUnprivileged);  // affects only this thread
     NewFile file(path(), kReplace, kRemove, GetParam());
     write(file, "bytes");
     file.commit();
@@ -154,7 +154,7 @@ TEST_P(NewFileTest, MayBeMadeInADirectoryThatCannotBeRead) {
   EXPECT_EQ(left(), NameList{"new"});
 }
 
-TEST_P(NewFileTest, MayHaveTheLongestName) {
+TEST_P(NewFileTest, AcceptsLongestName) {
   const std::string name(255, 'n');
   NewFile file(path(name), kReplace, kRemove, GetParam());
   file.commit();
@@ -162,7 +162,7 @@ TEST_P(NewFileTest, MayHaveTheLongestName) {
   EXPECT_EQ(left(), NameList{name});
 }
 
-TEST_P(NewFileTest, ReplacesNothingButARegularFile) {
+TEST_P(NewFileTest, ReplacesOnlyRegularFile) {
   std::filesystem::create_directory(path("directory"));
   for (const std::string& directory : {path("directory"), path(""), path(".")}) {
     EXPECT_EQ(refusal([&] { NewFile(directory, kReplace, kRemove, GetParam()); }),
@@ -176,7 +176,7 @@ TEST_P(NewFileTest, ReplacesNothingButARegularFile) {
   EXPECT_EQ(left(), NameList{"directory"});
 }
 
-TEST_P(NewFileTest, KeepsAFileThatItMayNotReplace) {
+TEST_P(NewFileTest, DoesNotReplaceFileWithoutForce) {
   constexpr auto kKeep = NewFile::Existing::kKeep;
   write_file(path(), "before");
   for (const std::string& name : {path(), path("link")}) {
@@ -189,7 +189,7 @@ TEST_P(NewFileTest, KeepsAFileThatItMayNotReplace) {
       EXPECT_EQ(error.message(), "already exists: --force replaces it");
     }
   }
-  // Also one that appears later.
+  // This includes a file that appears later.
   NewFile file(path("late"), kKeep, kRemove, GetParam());
   write(file, "after");
   write_file(path("late"), "appeared");
@@ -199,7 +199,7 @@ TEST_P(NewFileTest, KeepsAFileThatItMayNotReplace) {
   EXPECT_EQ(left(), (NameList{"late", "link", "new"}));
 }
 
-TEST_P(NewFileTest, OfALinkReplacesTheFileThatItLeadsTo) {
+TEST_P(NewFileTest, ReplacesTargetOfSymlink) {
   std::filesystem::create_directory(path("there"));
   write_file(path("there/file"), "before");
   std::filesystem::create_symlink("there/file", path("link"));
@@ -217,11 +217,11 @@ TEST_P(NewFileTest, OfALinkReplacesTheFileThatItLeadsTo) {
   EXPECT_EQ(left(), (NameList{"dangling", "link", "there"}));
 }
 
-TEST_P(NewFileTest, LeavesNothingWhenASignalEndsTheProcess) {
+TEST_P(NewFileTest, LeavesNoFileIfSignalEndsProcess) {
   for (const int number : {SIGHUP, SIGINT, SIGTERM}) {
     EXPECT_EXIT(
         {
-          ::signal(number, SIG_DFL);  // nohup(1) makes the tests ignore one of them
+          ::signal(number, SIG_DFL);  // under nohup(1) the tests ignore SIGHUP
           const NewFile file(dir_ / "new", kReplace, kRemove, GetParam());
           write(file, "after");
           ::kill(::getpid(), number);
@@ -232,7 +232,7 @@ TEST_P(NewFileTest, LeavesNothingWhenASignalEndsTheProcess) {
   }
 }
 
-TEST_P(NewFileTest, TakesTheSignalsForItsOwnLifeAlone) {
+TEST_P(NewFileTest, RestoresSignalMaskAtEnd) {
   const sigset_t before = blocked_signals();
   NewFile(path(), kReplace, kRemove, GetParam()).commit();
   NewFile(path(), kReplace, kRemove, GetParam());
@@ -240,7 +240,7 @@ TEST_P(NewFileTest, TakesTheSignalsForItsOwnLifeAlone) {
   EXPECT_TRUE(are_equal(before, blocked_signals()));
 }
 
-TEST_P(NewFileTest, OfALibraryLeavesSignalsToItsProgram) {
+TEST_P(NewFileTest, DoesNotChangeSignalsOfHostProgram) {
   static volatile std::sig_atomic_t taken;
   taken = 0;
   const sigset_t before = blocked_signals();
@@ -260,7 +260,7 @@ TEST_P(NewFileTest, OfALibraryLeavesSignalsToItsProgram) {
   EXPECT_EQ(left(), (NameList{"directory", "new"}));
 }
 
-TEST_P(NewFileTest, StaysInItsDirectoryWhenThatIsRenamed) {
+TEST_P(NewFileTest, FollowsRenamedDirectory) {
   for (const bool is_given_up : {false, true}) {
     const std::string before = path("before"), after = path(is_given_up ? "given up" : "after");
     std::filesystem::create_directory(before);
@@ -279,7 +279,7 @@ TEST_P(NewFileTest, StaysInItsDirectoryWhenThatIsRenamed) {
   }
 }
 
-TEST_P(NewFileTest, OfAKilledProcessIsRemovedByTheNextWriter) {
+TEST_P(NewFileTest, NextWriterRemovesLeftoversOfKilledProcess) {
   const NewDirectory under_way(path("under way"), AtSignal::kNothing);
   EXPECT_EXIT(
       {
@@ -295,11 +295,11 @@ TEST_P(NewFileTest, OfAKilledProcessIsRemovedByTheNextWriter) {
   EXPECT_GT(left().size(), 2U);
 
   NewFile(path(), kReplace, kRemove, GetParam()).commit();
-  EXPECT_EQ(left().size(), is_root ? 3U : 2U);  // that under way, another user's, the new
+  EXPECT_EQ(left().size(), is_root ? 3U : 2U);  // the unfinished one, another user's, the new file
 }
 
-// The signal comes after each step. The writer goes on until it is held.
-TEST(NewDirectories, AreWholeOrAbsentWhenASignalEndsTheProcess) {
+// The signal arrives after each step in turn. The writer continues until the signal stops it.
+TEST(NewDirectories, SignalLeavesCompleteDirectoryOrNothing) {
   const NameList files{"0", "1", "2"};
   for (int step = 0; step < 4; ++step) {
     const TempDir dir;
@@ -329,9 +329,9 @@ TEST(NewDirectories, AreWholeOrAbsentWhenASignalEndsTheProcess) {
   }
 }
 
-// The index comes last, and the name when all is on the disk: a machine that stops leaves the whole
-// directory or none of this name.
-TEST(NewDirectories, AreOnTheDiskInOrderBeforeTheirNameIs) {
+// The index is synced last, and the directory gets its name only when everything is on disk.
+// With this order, a crash of the machine leaves either the complete directory or none.
+TEST(NewDirectories, SyncFilesInOrderBeforeNamingDirectory) {
   const TempDir dir;
   write_safetensors(dir / "model.safetensors",
                     {random_tensor("v", "F32", {500}), random_tensor("w", "F32", {500})});
@@ -359,8 +359,9 @@ TEST(NewDirectories, AreOnTheDiskInOrderBeforeTheirNameIs) {
                       "model-00002-of-00002.safetensors", "model.safetensors.index.json"}));
 }
 
-// The signal would end a host program of the library, whose disposition of it stays what it is.
-TEST(NewFiles, BeyondTheLimitOnFilesAreAnErrorAndNoSignal) {
+// SIGXFSZ would end a program that uses the library. The program's disposition of the signal must
+// stay unchanged.
+TEST(NewFiles, FileSizeLimitGivesErrorInsteadOfSignal) {
   const TempDir dir;
   write_safetensors(dir / "m.safetensors", {random_tensor("w", "F32", {500})});
   const std::vector<std::string> source{(dir / "m.safetensors").string()};
@@ -393,11 +394,10 @@ TEST(NewFiles, BeyondTheLimitOnFilesAreAnErrorAndNoSignal) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Begun, NewFileTest,
+INSTANTIATE_TEST_SUITE_P(Begin, NewFileTest,
                          ::testing::Values(NewFile::Begin::kUnnamed, NewFile::Begin::kNamed),
                          [](const auto& begin) {
-                           return begin.param == NewFile::Begin::kNamed ? "WithAName"
-                                                                        : "WithoutAName";
+                           return begin.param == NewFile::Begin::kNamed ? "Named" : "Unnamed";
                          });
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The headers of NumPy files, byte by byte.
+// Compares the headers of NumPy files byte by byte.
 #include "core/recipe/npy.h"
 
 #include "core/format/types.h"
@@ -15,7 +15,7 @@ namespace {
 using namespace std::string_literals;
 using Dims = std::vector<std::uint64_t>;
 
-// 10 bytes, then a dict padded with spaces and closed by a line end.
+// Returns 10 bytes, then the dict, padded with spaces and ended by a newline.
 std::string expected(const std::string& dict, std::size_t total) {
   const std::size_t rest = total - 10;
   std::string out = "\x93NUMPY\x01\x00"s;
@@ -25,13 +25,13 @@ std::string expected(const std::string& dict, std::size_t total) {
   return out;
 }
 
-TEST(NpyHeader, OfAScalarHasAnEmptyTuple) {
+TEST(NpyHeader, WritesEmptyTupleForScalar) {
   EXPECT_EQ(npy_header("<f4", Dims{}),
             "\x93NUMPY\x01\x00\x76\x00{'descr': '<f4', 'fortran_order': False, 'shape': (), }"
             "                                                              \n"s);
 }
 
-TEST(NpyHeader, WritesTheShapeAsATupleOfPython) {
+TEST(NpyHeader, WritesShapeAsPythonTuple) {
   EXPECT_EQ(npy_header("<f4", Dims{3}),
             expected("{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }", 128));
   EXPECT_EQ(npy_header("|b1", Dims{3, 0}),
@@ -42,7 +42,7 @@ TEST(NpyHeader, WritesTheShapeAsATupleOfPython) {
                      128));
 }
 
-TEST(NpyHeader, IsAMultipleOfSixtyFourBytesAndEndsInALineEnd) {
+TEST(NpyHeader, PadsTo64BytesAndEndsWithNewline) {
   Dims shape;
   for (std::size_t rank = 0; rank <= kNpyMaxRank; ++rank) {
     for (const std::uint64_t dim : {1ULL, 10ULL, 100ULL, 18446744073709551615ULL}) {
@@ -60,13 +60,13 @@ TEST(NpyHeader, IsAMultipleOfSixtyFourBytesAndEndsInALineEnd) {
       const std::size_t dict_end = header.find('}');
       ASSERT_NE(dict_end, std::string::npos);
       EXPECT_EQ(header.find_first_not_of(' ', dict_end + 1), header.size() - 1);
-      EXPECT_LE(header.size() - dict_end, 66U) << "no more padding than needed";
+      EXPECT_LE(header.size() - dict_end, 66U) << "more padding than needed";
     }
     shape.push_back(18446744073709551615U);
   }
 }
 
-TEST(NpyCode, NamesEveryTypeThatNumpyHasAndPassesNoneOffAsAnother) {
+TEST(NpyCode, HasExpectedCodeForEachDType) {
   const std::map<DType, std::string> codes{
       {DType::kBool, "|b1"},      {DType::kU8, "|u1"},     {DType::kI8, "|i1"},
       {DType::kU16, "<u2"},       {DType::kI16, "<i2"},    {DType::kU32, "<u4"},

@@ -23,7 +23,7 @@ Options parse_with(const std::string& options) {
   return parse({"m.safetensors", "/mnt", "-o", options});
 }
 
-// The message of the error.
+// Returns the message of the error.
 std::string refused(const Strings& arguments) {
   try {
     parse(arguments);
@@ -32,14 +32,14 @@ std::string refused(const Strings& arguments) {
     EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
     return error.what();
   }
-  ADD_FAILURE() << "it was accepted";
+  ADD_FAILURE() << "the command line was accepted";
   return "";
 }
 std::string refused_option(const std::string& option) {
   return refused({"m", "/mnt", "-o", option});
 }
 
-TEST(Options, TakeTheLastPathForTheMountpoint) {
+TEST(Options, TakeLastPathAsMountpoint) {
   const Options options = parse({"a", "b", "c", "/mnt"});
   EXPECT_EQ(options.sources, (Strings{"a", "b", "c"}));
   EXPECT_EQ(options.mountpoint, "/mnt");
@@ -58,20 +58,20 @@ TEST(Options, HaveDefaults) {
   EXPECT_TRUE(options.mount_options.empty());
 }
 
-TEST(Options, TakeFlagsInAnyPlace) {
+TEST(Options, AcceptFlagsInAnyPosition) {
   EXPECT_TRUE(parse({"-f", "a", "/mnt"}).foreground);
   EXPECT_TRUE(parse({"a", "/mnt", "--foreground"}).foreground);
   EXPECT_EQ(parse({"a", "-o", "ro", "/mnt"}).mountpoint, "/mnt");
   EXPECT_EQ(parse({"-oviews=off", "a", "/mnt"}).control, ControlDirectory::kOff);
 }
 
-TEST(Options, TakePathsThatBeginWithADashBehindTwoDashes) {
+TEST(Options, AcceptPathsWithDashAfterDoubleDash) {
   const Options options = parse({"--", "-a", "-b"});
   EXPECT_EQ(options.sources, Strings{"-a"});
   EXPECT_EQ(options.mountpoint, "-b");
 }
 
-TEST(Options, OfUnmount) {
+TEST(Options, ParseUnmount) {
   const Options options = parse({"-u", "/mnt"});
   EXPECT_EQ(options.command, Options::Command::kUnmount);
   EXPECT_EQ(options.mountpoint, "/mnt");
@@ -83,32 +83,32 @@ TEST(Options, OfUnmount) {
   refused({"-z", "a", "b"});
 }
 
-TEST(Options, OfHelpAndVersion) {
+TEST(Options, ParseHelpAndVersion) {
   EXPECT_EQ(parse({"--help"}).command, Options::Command::kHelp);
   EXPECT_EQ(parse({"-h"}).command, Options::Command::kHelp);
   EXPECT_EQ(parse({"--version"}).command, Options::Command::kVersion);
   EXPECT_EQ(parse({"-V"}).command, Options::Command::kVersion);
 }
 
-TEST(Options, AreRefusedWithoutSourceOrMountpoint) {
+TEST(Options, RequireSourceAndMountpoint) {
   refused({});
   refused({"a"});
   refused({"-f"});
 }
 
-TEST(Options, OfUnmountingAndMountingAreNotMixed) {
+TEST(Options, RejectMixOfMountAndUnmount) {
   EXPECT_NE(refused({"-u", "-f", "a"}).find("-f is for mounting"), std::string::npos);
   EXPECT_NE(refused({"-z", "a", "b"}).find("-z is for -u"), std::string::npos);
   EXPECT_NE(refused({"a"}).find("MOUNTPOINT is expected: stfs a MOUNTPOINT"), std::string::npos);
 }
 
-TEST(Options, AreRefusedWhenUnknown) {
+TEST(Options, RejectUnknownFlags) {
   refused({"--nothing", "a", "/mnt"});
   refused({"-x", "a", "/mnt"});
   refused({"a", "/mnt", "-o"});
 }
 
-TEST(Options, OfViews) {
+TEST(Options, ParseViews) {
   EXPECT_EQ(parse_with("views=hidden").control, ControlDirectory::kHidden);
   EXPECT_EQ(parse_with("views=visible").control, ControlDirectory::kVisible);
   EXPECT_EQ(parse_with("views=off").control, ControlDirectory::kOff);
@@ -117,14 +117,20 @@ TEST(Options, OfViews) {
   refused_option("views");
 }
 
+<<<<<<< HEAD
 TEST(Options, OfCache) {
+  EXPECT_TRUE(parse_with("page_cache=direct").direct);
+  EXPECT_FALSE(parse_with("page_cache=kernel").direct);
+=======
+TEST(Options, ParseCache) {
   EXPECT_TRUE(parse_with("cache=direct").direct);
   EXPECT_FALSE(parse_with("cache=kernel").direct);
+>>>>>>> w_t1
   refused_option("cache=none");
 }
 
-// No shell expands it behind the sign of equality.
-TEST(Options, OfTheCacheTakeTheHomeDirectory) {
+// stfs expands ~, because no shell expands it after an equals sign.
+TEST(Options, ExpandTildeInCacheDir) {
   const char* const home = std::getenv("HOME");
   ASSERT_NE(home, nullptr);
   EXPECT_EQ(parse_with("cache_dir=~/a").remote.cache_dir, home + std::string("/a"));
@@ -132,9 +138,9 @@ TEST(Options, OfTheCacheTakeTheHomeDirectory) {
   EXPECT_EQ(parse_with("cache_dir=~b").remote.cache_dir, "~b");
 }
 
-TEST(Options, OfAllowMissing) { EXPECT_TRUE(parse_with("allow_missing").allow_missing); }
+TEST(Options, ParseAllowMissing) { EXPECT_TRUE(parse_with("allow_missing").allow_missing); }
 
-TEST(Options, OfThreads) {
+TEST(Options, ParseThreads) {
   EXPECT_EQ(parse_with("threads=1").threads, 1U);
   EXPECT_EQ(parse_with("threads=1024").threads, 1024U);
   for (const char* option : {"threads=0", "threads=1025", "threads=", "threads", "threads=-1",
@@ -143,7 +149,7 @@ TEST(Options, OfThreads) {
   }
 }
 
-TEST(Options, OfOwnerAndPermissions) {
+TEST(Options, ParseOwnerAndUmask) {
   const Options options = parse_with("uid=1234,gid=4321,umask=027");
   EXPECT_EQ(options.uid, 1234U);
   EXPECT_EQ(options.gid, 4321U);
@@ -161,16 +167,16 @@ TEST(Options, OfOwnerAndPermissions) {
   }
 }
 
-TEST(Options, OfMaxReadGoOnToTheKernelToo) {
+TEST(Options, PassMaxReadToKernel) {
   const Options options = parse_with("max_read=65536");
   EXPECT_EQ(options.max_read, 65536U);
   EXPECT_EQ(options.mount_options, Strings{"max_read=65536"});
   refused_option("max_read=1");
 }
 
-TEST(Options, OfFsname) { EXPECT_EQ(parse_with("fsname=a=b").fsname, "a=b"); }
+TEST(Options, ParseFsname) { EXPECT_EQ(parse_with("fsname=a=b").fsname, "a=b"); }
 
-TEST(Options, AreSplitAtCommasThatNoBackslashProtects) {
+TEST(Options, SplitAtUnescapedCommas) {
   EXPECT_EQ(parse_with("fsname=a\\,b,views=off").fsname, "a,b");
   EXPECT_EQ(parse_with("fsname=a\\\\,views=off").fsname, "a\\");
   EXPECT_EQ(parse_with("fsname=a\\\\,views=off").control, ControlDirectory::kOff);
@@ -178,13 +184,13 @@ TEST(Options, AreSplitAtCommasThatNoBackslashProtects) {
   EXPECT_EQ(parse_with(",,views=off,,").control, ControlDirectory::kOff);
 }
 
-TEST(Options, OfSeveralListsAreTakenInOrder) {
+TEST(Options, ApplySeveralListsInOrder) {
   const Options options = parse({"a", "/mnt", "-o", "threads=2,views=off", "-o", "threads=3"});
   EXPECT_EQ(options.threads, 3U);
   EXPECT_EQ(options.control, ControlDirectory::kOff);
 }
 
-TEST(Options, ThatMountKnowsAreIgnored) {
+TEST(Options, IgnoreOptionsForMountProgram) {
   const Options options = parse_with(
       "ro,rw,suid,nosuid,dev,nodev,default_permissions,auto,noauto,user,nouser,users,defaults,_"
       "netdev,"
@@ -192,7 +198,7 @@ TEST(Options, ThatMountKnowsAreIgnored) {
   EXPECT_TRUE(options.mount_options.empty());
 }
 
-TEST(Options, ThatAreNotOursGoOnToFuse) {
+TEST(Options, PassFuseOptionsToLibfuse) {
   EXPECT_EQ(parse_with("allow_other,blksize=512,noexec,context=a\\,b,user=me").mount_options,
             (Strings{"allow_other", "blksize=512", "noexec", "context=a,b"}));
   for (const char* option :
@@ -202,14 +208,14 @@ TEST(Options, ThatAreNotOursGoOnToFuse) {
   }
 }
 
-TEST(Options, ThatNothingTakesAreRefusedWithASimilarOne) {
+TEST(Options, RejectUnknownOptionWithSuggestion) {
   EXPECT_EQ(refused_option("nosuch"), "-o nosuch: unknown option: stfs --help lists the options");
   EXPECT_EQ(refused_option("allow_mising"),
             "-o allow_mising: unknown option (did you mean allow_missing?): stfs --help lists the "
             "options");
   EXPECT_NE(refused_option("alow_other").find("allow_other?"), std::string::npos);
   EXPECT_NE(refused_option("view=off").find("views?"), std::string::npos);
-  refused_option("max_background=5");  // libfuse refuses it too
+  refused_option("max_background=5");  // libfuse does not accept it either
   refused_option("blksize=many");
   EXPECT_EQ(refused_option("blksize"), "-o blksize: a value is expected: blksize=N");
   EXPECT_EQ(refused_option("fsname="), "-o fsname=: a value is expected: fsname=NAME");
@@ -217,40 +223,40 @@ TEST(Options, ThatNothingTakesAreRefusedWithASimilarOne) {
   EXPECT_EQ(refused_option("supervise=1"), "-o supervise=1: a value is not expected: supervise");
 }
 
-TEST(Options, OfCommentsHaveTheNameComment) {
+TEST(Options, IgnoreOnlyOptionNamedComment) {
   EXPECT_TRUE(parse_with("comment=a,comment").mount_options.empty());
   EXPECT_NE(refused_option("commentary").find("unknown option"), std::string::npos);
 }
 
-TEST(Options, RefuseASourceWithoutAName) {
+TEST(Options, RejectEmptySourceOrMountpoint) {
   EXPECT_EQ(refused({"", "/mnt"}),
             "SOURCE \"\": expected a name, but this one is empty (try stfs --help)");
   refused({"m", "", "/mnt"});
 }
 
-TEST(Options, TakeDashesForUnderscoresAndTheReverse) {
+TEST(Options, AcceptDashesForUnderscores) {
   const Options options =
       parse_with("allow-missing,allow-other,max-read=65536,default-permissions");
   EXPECT_TRUE(options.allow_missing);
   EXPECT_EQ(options.mount_options, (Strings{"allow_other", "max_read=65536"}));
 }
 
-TEST(Options, SuperviseIsOursAndNotPassedOn) {
+TEST(Options, DoNotPassSuperviseToLibfuse) {
   EXPECT_FALSE(parse_with("ro").supervise);
   EXPECT_TRUE(parse_with("supervise").supervise);
   EXPECT_TRUE(parse_with("supervise").mount_options.empty());
 }
 
-TEST(Options, OfRemountAreRefused) {
+TEST(Options, RejectRemount) {
   EXPECT_NE(refused_option("remount").find("unmount it"), std::string::npos);
 }
 
-TEST(Options, AreEscapedInMessages) {
+TEST(Options, EscapeControlCharactersInMessages) {
   EXPECT_EQ(refused_option("views=\x1b[2J").find('\x1b'), std::string::npos);
   EXPECT_EQ(refused({"--\x1b[2J", "a", "b"}).find('\x1b'), std::string::npos);
 }
 
-TEST(HelpText, NamesEveryOption) {
+TEST(HelpText, NamesEachOption) {
   const std::string help = help_text(mount_command());
   for (const char* option : {"views=", "cache=", "allow_missing", "threads=", "uid=", "gid=",
                              "umask=", "supervise", "-f", "-u", "-z", "--help", "--version"}) {

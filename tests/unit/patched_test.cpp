@@ -1,4 +1,4 @@
-// Patched tensors, and the memory that they take (core/layer/delta/room.h).
+// Tests of patched tensors and of the memory that they use (core/layer/delta/room.h).
 #include "core/layer/delta/patched.h"
 
 #include "core/layer/delta/encoder.h"
@@ -28,10 +28,10 @@ std::span<const std::byte> bytes_of(const std::string& text) {
   return std::as_bytes(std::span(text));
 }
 
-// Tensors of a base, each with a chain of deltas of both encodings, in one file.
+// Base tensors with a chain of deltas of both encodings for each, all in one file.
 class PatchedTest : public ::testing::Test {
  protected:
-  // `changed`: the bytes between two changes; 1: all are.
+  // Every `changed`-th byte of a tensor is changed by each link.
   void make(std::size_t tensors, std::uint64_t length, std::uint64_t memory,
             std::size_t changed = 50, std::size_t links = 2) {
     producers_.clear();
@@ -79,7 +79,7 @@ class PatchedTest : public ::testing::Test {
     }
   }
 
-  // Whether a range is what it should be.
+  // Reads a range and returns true if its bytes are correct.
   bool reads(std::size_t tensor, std::uint64_t offset, std::uint64_t length) const {
     std::string out(static_cast<std::size_t>(length), '\0');
     const int error = producers_[tensor]->produce(offset, std::as_writable_bytes(std::span(out)));
@@ -95,32 +95,32 @@ class PatchedTest : public ::testing::Test {
   std::vector<std::string> expected_;
 };
 
-// Its pieces are decoded ahead, into memory that held others.
-TEST_F(PatchedTest, ALongTensorOfXorAloneHasEachByte) {
+// Another thread decodes the pieces ahead and reuses their memory.
+TEST_F(PatchedTest, LongXorChainReturnsAllBytes) {
   make(1, 3 * kMiB + 5, 64 * kMiB, 50, 1);
   EXPECT_TRUE(reads(0, 0, 3 * kMiB + 5));
 }
 
-TEST_F(PatchedTest, KeptChangesNeedNoDecoderForAnyRange) {
+TEST_F(PatchedTest, KeptChangesServeAnyRangeWithoutDecoder) {
   make(1, 3 * kMiB + 5, 64 * kMiB);
   ASSERT_TRUE(reads(0, kMiB, 100));
   for (std::uint64_t at = 3 * kMiB; at > 0; at -= kMiB / 4) EXPECT_TRUE(reads(0, at, 5));
-  EXPECT_EQ(patches_->decoded(), 3 * kMiB + 5) << "the check alone";
+  EXPECT_EQ(patches_->decoded(), 3 * kMiB + 5) << "only the check decodes";
 }
 
-TEST_F(PatchedTest, WithoutMemoryAReaderInSequenceGoesOnWhereItStands) {
+TEST_F(PatchedTest, SequentialReaderDecodesOnceWithoutMemory) {
   constexpr std::uint64_t kLength = 24 * kMiB, kStep = 128 << 10;
   make(1, kLength, 0);
   for (std::uint64_t at = 0; at < kLength; at += kStep) ASSERT_TRUE(reads(0, at, kStep));
-  EXPECT_EQ(patches_->decoded(), 2 * kLength) << "the check, and the reader";
+  EXPECT_EQ(patches_->decoded(), 2 * kLength) << "once for the check and once for the reader";
 }
 
-// As the kernel reads ahead: from several threads, which take the next piece each.
-TEST_F(PatchedTest, WithoutMemoryRequestsThatComeALittleOutOfOrderDecodeNothingTwice) {
+// The kernel reads ahead like this: several threads each take the next piece.
+TEST_F(PatchedTest, ReorderedRequestsDecodeNothingTwiceWithoutMemory) {
   constexpr std::uint64_t kLength = 24 * kMiB, kStep = 128 << 10;
   make(1, kLength, 0);
   ASSERT_TRUE(reads(0, 0, 1));
-  // In order but for swapped neighbours, and pairs.
+  // Neighbours and pairs are swapped.
   for (std::uint64_t at = kStep; at + 4 * kStep < kLength; at += 4 * kStep) {
     for (const std::uint64_t other : {2U, 0U, 3U, 1U}) {
       ASSERT_TRUE(reads(0, at + other * kStep, kStep)) << at << " " << other;
@@ -129,7 +129,7 @@ TEST_F(PatchedTest, WithoutMemoryRequestsThatComeALittleOutOfOrderDecodeNothingT
   EXPECT_LE(patches_->decoded(), 2 * kLength);
 }
 
-TEST_F(PatchedTest, SixteenReadersOfOneTensorGetItsBytesWithAndWithoutMemory) {
+TEST_F(PatchedTest, SixteenReadersGetSameTensorWithAndWithoutMemory) {
   constexpr std::uint64_t kLength = 6 * kMiB, kStep = 128 << 10;
   for (const std::uint64_t memory : {std::uint64_t{0}, 64 * kMiB}) {
     make(1, kLength, memory);
@@ -144,14 +144,15 @@ TEST_F(PatchedTest, SixteenReadersOfOneTensorGetItsBytesWithAndWithoutMemory) {
     }
     readers.clear();
     EXPECT_EQ(wrong, 0U);
-    // They take turns by their offsets; a thread may be held up between the two.
+    // Without memory the number is not exact, because a thread may be delayed between fetch_add()
+    // and its read.
     if (memory > 0) {
       EXPECT_EQ(patches_->decoded(), kLength);
     }
   }
 }
 
-TEST_F(PatchedTest, TheMemoryIsBoundedWhateverTheNumberOfReadersAndTensors) {
+TEST_F(PatchedTest, MemoryIsBoundedForManyReadersAndTensors) {
   constexpr std::uint64_t kLength = kMiB / 2, kMemory = 24 * kMiB;
   constexpr std::size_t kTensors = 24;
   make(kTensors, kLength, kMemory, 3);  // 0.5 MiB of changes each
@@ -173,7 +174,7 @@ TEST_F(PatchedTest, TheMemoryIsBoundedWhateverTheNumberOfReadersAndTensors) {
   EXPECT_GT(patches_->most_used(), kMemory / 2);
 }
 
-TEST_F(PatchedTest, WithoutMemoryNoMoreThanOneChainIsDecodedAtATime) {
+TEST_F(PatchedTest, OnlyOneChainIsDecodedAtOnceWithoutMemory) {
   make(8, kMiB, 0, 50, 5);
   std::vector<std::jthread> readers;
   std::atomic<std::size_t> wrong = 0;
@@ -184,10 +185,11 @@ TEST_F(PatchedTest, WithoutMemoryNoMoreThanOneChainIsDecodedAtATime) {
   }
   readers.clear();
   EXPECT_EQ(wrong, 0U);
-  EXPECT_LE(patches_->most_used(), 24 * kMiB) << "the decoders of five links, and a window";
+  EXPECT_LE(patches_->most_used(), 24 * kMiB)
+      << "more than the decoders of five links and a window";
 }
 
-TEST_F(PatchedTest, AReadThatFailedLeavesNoWrongByteBehind) {
+TEST_F(PatchedTest, FailedReadCausesNoWrongBytesLater) {
   constexpr std::uint64_t kLength = kMiB / 4 + 5;
   for (const std::uint64_t memory : {std::uint64_t{0}, 64 * kMiB}) {
     bool has_failed = true;
@@ -208,8 +210,8 @@ TEST_F(PatchedTest, AReadThatFailedLeavesNoWrongByteBehind) {
   }
 }
 
-// A worker under a supervisor is such a child.
-TEST_F(PatchedTest, WhatAForkedProcessHasCheckedIsCheckedInEach) {
+// A supervised worker is such a child process.
+TEST_F(PatchedTest, CheckByForkedProcessCountsInAllProcesses) {
   make(2, kMiB, 0);
   const pid_t child = ::fork();
   if (child == 0) ::_exit(reads(1, 0, 10) ? 0 : 1);
@@ -220,10 +222,10 @@ TEST_F(PatchedTest, WhatAForkedProcessHasCheckedIsCheckedInEach) {
   EXPECT_FALSE(tensors_[0].is_checked());
   EXPECT_TRUE(tensors_[1].is_checked());
   EXPECT_TRUE(reads(1, 0, 10));
-  EXPECT_EQ(patches_->decoded(), 10U) << "no check";
+  EXPECT_EQ(patches_->decoded(), 10U) << "the tensor was checked again";
 }
 
-TEST_F(PatchedTest, ABrokenTensorEndsEachSourceInEachProcess) {
+TEST_F(PatchedTest, BrokenTensorMakesSourcesStaleInAllProcesses) {
   make(1, kMiB, kMiB);
   std::atomic<bool> shared = false;
   source_->keep_change_in(shared);

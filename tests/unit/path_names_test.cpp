@@ -1,4 +1,4 @@
-// Tensor name <-> path: the examples, and the properties that hold for every set of names.
+// Tests of tensor name <-> path with examples, and of properties that hold for any set of names.
 #include "core/base/text.h"
 #include "core/checkpoint/names.h"
 #include "core/checkpoint/tree.h"
@@ -24,13 +24,13 @@ std::string encode(std::string_view name, const std::vector<std::size_t>& prefix
   return encode_path(name, prefixes).path;
 }
 
-// The digest of a cut component: `printf '%s' COMPONENT | sha256sum | head -c 16`.
+// The digest in a cut component, from `printf '%s' COMPONENT | sha256sum | head -c 16`.
 constexpr std::string_view kDigestOf241As = "ec6e326ef29fe322";
 
-TEST(PathNames, EncodeWhatAPathCannotHaveAndNothingElse) {
+TEST(PathNames, EncodeOnlyInvalidPathParts) {
   const struct {
     const char* rule;
-    std::vector<std::pair<std::string, std::string>> names;  // and their paths
+    std::vector<std::pair<std::string, std::string>> names;  // pairs of name and path
   } kRows[] = {
       {"an ordinary name stays",
        {{"model.layers.0/q_proj.weight", "model.layers.0/q_proj.weight"},
@@ -38,7 +38,7 @@ TEST(PathNames, EncodeWhatAPathCannotHaveAndNothingElse) {
         {"\x80\xff", "\x80\xff"}}},
       {"percent signs and control characters",
        {{"50%/%2F", "50%25/%252F"}, {"a\0b\n\x1f\x7f"s, "a%00b%0A%1F%7F"}}},
-      {"the dots of . and .. alone",
+      {"only the dots of . and ..",
        {{".", "%2E"},
         {"..", "%2E%2E"},
         {"a/../b/./c", "a/%2E%2E/b/%2E/c"},
@@ -64,7 +64,7 @@ TEST(PathNames, EncodeWhatAPathCannotHaveAndNothingElse) {
   }
 }
 
-TEST(PathNames, EncodeASlashWhosePrefixIsATensor) {
+TEST(PathNames, EncodeSlashAfterTensorPrefix) {
   EXPECT_EQ(encode("a/b", {1}), "a%2Fb");
   EXPECT_EQ(encode("a/b/c", {1}), "a%2Fb/c");
   EXPECT_EQ(encode("a/b/c", {3}), "a/b%2Fc");
@@ -72,7 +72,7 @@ TEST(PathNames, EncodeASlashWhosePrefixIsATensor) {
   EXPECT_EQ(encode("ab/c", {0, 1}), "ab/c");
 }
 
-TEST(PathNames, KeepAComponentOf240BytesAndCutOneOf241) {
+TEST(PathNames, KeepComponentOf240BytesAndCut241) {
   const std::string longest(240, 'a');
   EXPECT_EQ(encode(longest), longest);
   EXPECT_EQ(encode(longest + "a"), std::string(223, 'a') + "~" + std::string(kDigestOf241As));
@@ -80,13 +80,13 @@ TEST(PathNames, KeepAComponentOf240BytesAndCutOneOf241) {
             "b/" + std::string(223, 'a') + "~" + std::string(kDigestOf241As) + "/c");
 }
 
-TEST(PathNames, SayWhenAComponentWasCut) {
+TEST(PathNames, ReportCutComponent) {
   EXPECT_FALSE(encode_path(std::string(240, 'a')).cut);
   EXPECT_TRUE(encode_path(std::string(241, 'a')).cut);
   EXPECT_TRUE(encode_path("x/" + std::string(241, 'a')).cut);
 }
 
-TEST(PathNames, CutAtTheEndOfACharacter) {
+TEST(PathNames, CutBetweenCharacters) {
   std::string name(222, 'a');
   for (int i = 0; i < 20; ++i) name += "\u00e9";
   const std::string path = encode(name);
@@ -94,15 +94,15 @@ TEST(PathNames, CutAtTheEndOfACharacter) {
   EXPECT_EQ(path.size(), 222U + 17);
 }
 
-// A cut component must be recognizable, or another name could have its path.
-TEST(PathNames, CutANameThatIsNotUtf8WhereAnyOtherIs) {
+// A cut component must be recognizable, because otherwise another name could have the same path.
+TEST(PathNames, CutNonUtf8NameAtSameLength) {
   const std::string path = encode("a" + std::string(300, '\x93'));
 
   EXPECT_EQ(path.size(), kMaxComponent);
   EXPECT_EQ(path.find('~'), kMaxComponent - 17);
 }
 
-TEST(PathNames, CutBeforeAnEscapeAndNotInIt) {
+TEST(PathNames, NeverCutInsideEscape) {
   for (std::size_t before = 218; before <= 224; ++before) {
     const std::string name = std::string(before, 'a') + "%" + std::string(40, 'b');
     const std::string path = encode(name);
@@ -115,7 +115,7 @@ TEST(PathNames, CutBeforeAnEscapeAndNotInIt) {
   }
 }
 
-TEST(PathNames, CutANameThatLooksLikeACutOne) {
+TEST(PathNames, CutNameResemblingCutName) {
   const std::string cut = encode(std::string(241, 'a'));
   const std::string twice = encode(cut);
   EXPECT_NE(twice, cut);
@@ -125,13 +125,13 @@ TEST(PathNames, CutANameThatLooksLikeACutOne) {
   EXPECT_EQ(encode("x~0123456789abcde"), "x~0123456789abcde");
 }
 
-TEST(PathNames, CallNoNamePlainThatLooksLikeACutOne) {
+TEST(PathNames, NameResemblingCutNameIsNotPlain) {
   EXPECT_FALSE(is_plain_name("x~0123456789abcdef"));
   EXPECT_TRUE(is_plain_name("x~0123456789ABCDEF"));
   EXPECT_TRUE(is_plain_name("x~0123456789abcde"));
 }
 
-TEST(PathNames, MakeOneComponentOfAKey) {
+TEST(PathNames, EncodeKeyAsOneComponent) {
   EXPECT_EQ(encode_component("a/b"), "a%2Fb");
   EXPECT_EQ(encode_component(""), "%");
   EXPECT_EQ(encode_component(".."), "%2E%2E");
@@ -140,13 +140,13 @@ TEST(PathNames, MakeOneComponentOfAKey) {
   EXPECT_EQ(encode_component(std::string(300, 'k')).size(), 240U);
 }
 
-TEST(PathNames, DecodeNothingThatIsNotWrittenSo) {
+TEST(PathNames, RejectNonCanonicalEscapes) {
   for (const char* path : {"%2", "a%", "%zz", "%2f", "%41", "%80", "%C3", "%0a"}) {
     EXPECT_EQ(decode_path(path), std::nullopt) << path;
   }
 }
 
-// Sets of names with many similar ones; random, but the same in every run.
+// Makes random sets of names with many similar names. They are the same in every run.
 class Names {
  public:
   explicit Names(std::uint64_t seed) : random_(seed) {}
@@ -201,7 +201,7 @@ bool looks_cut(std::string_view component) {
              std::string_view::npos;
 }
 
-// The rules of a single path, independent of other names.
+// Checks the rules for a single path, which do not depend on other names.
 void expect_wellformed(const std::string& name, const std::string& path) {
   const bool is_empty = path == "%";
   EXPECT_EQ(is_empty, name.empty());
@@ -226,7 +226,7 @@ void expect_wellformed(const std::string& name, const std::string& path) {
   }
 }
 
-// The paths that PathTree gives to a set of sorted, different names.
+// Returns the paths that PathTree gives to a set of sorted, different names.
 std::vector<std::string> paths_of(const std::vector<std::string>& names) {
   std::vector<std::uint32_t> by_name(names.size());
   std::iota(by_name.begin(), by_name.end(), 0U);
@@ -236,7 +236,8 @@ std::vector<std::string> paths_of(const std::vector<std::string>& names) {
   return paths;
 }
 
-// No two tensors share a path, no file is a directory, and the path gives the name back.
+// Checks that no two tensors share a path, that no file is a directory, and that each path is
+// decoded to its name.
 void expect_good_paths(const std::vector<std::string>& names) {
   const std::vector<std::string> paths = paths_of(names);
   const std::set<std::string> files(paths.begin(), paths.end());
@@ -254,20 +255,20 @@ void expect_good_paths(const std::vector<std::string>& names) {
   }
 }
 
-TEST(PathNames, OfRandomSetsAreDifferentWellformedAndReadBack) {
+TEST(PathNames, RandomSetsAreDistinctWellFormedAndDecodable) {
   Names names(1);
   for (int round = 0; round < 3000 && !::testing::Test::HasFailure(); ++round) {
     expect_good_paths(names.set(12));
   }
 }
 
-TEST(PathNames, OfALargeRandomSetAreDifferentWellformedAndReadBack) {
+TEST(PathNames, LargeRandomSetIsDistinctWellFormedAndDecodable) {
   Names names(2);
   expect_good_paths(names.set(20'000));
 }
 
-TEST(PathNames, OfAllShortNamesTogetherAreDifferentWellformedAndReadBack) {
-  // Every name of up to four of the characters that have a meaning.
+TEST(PathNames, AllShortNamesAreDistinctWellFormedAndDecodable) {
+  // All names of up to four characters, most of which have a meaning in paths.
   const std::string alphabet = "/.%\0\x1f\x7f~a2F"s;
   std::vector<std::string> names{""};
   for (std::size_t begin = 0, length = 0; length < 4; ++length) {
@@ -280,8 +281,8 @@ TEST(PathNames, OfAllShortNamesTogetherAreDifferentWellformedAndReadBack) {
   expect_good_paths(names);
 }
 
-TEST(PathNames, OfEverySmallSetOfShortNamesAreDifferent) {
-  // The set of names decides how each is written: all pairs and triples.
+TEST(PathNames, SmallSetsAreDistinctWellFormedAndDecodable) {
+  // Tests all pairs and triples, because the path of a name depends on the other names.
   const std::vector<std::string> names{"",     "%",      "%2F",  "/",     "//",
                                        "/a",   "a",      "a%2F", "a%2Fb", "a/",
                                        "a//b", "a/%2Fb", "a/b",  "a/b/",  "a/b/c"};
@@ -295,12 +296,12 @@ TEST(PathNames, OfEverySmallSetOfShortNamesAreDifferent) {
   }
 }
 
-TEST(PathNames, DoNotDependOnTheOrderOfTheTensors) {
+TEST(PathNames, DoNotDependOnTensorOrder) {
   Names source(3);
   for (int round = 0; round < 300; ++round) {
     const std::vector<std::string> names = source.set(12);
     const std::vector<std::string> paths = paths_of(names);
-    // The same names with other numbers: reversed.
+    // The same names with reversed numbers.
     std::vector<std::uint32_t> by_name(names.size());
     for (std::uint32_t i = 0; i < names.size(); ++i) {
       by_name[i] = static_cast<std::uint32_t>(names.size()) - 1 - i;
@@ -311,12 +312,12 @@ TEST(PathNames, DoNotDependOnTheOrderOfTheTensors) {
   }
 }
 
-TEST(PathNames, AcceptBytesThatAreNotUtf8) {
+TEST(PathNames, AcceptNonUtf8Bytes) {
   const std::string long_name(300, '\x80');
   expect_good_paths({"\x80", "\xff/\xfe", long_name});
 }
 
-TEST(PathNames, OfTheTreeViewMakeDirectoriesOfDotsToo) {
+TEST(PathNames, TreeViewTurnsDotsIntoDirectories) {
   const auto dots = [](std::string_view name, const std::vector<std::size_t>& prefixes = {}) {
     return encode_path(name, prefixes, PathStyle::kDots).path;
   };
@@ -330,7 +331,7 @@ TEST(PathNames, OfTheTreeViewMakeDirectoriesOfDotsToo) {
   EXPECT_EQ(dots(std::string(300, 'a') + ".b").size(), kMaxComponent + 2);
 }
 
-TEST(PathNames, WithEscapedDotsReadBack) {
+TEST(PathNames, EscapedDotsAreDecodable) {
   const std::string escaped = encode_path("a.b/c..d/.", {}, PathStyle::kDotsEscaped).path;
   EXPECT_EQ(escaped, "a%2Eb/c%2E%2Ed/%2E");
   EXPECT_EQ(decode_path(escaped), "a.b/c..d/.");

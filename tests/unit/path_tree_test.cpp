@@ -1,4 +1,4 @@
-// The tree against a model: a map of paths and the directories above them.
+// Compares the tree with a model: a map of paths and their parent directories.
 #include "core/checkpoint/tree.h"
 #include "tests/support/checkpoint_writer.h"
 
@@ -15,7 +15,7 @@
 namespace stfs::test {
 namespace {
 
-// A tree over its own names, numbered in another order than the alphabet's.
+// A tree that owns its names, which are not numbered in alphabetical order.
 class Tree {
  public:
   explicit Tree(std::vector<std::string> names) : names_(std::move(names)), tree_(make()) {}
@@ -34,7 +34,7 @@ class Tree {
   PathTree tree_;
 };
 
-// The tree view's tree over its own names.
+// The tree of the tree view, which owns its names.
 class DottedTree {
  public:
   explicit DottedTree(std::vector<std::string> names)
@@ -55,10 +55,10 @@ class DottedTree {
   PathTree tree_;
 };
 
-// The entries of a directory: component to tensor, or nullopt for a directory.
+// The entries of a directory: maps a component to its tensor, or to nullopt for a directory.
 using Listing = std::map<std::string, std::optional<std::uint32_t>>;
 
-// Directory path ("" or "a/b/") to its entries.
+// Maps each directory path ("" or "a/b/") to its entries.
 std::map<std::string, Listing> model_of(const PathTree& tree, std::size_t tensors) {
   std::map<std::string, Listing> model;
   model[""];
@@ -103,7 +103,7 @@ std::vector<Visited> list_all(const PathTree& tree, std::uint32_t directory,
   while (const auto entry = tree.list(directory, from, next)) {
     out.push_back({from, *entry});
     if (next <= from) {
-      ADD_FAILURE() << "the cursor does not move on";
+      ADD_FAILURE() << "the cursor does not advance";
       break;
     }
     from = next;
@@ -125,7 +125,7 @@ class RandomTrees : public ::testing::Test {
   }
 };
 
-TEST_F(RandomTrees, ListEveryEntryOnceInTheOrderOfThePaths) {
+TEST_F(RandomTrees, ListEachEntryOnceInPathOrder) {
   each([](const PathTree& tree, const auto& names, const auto& model) {
     EXPECT_EQ(tree.directory_count(), model.size());
     std::size_t files = 0;
@@ -151,7 +151,7 @@ TEST_F(RandomTrees, ListEveryEntryOnceInTheOrderOfThePaths) {
   });
 }
 
-TEST_F(RandomTrees, LookUpWhatTheyListAndNothingElse) {
+TEST_F(RandomTrees, LookUpOnlyListedEntries) {
   each([](const PathTree& tree, const auto&, const auto& model) {
     std::set<std::string> components{"", ".", "..", "a", "b", "nothing", "%", "a/b", "a/"};
     for (const auto& [prefix, listing] : model) {
@@ -177,7 +177,7 @@ TEST_F(RandomTrees, LookUpWhatTheyListAndNothingElse) {
   });
 }
 
-TEST_F(RandomTrees, FindATensorByItsPathAndNoDirectory) {
+TEST_F(RandomTrees, FindTensorsButNotDirectoriesByPath) {
   each([](const PathTree& tree, const auto& names, const auto& model) {
     for (std::uint32_t i = 0; i < names.size(); ++i) EXPECT_EQ(tree.find(tree.path(i)), i);
     for (const auto& [prefix, listing] : model) {
@@ -189,7 +189,7 @@ TEST_F(RandomTrees, FindATensorByItsPathAndNoDirectory) {
   });
 }
 
-TEST_F(RandomTrees, ResumeAListingAtEveryCursor) {
+TEST_F(RandomTrees, ResumeListingAtAnyCursor) {
   each([](const PathTree& tree, const auto&, const auto&) {
     for (std::uint32_t d = 0; d < tree.directory_count(); ++d) {
       const std::vector<Visited> all = list_all(tree, d);
@@ -205,7 +205,7 @@ TEST_F(RandomTrees, ResumeAListingAtEveryCursor) {
   });
 }
 
-TEST_F(RandomTrees, GiveOnlyTheirOwnEntriesAtACursorFromNowhere) {
+TEST_F(RandomTrees, ListOnlyOwnEntriesAtInvalidCursor) {
   each([](const PathTree& tree, const auto& names, const auto&) {
     for (std::uint32_t d = 0; d < tree.directory_count(); ++d) {
       std::map<std::string, std::pair<bool, std::uint32_t>> own;
@@ -227,8 +227,8 @@ TEST_F(RandomTrees, GiveOnlyTheirOwnEntriesAtACursorFromNowhere) {
   });
 }
 
-TEST(PathTree, PassesOverASubdirectoryInWhoseMiddleACursorLies) {
-  // At cursor 1 of the root stands `x/y/b`, where the directory x/y begins; x began before.
+TEST(PathTree, SkipsSubdirectoryIfCursorIsInsideIt) {
+  // Cursor 1 of the root is at `x/y/b`, where the directory x/y begins. x began earlier.
   const Tree tree({"x/a", "x/y/b", "z"});
   std::uint64_t next = 0;
 
@@ -239,7 +239,7 @@ TEST(PathTree, PassesOverASubdirectoryInWhoseMiddleACursorLies) {
   EXPECT_FALSE(entry->is_directory);
 }
 
-TEST(PathTree, DoesNotUseTheStackForACursorFromNowhereInALargeSubdirectory) {
+TEST(PathTree, SkipsLargeSubdirectoryWithoutRecursion) {
   std::vector<std::string> names;
   for (int i = 0; i < 300'000; ++i) names.push_back("x/" + std::to_string(i));
   names.push_back("z");
@@ -252,9 +252,9 @@ TEST(PathTree, DoesNotUseTheStackForACursorFromNowhereInALargeSubdirectory) {
   EXPECT_EQ(entry->component, "z");
 }
 
-// Each took half a minute while its time was quadratic in the name's length: the test's timeout
-// would report that.
-TEST(PathTree, TakesTwoVeryDeepNamesWithoutComparingThemAgainAtEachDepth) {
+// A time quadratic in the length of the name would be half a minute, which the test's timeout would
+// report.
+TEST(PathTree, BuildsTwoVeryDeepNamesInLinearTime) {
   std::string a;
   std::string b;
   for (int i = 0; i < 1'500'000; ++i) a += "a/";
@@ -266,7 +266,7 @@ TEST(PathTree, TakesTwoVeryDeepNamesWithoutComparingThemAgainAtEachDepth) {
   EXPECT_EQ(tree->directory_count(), 1U + 1'500'000U + 1'500'000U);
 }
 
-TEST(PathTree, LooksForCollisionsOfAVeryDeepNameWithoutReadingItAgainAtEachDepth) {
+TEST(PathTree, ChecksCollisionsOfVeryDeepNameInLinearTime) {
   std::string deep;
   for (int i = 0; i < 1'500'000; ++i) deep += "a/";
 
@@ -275,7 +275,7 @@ TEST(PathTree, LooksForCollisionsOfAVeryDeepNameWithoutReadingItAgainAtEachDepth
   EXPECT_EQ(tree->directory_count(), 1U + 1'500'000U);
 }
 
-TEST(PathTree, OfNoTensorsIsAnEmptyRoot) {
+TEST(PathTree, HasOnlyEmptyRootWithoutTensors) {
   const Tree tree({});
   std::uint64_t next = 0;
 
@@ -286,7 +286,7 @@ TEST(PathTree, OfNoTensorsIsAnEmptyRoot) {
   EXPECT_EQ(tree->directory_path(PathTree::kRoot), "");
 }
 
-TEST(PathTree, HoldsTenThousandDirectoriesInEachOther) {
+TEST(PathTree, SupportsTenThousandNestedDirectories) {
   std::string name;
   for (int i = 0; i < 10'000; ++i) name += "d/";
   const Tree tree({name + "file", name + "other"});
@@ -303,7 +303,7 @@ TEST(PathTree, HoldsTenThousandDirectoriesInEachOther) {
   EXPECT_EQ(tree->find(name + "file"), 0U);
 }
 
-TEST(PathTree, GivesNumbersThatDependOnTheNamesAlone) {
+TEST(PathTree, NumbersDependOnlyOnNames) {
   const Tree one({"b/x", "a/y", "c"});
   const Tree other({"c", "a/y", "b/x"});
 
@@ -312,39 +312,39 @@ TEST(PathTree, GivesNumbersThatDependOnTheNamesAlone) {
   }
 }
 
-// The tree view.
+// Tests of the tree view.
 
 using Paths = std::vector<std::string>;
 Paths dotted(const std::vector<std::string>& names) { return DottedTree(names).paths(); }
 
-TEST(DottedPaths, MakeDirectoriesOfDots) {
+TEST(DottedPaths, TurnDotsIntoDirectories) {
   EXPECT_EQ(dotted({"model.layers.0.q_proj.weight", "lm_head.weight", "plain", "a/b.c"}),
             (Paths{"model/layers/0/q_proj/weight", "lm_head/weight", "plain", "a/b/c"}));
 }
 
-TEST(DottedPaths, LeaveADotBehindATensorWhereItIs) {
+TEST(DottedPaths, KeepDotAfterTensorName) {
   EXPECT_EQ(dotted({"a", "a.b"}), (Paths{"a", "a.b"}));
   EXPECT_EQ(dotted({"a.b", "a.b.c", "a.b.c.d"}), (Paths{"a/b", "a/b.c", "a/b.c.d"}));
   EXPECT_EQ(dotted({"a", "a.b.c"}), (Paths{"a", "a.b/c"}));
   EXPECT_EQ(dotted({"a", "a/b"}), (Paths{"a", "a%2Fb"}));
 }
 
-TEST(DottedPaths, EscapeTheDotOfANameThatWouldSharePath) {
+TEST(DottedPaths, EscapeDotIfPathsWouldCollide) {
   EXPECT_EQ(dotted({"a.b", "a/b"}), (Paths{"a%2Eb", "a/b"}));
   EXPECT_EQ(dotted({"a.b.c", "a/b.c", "a.b/c"}), (Paths{"a%2Eb%2Ec", "a/b%2Ec", "a%2Eb/c"}));
   EXPECT_EQ(dotted({"a.b.c", "a/b/c"}), (Paths{"a%2Eb%2Ec", "a/b/c"}));
 }
 
-TEST(DottedPaths, LeaveADotThatMayNotSeparate) {
+TEST(DottedPaths, KeepNonSeparatingDot) {
   EXPECT_EQ(dotted({".a", "b.", "c..d", ".e.", "%"}), (Paths{".a", "b.", "c/.d", ".e.", "%25"}));
   EXPECT_EQ(dotted({"", ".", "..", "..."}), (Paths{"%", "%2E", "%2E%2E", "..."}));
 }
 
-// The properties that hold for every set of names.
+// Checks the properties that hold for every set of names.
 void expect_good_dotted_paths(const std::vector<std::string>& names) {
   const Paths paths = dotted(names);
   std::set<std::string> files(paths.begin(), paths.end());
-  EXPECT_EQ(files.size(), names.size()) << "no two share a path";
+  EXPECT_EQ(files.size(), names.size()) << "two tensors share a path";
   for (const std::string& path : paths) {
     std::size_t begin = 0;
     while (true) {
@@ -361,7 +361,7 @@ void expect_good_dotted_paths(const std::vector<std::string>& names) {
   }
 }
 
-TEST(DottedPaths, OfEverySmallSetOfShortNamesAreGood) {
+TEST(DottedPaths, SmallSetsAreDistinctAndValid) {
   const std::vector<std::string> names{"",      ".",     "/",     "a",     "a.",    "a/",    ".a",
                                        "/a",    "a.b",   "a/b",   "a..b",  "a//b",  "a./b",  "a/.b",
                                        "a%2Eb", "a%2Fb", "a.b.c", "a.b/c", "a/b.c", "a/b/c", "..",
@@ -377,7 +377,7 @@ TEST(DottedPaths, OfEverySmallSetOfShortNamesAreGood) {
   expect_good_dotted_paths(names);
 }
 
-TEST(DottedPaths, OfAllShortNamesTogetherAreGood) {
+TEST(DottedPaths, AllShortNamesAreDistinctAndValid) {
   const std::string alphabet = "/.%a2E";
   std::vector<std::string> names{""};
   for (std::size_t begin = 0, length = 0; length < 5; ++length) {
@@ -389,14 +389,14 @@ TEST(DottedPaths, OfAllShortNamesTogetherAreGood) {
   expect_good_dotted_paths(names);
 }
 
-TEST(DottedPaths, OfLongNamesAreGood) {
+TEST(DottedPaths, LongNamesAreDistinctAndValid) {
   const std::string part(300, 'n');
   expect_good_dotted_paths({part, part + "." + part, part + "/" + part + ".x", part + ".y",
                             "a." + part, "a/" + part, std::string(100, '.'),
                             std::string(300, '.')});
 }
 
-TEST(DottedPaths, DoNotDependOnTheOrderOfTheTensors) {
+TEST(DottedPaths, DoNotDependOnTensorOrder) {
   RandomBytes random(12);
   for (int round = 0; round < 100; ++round) {
     std::vector<std::string> names = random_names(random);

@@ -17,7 +17,7 @@ std::optional<bool> matches(std::string_view expression, std::string_view name) 
 }
 
 // Each row agrees with re.match() of Python 3.11.
-TEST(NamePattern, MatchesABeginningAsPythonDoes) {
+TEST(NamePattern, MatchesLikePythonReMatch) {
   struct Row {
     const char* expression;
     const char* name;
@@ -62,7 +62,7 @@ TEST(NamePattern, MatchesABeginningAsPythonDoes) {
   }
 }
 
-TEST(NamePattern, RejectsOtherConstructs) {
+TEST(NamePattern, RejectsUnsupportedConstructs) {
   for (const char* const expression :
        {"(",           ")",      "a)",      "[",        "[b-a]",    "*a",        "a**",
         "a++",         "(?i)a",  "(?<=a)b", R"((a)\1)", R"(\)",     "a{3,2}",    "a{99999}",
@@ -74,7 +74,7 @@ TEST(NamePattern, RejectsOtherConstructs) {
   EXPECT_FALSE(NamePattern::parse("((((a{50}){50}){50}){50}){50}"));
 }
 
-TEST(NamePattern, HasAnyNumberOfAlternatives) {
+TEST(NamePattern, AcceptsManyAlternatives) {
   std::string layers = "0";
   for (int i = 1; i < 200; ++i) layers += "|" + std::to_string(i);
   const std::string expression = "layers\\.(" + layers + ")\\.w$";
@@ -83,7 +83,7 @@ TEST(NamePattern, HasAnyNumberOfAlternatives) {
   EXPECT_EQ(matches(expression, "layers.200.w"), false);
 }
 
-TEST(NamePattern, MatchesPrintableAsciiOnly) {
+TEST(NamePattern, MatchesOnlyPrintableAscii) {
   EXPECT_EQ(matches(R"(\w+$)", "caf\xC3\xA9"), std::nullopt);
   EXPECT_EQ(matches("a$", "a\n"), std::nullopt);
   EXPECT_EQ(matches("[^\xC3\xA9]", "e"), std::nullopt);

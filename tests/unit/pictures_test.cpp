@@ -1,5 +1,5 @@
-// Pictures: their sizes, and that threads, orders and ranges do not change them. What they show is
-// compared with NumPy's pictures through a mount (tests/mount/pictures_test.cpp).
+// Tests of the sizes of pictures, and that threads, orders and ranges do not change them.
+// tests/mount/pictures_test.cpp compares their content with NumPy's pictures through a mount.
 #include "core/values/distribution.h"
 #include "core/values/picture/histogram.h"
 #include "core/values/picture/png.h"
@@ -23,7 +23,7 @@ namespace {
 
 using Dimensions = std::vector<std::uint64_t>;
 
-TEST(Png, HasThePixelsOfItsShapeAndAtMost2048EachWay) {
+TEST(Png, HasPixelsForShapeUpTo2048By2048) {
   struct Case {
     Dimensions shape;
     std::size_t width, height;
@@ -41,10 +41,10 @@ TEST(Png, HasThePixelsOfItsShapeAndAtMost2048EachWay) {
                                                               {{1, 1, 1}, 1, 1},
                                                               {{10'000'000'000}, 2048, 2008}}) {
     const PictureShape picture = picture_shape(shape);
-    const std::string what = testing::PrintToString(shape);
-    EXPECT_EQ(picture.width(), width) << what;
-    EXPECT_EQ(picture.height(), height) << what;
-    EXPECT_EQ(picture.png_bytes(), 831 + height * (13 + width + 5)) << what;
+    const std::string printed = testing::PrintToString(shape);
+    EXPECT_EQ(picture.width(), width) << printed;
+    EXPECT_EQ(picture.height(), height) << printed;
+    EXPECT_EQ(picture.png_bytes(), 831 + height * (13 + width + 5)) << printed;
   }
 }
 
@@ -55,7 +55,7 @@ std::vector<float> some_values(std::size_t count) {
   return values;
 }
 
-TEST(Png, HasItsSizeAndIsTheSameInWhateverOrderItsValuesCome) {
+TEST(Png, HasKnownSizeAndDoesNotDependOnValueOrder) {
   for (const Dimensions& shape : {Dimensions{}, Dimensions{7}, Dimensions{5000, 3000},
                                   Dimensions{3, 4096, 2}, Dimensions{9, 30'000}}) {
     const PictureShape picture = picture_shape(shape);
@@ -76,10 +76,10 @@ TEST(Png, HasItsSizeAndIsTheSameInWhateverOrderItsValuesCome) {
   }
 }
 
-TEST(Png, ShowsTheLargestMagnitudeOfABlockThenInfinityThenNan) {
+TEST(Png, PrefersNanToInfinityToLargestMagnitude) {
   const float inf = std::numeric_limits<float>::infinity();
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  const PictureShape picture = picture_shape(Dimensions{1, 4096});  // two elements a pixel
+  const PictureShape picture = picture_shape(Dimensions{1, 4096});  // two elements per pixel
   const auto color = [&](float first, float second) {
     std::vector<float> values(4096);
     values[0] = first;
@@ -93,7 +93,7 @@ TEST(Png, ShowsTheLargestMagnitudeOfABlockThenInfinityThenNan) {
   };
   EXPECT_EQ(color(0, -0.0F), 126);
   EXPECT_EQ(color(1, -2), picture_color(-2, 3));
-  EXPECT_EQ(color(-2, 2), picture_color(2, 3)) << "of two the positive one";
+  EXPECT_EQ(color(-2, 2), picture_color(2, 3)) << "the positive one of two equal magnitudes";
   EXPECT_EQ(color(1e30F, -inf), 253);
   EXPECT_EQ(color(inf, -nan), 254);
   EXPECT_EQ(color(nan, 3), 254);
@@ -109,15 +109,15 @@ TEST(Png, SaturatesAtThreeStandardDeviations) {
   EXPECT_EQ(picture_color(0, 0), 126);
 }
 
-// Through the views.
+// Tests through the views.
 
-TEST(Png, AnyRangeIsThatOfTheWhole) {
+TEST(Png, ReadsAnyByteRange) {
   const ServedCheckpoint mounted({random_tensor("w", "F16", {70, 900})});
   const std::string path = ".stfs/png/w.png";
   const std::string whole = mounted.text(path);
   ASSERT_EQ(whole.size(), mounted.at(path)->size);
   EXPECT_EQ(whole, mounted.text(".stfs/png-slice/w/....png"));
-  EXPECT_FALSE(mounted->is_computed(mounted.inode(path))) << "its size is known";
+  EXPECT_FALSE(mounted->is_computed(mounted.inode(path))) << "its size is not known";
 
   RandomBytes random(5);
   for (int i = 0; i < 300; ++i) {
@@ -130,7 +130,7 @@ TEST(Png, AnyRangeIsThatOfTheWhole) {
   }
 }
 
-TEST(Png, IsThereForTensorsWithFloatsAlone) {
+TEST(Png, ExistsOnlyForFloatTensors) {
   const ServedCheckpoint mounted(
       {random_tensor("f", "BF16", {4, 4}), random_tensor("empty", "F32", {0, 4}),
        random_tensor("i", "I8", {4, 4}), random_tensor("c", "C64", {4})});
@@ -144,7 +144,7 @@ TEST(Png, IsThereForTensorsWithFloatsAlone) {
   EXPECT_EQ(mounted.look_up(parts, "0:2.png"), 0);
 }
 
-TEST(Png, OfAChangedSourceIsStale) {
+TEST(Png, ChangedSourceGivesESTALE) {
   ServedCheckpoint mounted({random_tensor("w", "BF16", {8, 8})});
   std::vector<std::uint64_t> inodes;
   const std::vector<std::string> paths{".stfs/png/w.png", ".stfs/png-slice/w/:,1.png",
@@ -160,9 +160,9 @@ TEST(Png, OfAChangedSourceIsStale) {
   EXPECT_EQ(mounted.log.size(), 1U);
 }
 
-// The report.
+// Tests of the report.
 
-TEST(ReportView, HasNoSizeAndOfAChangedSourceIsStale) {
+TEST(ReportView, HasSizeZeroAndChangedSourceGivesESTALE) {
   ServedCheckpoint mounted({random_tensor("w", "U8", {8, 8}), random_tensor("c", "C64", {3})});
   const std::uint64_t inode = mounted.inode(".stfs/report.html");
   EXPECT_EQ(mounted.at(".stfs/report.html")->size, 0U);
@@ -187,9 +187,9 @@ TEST(ReportView, HasNoSizeAndOfAChangedSourceIsStale) {
   EXPECT_EQ(bytes, "");
 }
 
-// Histograms.
+// Tests of histograms.
 
-TEST(Histograms, OfHostileNamesAndShapesAreShortAndEscaped) {
+TEST(Histograms, CutAndEscapeHostileNamesAndShapes) {
   const std::string name = "<script>&\"\x1b\n" + std::string(1 << 20, 'n') + "</text>";
   const Dimensions shape(50'000, 1);
   Distribution distribution;
@@ -214,7 +214,7 @@ Distribution distribution_of(DType dtype, const std::vector<T>& values, unsigned
   return distribution;
 }
 
-TEST(Histograms, NameOutliersAndKeepTheRestReadable) {
+TEST(Histograms, NameOutliersAndKeepRangeOfOtherValues) {
   std::vector<float> values = some_values(100'000);  // -10 to 10
   values[5] = 1e6F;
   values[7] = std::numeric_limits<float>::infinity();
@@ -227,7 +227,7 @@ TEST(Histograms, NameOutliersAndKeepTheRestReadable) {
   EXPECT_NE(svg.find("1 value above, the greatest 1e+06"), std::string::npos);
 }
 
-TEST(Histograms, OfIntegersHaveEvenBins) {
+TEST(Histograms, UseWholeNumberOfIntegersPerBin) {
   std::vector<std::int32_t> values;
   for (std::int32_t i = -100; i < 200; ++i) values.push_back(i);
   const Distribution found = distribution_of(DType::kI32, values);
@@ -238,7 +238,7 @@ TEST(Histograms, OfIntegersHaveEvenBins) {
   EXPECT_EQ(found.quantiles[3], 49);
 }
 
-TEST(Histograms, OfExtremeDoublesCountEveryValue) {
+TEST(Histograms, CountAllExtremeDoubles) {
   for (const std::vector<double>& values :
        {std::vector<double>{1.7e308, -1.7e308, 0, 1e-320}, std::vector<double>{5e-324, 5e-324},
         std::vector<double>{1e300}, std::vector<double>{-0.0, 0.0}}) {
@@ -251,7 +251,7 @@ TEST(Histograms, OfExtremeDoublesCountEveryValue) {
   }
 }
 
-TEST(Histograms, DoNotDependOnTheThreads) {
+TEST(Histograms, DoNotDependOnThreadCount) {
   const std::vector<float> values = some_values(3'000'000);
   const Distribution one = distribution_of(DType::kF32, values);
   const Distribution many = distribution_of(DType::kF32, values, 5);

@@ -1,4 +1,4 @@
-// Fetching everything: in order, to the end, checked.
+// Tests that prefetch=all fetches all bytes in order and verifies them.
 #include "fs/mount/prefetch_all.h"
 
 #include "tests/support/files.h"
@@ -45,7 +45,7 @@ class PrefetchAllTest : public ::testing::Test {
   std::vector<std::string> lines_;
 };
 
-TEST_F(PrefetchAllTest, FetchesEverythingAndSaysSo) {
+TEST_F(PrefetchAllTest, FetchesAllBytesAndLogsIt) {
   source_->deliver_at_once();
 
   const PrefetchAll prefetch({&*source_}, log());
@@ -55,7 +55,7 @@ TEST_F(PrefetchAllTest, FetchesEverythingAndSaysSo) {
   EXPECT_LE(source_->longest_want(), 8U << 20);
 }
 
-TEST_F(PrefetchAllTest, SaysWhatStoppedIt) {
+TEST_F(PrefetchAllTest, LogsReasonForStopping) {
   const PrefetchAll prefetch({&*source_}, log());
   while (source_->wanted().empty()) std::this_thread::yield();
   source_->deliver(0);
@@ -68,7 +68,7 @@ TEST_F(PrefetchAllTest, SaysWhatStoppedIt) {
                 "it is read");
 }
 
-TEST_F(PrefetchAllTest, EndsWithItsMountWhateverItWaitsFor) {
+TEST_F(PrefetchAllTest, DestructorDoesNotWaitForBytes) {
   {
     const PrefetchAll prefetch({&*source_}, log());
     while (source_->wanted().empty()) std::this_thread::yield();
@@ -78,7 +78,7 @@ TEST_F(PrefetchAllTest, EndsWithItsMountWhateverItWaitsFor) {
   source_->deliver(0);
 }
 
-TEST_F(PrefetchAllTest, RefusesBytesWithAnotherDigest) {
+TEST_F(PrefetchAllTest, RejectsBytesWithWrongDigest) {
   source_->deliver_at_once();
   source_->promise_sha256(std::string(64, '0'));
 
@@ -88,7 +88,7 @@ TEST_F(PrefetchAllTest, RefusesBytesWithAnotherDigest) {
   EXPECT_EQ(source_->verify(), ESTALE);
 }
 
-TEST_F(PrefetchAllTest, GivesUpWhereNothingIsKept) {
+TEST_F(PrefetchAllTest, StopsIfCacheKeepsNothing) {
   source_->deliver_at_once();
   source_->keep_at_most(1);
 

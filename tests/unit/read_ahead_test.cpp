@@ -1,4 +1,4 @@
-// Who reads in sequence, and what is asked for then.
+// Tests of detecting sequential readers, and of prefetching for them.
 #include "fs/mount/read_ahead.h"
 
 #include "tests/support/sizes.h"
@@ -16,7 +16,7 @@
 namespace stfs::test {
 namespace {
 
-// Files 0, 1, 2, ... of given sizes; all files are followed by the next.
+// Files 0, 1, 2, ... with the given sizes. Each file is followed by the next one.
 class SomeFiles {
  public:
   explicit SomeFiles(std::vector<std::uint64_t> sizes) : sizes_(std::move(sizes)) {}
@@ -30,7 +30,7 @@ class SomeFiles {
             .prefetch = [this](const ReadAhead::Piece& piece) { asked.push_back(piece); }};
   }
 
-  // The pieces since the last call.
+  // Returns the pieces that were prefetched since the last call.
   std::vector<std::vector<std::uint64_t>> take() {
     std::vector<std::vector<std::uint64_t>> out;
     for (const auto& [file, offset, length] : asked) out.push_back({file, offset, length});
@@ -51,27 +51,27 @@ class SomeFiles {
 
 using Pieces = std::vector<std::vector<std::uint64_t>>;
 
-TEST(ReadAhead, DoublesItsWindowForAReaderInSequence) {
+TEST(ReadAhead, DoublesWindowForSequentialReader) {
   SomeFiles files({kGiB});
   ReadAhead read_ahead(files.functions());
 
   read_ahead.see(0, 0, 128 * kKiB);
-  EXPECT_EQ(files.take(), Pieces{}) << "one read is no sequence";
+  EXPECT_EQ(files.take(), Pieces{}) << "a single read is not a sequence";
   read_ahead.see(0, 128 * kKiB, 128 * kKiB);
   EXPECT_EQ(files.take(), (Pieces{{0, 256 * kKiB, kMiB}}));
   for (std::uint64_t at = 256 * kKiB; at < 640 * kKiB; at += 128 * kKiB) {
     read_ahead.see(0, at, 128 * kKiB);
-    EXPECT_EQ(files.take(), Pieces{}) << "less than half of it is used";
+    EXPECT_EQ(files.take(), Pieces{}) << "less than half of the window is used";
   }
   read_ahead.see(0, 640 * kKiB, 128 * kKiB);
-  EXPECT_EQ(files.take(), (Pieces{{0, 1280 * kKiB, 1536 * kKiB}})) << "two MiB ahead";
+  EXPECT_EQ(files.take(), (Pieces{{0, 1280 * kKiB, 1536 * kKiB}})) << "2 MiB ahead";
 
   std::uint64_t read = 768 * kKiB;
   std::uint64_t asked = 2816 * kKiB;
   for (; read < 512 * kMiB; read += 128 * kKiB) {
     read_ahead.see(0, read, 128 * kKiB);
     for (const auto& piece : files.take()) {
-      EXPECT_EQ(piece[1], asked) << "no gap, nothing twice";
+      EXPECT_EQ(piece[1], asked) << "there must be no gap and no overlap";
       asked += piece[2];
     }
     EXPECT_LE(asked, read + 128 * kKiB + ReadAhead::kLargestWindow);
@@ -79,7 +79,7 @@ TEST(ReadAhead, DoublesItsWindowForAReaderInSequence) {
   EXPECT_GE(asked, read + ReadAhead::kLargestWindow / 2);
 }
 
-TEST(ReadAhead, EndsAtTheEndOfTheFile) {
+TEST(ReadAhead, StopsAtEndOfFile) {
   SomeFiles files({3 * kMiB, kGiB});
   ReadAhead read_ahead(files.functions());
 
@@ -89,7 +89,7 @@ TEST(ReadAhead, EndsAtTheEndOfTheFile) {
   EXPECT_EQ(files.take(), (Pieces{{0, 2 * kMiB, kMiB}}));
 }
 
-TEST(ReadAhead, AsksNothingForRandomReaders) {
+TEST(ReadAhead, PrefetchesNothingForRandomReader) {
   SomeFiles files({64 * kGiB});
   ReadAhead read_ahead(files.functions());
   std::uint64_t place = 1;
@@ -102,7 +102,7 @@ TEST(ReadAhead, AsksNothingForRandomReaders) {
   EXPECT_EQ(files.take(), Pieces{});
 }
 
-TEST(ReadAhead, AsksNothingBeyondTensorsThatAreReadInRandomOrder) {
+TEST(ReadAhead, PrefetchesNothingBeyondTensorsReadInRandomOrder) {
   SomeFiles files(std::vector<std::uint64_t>(1024, 8 * kMiB));
   ReadAhead read_ahead(files.functions());
 
@@ -113,11 +113,11 @@ TEST(ReadAhead, AsksNothingBeyondTensorsThatAreReadInRandomOrder) {
     files.asked.erase(std::remove_if(files.asked.begin(), files.asked.end(),
                                      [&](const auto& piece) { return piece.file == file; }),
                       files.asked.end());
-    EXPECT_EQ(files.take(), Pieces{}) << "of other tensors";
+    EXPECT_EQ(files.take(), Pieces{}) << "prefetched other tensors";
   }
 }
 
-TEST(ReadAhead, TellsTwoReadersOfAFileApart) {
+TEST(ReadAhead, TracksTwoReadersInOneFile) {
   SomeFiles files({kGiB});
   ReadAhead read_ahead(files.functions());
 
@@ -129,7 +129,7 @@ TEST(ReadAhead, TellsTwoReadersOfAFileApart) {
   EXPECT_EQ(files.take(), (Pieces{{0, 2 * kMiB, kMiB}, {0, kGiB / 2 + 2 * kMiB, kMiB}}));
 }
 
-TEST(ReadAhead, TakesRequestsThatAreSlightlyOutOfOrderAsOneSequence) {
+TEST(ReadAhead, TreatsSlightlyReorderedRequestsAsSequence) {
   SomeFiles files({kGiB});
   ReadAhead read_ahead(files.functions());
   std::uint64_t asked = 0;
@@ -149,7 +149,7 @@ TEST(ReadAhead, TakesRequestsThatAreSlightlyOutOfOrderAsOneSequence) {
   EXPECT_GE(asked, 20 * kMiB);
 }
 
-TEST(ReadAhead, GoesOnInTheNextTensorForAReaderWhoCameFromTheOneBefore) {
+TEST(ReadAhead, ContinuesInNextTensorForSequentialReader) {
   SomeFiles files({4 * kMiB, 4 * kMiB, 4 * kMiB, kGiB});
   ReadAhead read_ahead(files.functions());
   for (std::uint64_t at = 0; at < 4 * kMiB; at += kMiB) read_ahead.see(0, at, kMiB);
@@ -158,11 +158,11 @@ TEST(ReadAhead, GoesOnInTheNextTensorForAReaderWhoCameFromTheOneBefore) {
 
   for (std::uint64_t at = 0; at < 4 * kMiB; at += kMiB) read_ahead.see(1, at, kMiB);
 
-  EXPECT_EQ(files.bytes_of(1), 3 * kMiB) << "its first read was there before";
+  EXPECT_EQ(files.bytes_of(1), 3 * kMiB) << "the first MiB was read before prefetching began";
   EXPECT_EQ(files.bytes_of(2), 4 * kMiB);
 }
 
-TEST(ReadAhead, OfSmallTensorsInARowAsksForManyAtOnce) {
+TEST(ReadAhead, PrefetchesManySmallTensorsAhead) {
   SomeFiles files(std::vector<std::uint64_t>(100, 4 * kKiB));
   ReadAhead read_ahead(files.functions());
 
@@ -173,7 +173,7 @@ TEST(ReadAhead, OfSmallTensorsInARowAsksForManyAtOnce) {
   }
 }
 
-TEST(ReadAhead, ForgetsTheStreamThatWasUsedLeastRecently) {
+TEST(ReadAhead, ForgetsLeastRecentlyUsedStream) {
   SomeFiles files(std::vector<std::uint64_t>(1000, kGiB));
   ReadAhead read_ahead(files.functions());
   read_ahead.see(0, 0, kMiB);

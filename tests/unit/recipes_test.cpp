@@ -11,7 +11,7 @@
 namespace stfs::test {
 namespace {
 
-// A recipe of a subset has `number` bytes; counts the recipes made.
+// Makes recipes of `number` bytes and counts them.
 class Counted {
  public:
   Recipes::Shared get(std::uint64_t number, std::size_t tensors = 1) {
@@ -30,7 +30,7 @@ class Counted {
   Recipes recipes_;
 };
 
-TEST(Recipes, AreMadeOnceWhileTheyAreKept) {
+TEST(Recipes, AreMadeOnceWhileKept) {
   Counted recipes;
 
   const Recipes::Shared first = recipes.get(3);
@@ -41,7 +41,7 @@ TEST(Recipes, AreMadeOnceWhileTheyAreKept) {
   EXPECT_EQ(recipes.calls, 1);
 }
 
-TEST(Recipes, ThatWereNotAskedForTheLongestAreThrownOut) {
+TEST(Recipes, EvictLeastRecentlyUsed) {
   Counted recipes;
   for (std::uint64_t number = 1; number <= Recipes::kMaxRecipes; ++number) recipes.get(number);
   recipes.get(1);
@@ -51,12 +51,12 @@ TEST(Recipes, ThatWereNotAskedForTheLongestAreThrownOut) {
 
   EXPECT_EQ(recipes.calls, 1);
   recipes.get(1);
-  EXPECT_EQ(recipes.calls, 1) << "it is kept";
+  EXPECT_EQ(recipes.calls, 1) << "the recipe was evicted";
   recipes.get(2);
-  EXPECT_EQ(recipes.calls, 2) << "it was thrown out";
+  EXPECT_EQ(recipes.calls, 2) << "the recipe was not evicted";
 }
 
-TEST(Recipes, OfManyTensorsAreKeptOneAtATime) {
+TEST(Recipes, KeepOnlyOneWithManyTensors) {
   Counted recipes;
   recipes.get(1, Recipes::kMaxTensors);
   recipes.get(2, Recipes::kMaxTensors);
@@ -69,7 +69,7 @@ TEST(Recipes, OfManyTensorsAreKeptOneAtATime) {
   EXPECT_EQ(recipes.calls, 1);
 }
 
-TEST(Recipes, ThatAreDroppedLeaveRoomForOthers) {
+TEST(Recipes, DropFreesRoomForOthers) {
   Counted recipes;
   recipes.get(1, Recipes::kMaxTensors);
   recipes.drop(1);
@@ -82,7 +82,7 @@ TEST(Recipes, ThatAreDroppedLeaveRoomForOthers) {
   EXPECT_EQ(recipes.calls, 0);
 }
 
-TEST(Recipes, StayForTheirReadersWhenTheyAreThrownOut) {
+TEST(Recipes, StayValidForReadersAfterEviction) {
   Counted recipes;
   const Recipes::Shared read = recipes.get(5);
   for (std::uint64_t number = 100; number < 100 + Recipes::kMaxRecipes; ++number)
@@ -95,7 +95,7 @@ TEST(Recipes, StayForTheirReadersWhenTheyAreThrownOut) {
   EXPECT_EQ(bytes[4], std::byte{'x'});
 }
 
-TEST(Recipes, AreMadeAgainAfterTheyWereDropped) {
+TEST(Recipes, AreMadeAgainAfterDrop) {
   Counted recipes;
   recipes.get(1);
   recipes.drop(1);
@@ -106,13 +106,13 @@ TEST(Recipes, AreMadeAgainAfterTheyWereDropped) {
   EXPECT_EQ(recipes.calls, 2);
 }
 
-TEST(Recipes, ThatCannotBeMadeAreNull) {
+TEST(Recipes, AreNullIfTheyCannotBeMade) {
   Recipes recipes;
 
   EXPECT_EQ(recipes.get(1, [] { return Recipes::New{std::nullopt, 0}; }), nullptr);
 }
 
-TEST(Recipes, AreMadeOnceForReadersThatComeAtOnce) {
+TEST(Recipes, AreMadeOnceForConcurrentReaders) {
   constexpr int kThreads = 8;
   Counted recipes;
   std::latch start(kThreads);

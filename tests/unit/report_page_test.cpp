@@ -27,7 +27,7 @@ std::size_t occurrences(std::string_view text, std::string_view part) {
   return found;
 }
 
-// Between the first `begin` and the next `end`.
+// Returns the text between the first `begin` and the next `end`.
 std::string between(std::string_view text, std::string_view begin, std::string_view end) {
   const std::size_t first = text.find(begin);
   if (first == std::string_view::npos) return "";
@@ -43,7 +43,7 @@ TEST(ReportPage, EqualReportsGiveEqualPages) {
   EXPECT_EQ(report_page(compared_report()), report_page(compared_report()));
 }
 
-TEST(ReportPage, PartsComeInTheirOrder) {
+TEST(ReportPage, HasPartsInOrder) {
   const std::string page = report_page(compared_report());
   std::size_t last = 0;
   for (const char* const part :
@@ -57,7 +57,7 @@ TEST(ReportPage, PartsComeInTheirOrder) {
   EXPECT_EQ(occurrences(report_page(model_report()), "id=\"difference\""), 0U);
 }
 
-TEST(ReportPage, PolicyPermitsItsOwnScriptAndStyleAlone) {
+TEST(ReportPage, PolicyAllowsOnlyItsOwnScriptAndStyle) {
   const std::string page = report_page(model_report());
   const auto source_of = [](const std::string& text) {
     std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
@@ -75,7 +75,7 @@ TEST(ReportPage, PolicyPermitsItsOwnScriptAndStyleAlone) {
   EXPECT_LT(page.find("Content-Security-Policy"), page.find("<style>"));
 }
 
-TEST(ReportPage, HostileTextsStayTexts) {
+TEST(ReportPage, EscapesHostileTexts) {
   const std::string page = report_page(hostile_report());
   EXPECT_TRUE(is_utf8(page));
   EXPECT_EQ(occurrences(page, "<script"), 2U);
@@ -85,7 +85,7 @@ TEST(ReportPage, HostileTextsStayTexts) {
   for (const char* const part : {"<!--", "<img", "<i>", "<u>", "<s>", "<b>file", "<h1>missing"}) {
     EXPECT_EQ(occurrences(page, part), 0U) << part;
   }
-  // The table of rows ends where it should, and a row is a line.
+  // The table has exactly one line per row.
   EXPECT_EQ(occurrences(between(page, "<noscript", "</noscript>"), "\n<tr"),
             hostile_report().tensors.size());
   for (const char c : page) {
@@ -97,10 +97,10 @@ TEST(ReportPage, HostileTextsStayTexts) {
   const std::string data = data_of(page);
   EXPECT_EQ(data.find('<'), std::string::npos);
   EXPECT_TRUE(nlohmann::json::accept(data));
-  EXPECT_LT(page.size(), 200000U) << "long texts are cut";
+  EXPECT_LT(page.size(), 200000U) << "long texts were not cut";
 }
 
-TEST(ReportPage, EveryTensorHasARow) {
+TEST(ReportPage, HasRowForEachTensor) {
   for (const Report& report : {model_report(), compared_report(), empty_report()}) {
     const std::string rows = between(report_page(report), "<noscript", "</noscript>");
     EXPECT_EQ(occurrences(rows, "\n<tr"), report.tensors.size() + report.removed.size());
@@ -125,7 +125,7 @@ TEST(ReportPage, FindingsLinkToTheirTensors) {
   EXPECT_EQ(occurrences(report_page(empty_report()), "No tensors: there is nothing to check"), 1U);
 }
 
-TEST(ReportPage, VerdictsAreSentencesAndTheWorstSeverityColoursThem) {
+TEST(ReportPage, WorstSeverityColoursVerdictSentence) {
   using Severity = Finding::Severity;
   const auto health_of = [](const std::vector<Severity>& severities) {
     Report report = empty_report();
@@ -151,7 +151,7 @@ TEST(ReportPage, VerdictsAreSentencesAndTheWorstSeverityColoursThem) {
             std::string::npos);
 }
 
-TEST(ReportPage, OfWhatMattersMoreTensorsAreLinksThanTheSentenceNames) {
+TEST(ReportPage, SevereFindingsLinkAllTheirTensors) {
   using Severity = Finding::Severity;
   for (const Severity severity : {Severity::kBroken, Severity::kUsual}) {
     Report report = empty_report();
@@ -166,7 +166,7 @@ TEST(ReportPage, OfWhatMattersMoreTensorsAreLinksThanTheSentenceNames) {
   }
 }
 
-TEST(ReportPage, WhatDiffersComesFirstWithCountsAndTheFarthest) {
+TEST(ReportPage, ShowsCountsAndLargestDifferencesFirst) {
   const std::string page = report_page(compared_report());
   const std::string part = between(page, "<section id=\"difference\"", "</section>");
   EXPECT_NE(part.find("228 of 292 tensors differ"), std::string::npos) << part;
@@ -186,7 +186,7 @@ TEST(ReportPage, WhatDiffersComesFirstWithCountsAndTheFarthest) {
   EXPECT_NE(report_page(report).find("Nothing: its tensor is equal"), std::string::npos);
 }
 
-TEST(ReportPage, PicturesAreInItsData) {
+TEST(ReportPage, HasPicturesInData) {
   const Report report = model_report();
   const auto data = nlohmann::json::parse(data_of(report_page(report)));
   ASSERT_EQ(data["pictures"].size(), report.tensors.size());
@@ -198,16 +198,16 @@ TEST(ReportPage, PicturesAreInItsData) {
   EXPECT_EQ(thumbnail[1].get<std::string>().size(), 48U * 48U);
 }
 
-TEST(ReportPage, ColoursOfAThumbnailKeepTheirKinds) {
+TEST(ReportPage, KeepsSpecialColoursInThumbnails) {
   Report report = empty_report();
   report.tensors.resize(1);
-  // The ends, zero and its neighbours, infinity, NaN, none.
+  // The lowest and highest value, zero and its neighbours, infinity, NaN, and no value.
   report.tensors[0].thumbnail = Thumbnail{8, 1, {0, 125, 126, 127, 252, 253, 254, 255}};
   const auto data = nlohmann::json::parse(data_of(report_page(report)));
   EXPECT_EQ(data["pictures"][0][1]["p"][1], "Adef89-_");
 }
 
-TEST(ReportPage, ThumbnailsOfManyTensorsAreHalvedAndKeepTheLargestMagnitude) {
+TEST(ReportPage, HalvesThumbnailsOfManyTensorsKeepingLargestMagnitude) {
   Report report = large_report(Report::kMostPictured + 1);
   report.tensors[0].thumbnail = Thumbnail{3, 2, {126, 127, 255, 0, 254, 255}};
   const auto data = nlohmann::json::parse(data_of(report_page(report)));
@@ -240,7 +240,7 @@ TEST(ReportPage, StaysSmall) {
   EXPECT_LT(report_page(large).size(), 30'000'000U);
 }
 
-TEST(ReportPage, StaysSmallWithLongNamesThatMustBeEscaped) {
+TEST(ReportPage, StaysSmallWithLongEscapedNames) {
   for (const char* const part : {"\"", "\u202e"}) {
     Report report = large_report(40'000);
     std::string name;
@@ -256,8 +256,8 @@ TEST(ReportPage, StaysSmallWithLongNamesThatMustBeEscaped) {
   }
 }
 
-// A page of millions of rows opens in no browser.
-TEST(ReportPage, HasABoundedNumberOfRowsAndSaysSo) {
+// No browser can open a page with millions of rows.
+TEST(ReportPage, LimitsAndReportsNumberOfRows) {
   Report report = empty_report();
   report.tensors.resize(Report::kMostRows + 2);
   report.tensors[Report::kMostRows].name = "without a row";
@@ -274,7 +274,7 @@ TEST(ReportPage, HasABoundedNumberOfRowsAndSaysSo) {
   EXPECT_LT(page.size(), 30'000'000U);
 }
 
-TEST(ReportPage, LinksInAMountHaveTheWholePath) {
+TEST(ReportPage, MountLinksHaveFullPath) {
   Report report = empty_report();
   report.tensors.resize(3);
   const std::array<std::string, 3> paths{"plain.weight", std::string(600, 'n'),
@@ -284,12 +284,12 @@ TEST(ReportPage, LinksInAMountHaveTheWholePath) {
     report.tensors[i].name = paths[i];
   }
   const auto data = nlohmann::json::parse(data_of(report_page(report)));
-  EXPECT_FALSE(data["paths"].contains("0")) << "the row says it";
+  EXPECT_FALSE(data["paths"].contains("0")) << "the row already has the path";
   EXPECT_EQ(data["paths"]["1"], paths[1]);
   EXPECT_TRUE(data["paths"]["2"].is_null()) << "too long: no links";
 }
 
-TEST(ReportPage, ATensorThatDiffersIsNeverShownAsEqual) {
+TEST(ReportPage, NeverShowsDifferingTensorAsEqual) {
   Report report = empty_report();
   report.against = "another";
   report.tensors.resize(1);
@@ -303,12 +303,12 @@ TEST(ReportPage, ATensorThatDiffersIsNeverShownAsEqual) {
   EXPECT_NE(report_page(report).find("<td>1<td>1e-09"), std::string::npos);
 }
 
-TEST(ReportPage, TheLargestNumbersStayFinite) {
+TEST(ReportPage, KeepsLargestNumbersFinite) {
   Report report = empty_report();
   report.tensors.resize(1);
-  constexpr double kMost = std::numeric_limits<double>::max();
+  constexpr double kLargest = std::numeric_limits<double>::max();
   report.tensors[0].stats =
-      ValueStats{2, -kMost, kMost, 0.0, std::numeric_limits<double>::infinity(), 0, 0, 0};
+      ValueStats{2, -kLargest, kLargest, 0.0, std::numeric_limits<double>::infinity(), 0, 0, 0};
   const std::string page = report_page(report);
   for (const char* const part :
        {"<td>-1.7976931348623157e+308<td>1.7976931348623157e+308<td>0<td>Infinity<td>0"}) {
@@ -316,7 +316,7 @@ TEST(ReportPage, TheLargestNumbersStayFinite) {
   }
 }
 
-TEST(ReportPage, SaysTheElementsOfAShapeThatIsCut) {
+TEST(ReportPage, ReportsElementCountOfCutShape) {
   Report report = empty_report();
   report.tensors.resize(2);
   report.tensors[0].shape = std::vector<std::uint64_t>(17, 2);

@@ -1,4 +1,5 @@
-// The data of a report: what a checkpoint with known faults shows, and that threads do not matter.
+// Tests of the data of a report: the findings for checkpoints with known faults, and that threads
+// do not change the result.
 #include "core/base/vectors.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/report/collect.h"
@@ -33,7 +34,7 @@ using Kind = Finding::Kind;
 using Severity = Finding::Severity;
 using std::string_literals::operator""s;
 
-// Like weights: most near zero.
+// Returns values like weights, most of them near zero.
 std::vector<float> some_weights(std::uint64_t count, std::uint64_t seed) {
   RandomBytes random(seed);
   std::vector<float> values(static_cast<std::size_t>(count));
@@ -75,7 +76,7 @@ Tensor f64(const std::string& name, double value) {
   return tensor;
 }
 
-// Of a 7B model, each dimension a hundredth or so.
+// Returns the tensors of a 7B model with each dimension about a hundred times smaller.
 std::vector<Tensor> model() {
   constexpr std::uint64_t kWidth = 40, kInner = 108, kWords = 320;
   std::vector<Tensor> tensors{bf16("model.embed_tokens.weight", {kWords, kWidth}, 1)};
@@ -128,7 +129,7 @@ class Reports : public ::testing::Test {
     return report;
   }
   TempDir dir_;
-  std::uint64_t bytes_ = 0;  // of progress
+  std::uint64_t bytes_ = 0;  // the reported progress
 };
 
 std::vector<std::string> names_of(const Report& report, const Finding& finding) {
@@ -137,7 +138,7 @@ std::vector<std::string> names_of(const Report& report, const Finding& finding) 
   return names;
 }
 
-TEST_F(Reports, FindOneNanAZeroLayerAndTwoEqualTensors) {
+TEST_F(Reports, FindNanZeroLayerAndEqualTensors) {
   std::vector<Tensor> tensors = model();
   named(tensors, "model.layers.3.mlp.up_proj.weight").bytes.replace(200, 2, "\xc0\x7f");
   std::ranges::fill(named(tensors, "model.layers.20.mlp.down_proj.weight").bytes, '\0');
@@ -167,7 +168,7 @@ TEST_F(Reports, FindOneNanAZeroLayerAndTwoEqualTensors) {
   EXPECT_EQ(bytes_, report.bytes);
 }
 
-TEST_F(Reports, AreTheSameForAnyNumberOfThreads) {
+TEST_F(Reports, DoNotDependOnThreadCount) {
   std::vector<Tensor> tensors{bf16("large", {3000, 2048}, 1), bf16("small", {40, 30}, 2),
                               bf16("copy", {3000, 2048}, 1), random_tensor("f", "F64", {300'000})};
   std::vector<Tensor> base = tensors;
@@ -193,7 +194,7 @@ TEST_F(Reports, AreTheSameForAnyNumberOfThreads) {
   }
 }
 
-TEST_F(Reports, HaveTheDistributionOfHistAndAPictureOfAtMost48Pixels) {
+TEST_F(Reports, HaveHistogramAndThumbnailUpTo48Pixels) {
   const std::vector<Tensor> tensors{
       bf16("w", {100, 200}, 1), bf16("few", {7}, 2), random_tensor("c", "C64", {3}),
       random_tensor("none", "F16", {0}), random_tensor("i", "I32", {50})};
@@ -214,7 +215,7 @@ TEST_F(Reports, HaveTheDistributionOfHistAndAPictureOfAtMost48Pixels) {
   EXPECT_EQ(picture.height, 34U);
   const ReportTensor& w = named(report, "w");
   const std::vector<float> values = some_weights(20'000, 1);
-  float largest = 0;  // of the block of 3 x 5 at (6, 10)
+  float largest = 0;  // the largest magnitude in the block of 3 x 5 at (6, 10)
   for (std::size_t y = 6; y < 9; ++y) {
     for (std::size_t x = 10; x < 15; ++x) {
       const float value =
@@ -229,7 +230,7 @@ TEST_F(Reports, HaveTheDistributionOfHistAndAPictureOfAtMost48Pixels) {
   EXPECT_TRUE(named(report, "i").histogram);
 }
 
-TEST_F(Reports, SayHowEachTensorDiffersFromThatOfTheOther) {
+TEST_F(Reports, ReportDifferencePerTensor) {
   const std::vector<Tensor> base{
       f32("same", {1, 2}), f32("values", {3, 4, 0}),       f32("to nan", {3, 4, 0}),
       f64("tiny", 0),      f32("retyped", {1, 2}),         f32("reshaped", {1, 2, 3}),
@@ -273,7 +274,7 @@ TEST_F(Reports, SayHowEachTensorDiffersFromThatOfTheOther) {
   EXPECT_EQ(report.removed[0].name, "gone");
 }
 
-TEST_F(Reports, OfAFileThatIsCutShowTheRestAndSayWhatCannotBeRead) {
+TEST_F(Reports, ReportUnreadableTensorAndShowRest) {
   const std::vector<std::string> sources{write("a", {f32("there", {1, 2})}),
                                          write("b", {f32("cut", {1, 2})})};
   const Checkpoint checkpoint(sources);
@@ -292,9 +293,9 @@ TEST_F(Reports, OfAFileThatIsCutShowTheRestAndSayWhatCannotBeRead) {
             "program writes to it)");
 }
 
-// Reads the sources as one checkpoint, and cuts the first one when the first pass has read all of
-// it and comes to the last one: a second pass finds it changed.
-Report of_sources_that_change(const std::vector<std::string>& sources) {
+// Collects a report of the sources as one checkpoint. Truncates the first source as soon as the
+// first pass has read all bytes, so a second pass finds it changed.
+Report report_with_changing_source(const std::vector<std::string>& sources) {
   const Checkpoint checkpoint(sources);
   const std::uint64_t all = totals_of(checkpoint).all.bytes;
   const std::atomic<bool> stop = false;
@@ -310,10 +311,10 @@ Report of_sources_that_change(const std::vector<std::string>& sources) {
   return report;
 }
 
-TEST_F(Reports, OfASourceThatChangesBeforeItsSecondPassSaySo) {
+TEST_F(Reports, ReportSourceChangedBeforeSecondPass) {
   const Report report =
-      of_sources_that_change({write("a", {f32("x", {1, 2})}), write("b", {f32("y", {1, 2})}),
-                              write("c", {f32("z", {3, 4})})});
+      report_with_changing_source({write("a", {f32("x", {1, 2})}), write("b", {f32("y", {1, 2})}),
+                                   write("c", {f32("z", {3, 4})})});
   EXPECT_EQ(named(report, "x").failure,
             "changed while it was open: open it again when no program writes to it");
   EXPECT_FALSE(named(report, "x").stats);
@@ -322,12 +323,12 @@ TEST_F(Reports, OfASourceThatChangesBeforeItsSecondPassSaySo) {
   EXPECT_EQ(report.findings[0].kind, Kind::kUnreadable);
 }
 
-TEST_F(Reports, OfASourceThatChangesBeforeItsPicturesSaySo) {
+TEST_F(Reports, ReportSourceChangedBeforePictures) {
   std::vector<Tensor> others;
   for (std::size_t i = 0; i < Report::kMostPictured; ++i) {
     others.push_back(f32("layers." + std::to_string(i) + ".w", some_weights(16, i)));
   }
-  const Report report = of_sources_that_change(
+  const Report report = report_with_changing_source(
       {write("a", {f32("odd", {1, std::numeric_limits<float>::infinity()})}), write("b", others)});
   EXPECT_EQ(named(report, "odd").failure,
             "changed while it was open: open it again when no program writes to it");
@@ -336,28 +337,28 @@ TEST_F(Reports, OfASourceThatChangesBeforeItsPicturesSaySo) {
   EXPECT_EQ(report.findings[0].kind, Kind::kUnreadable);
 }
 
-TEST_F(Reports, OfComplexTensorsThatCannotBeReadSayWhere) {
-  const std::vector<std::string> here{write("a", {random_tensor("c", "C64", {2}, 1)})};
-  const std::vector<std::string> there{write("b", {random_tensor("c", "C64", {2}, 2)})};
-  const Checkpoint a(here), b(there);
-  std::filesystem::resize_file(there[0], 20);
+TEST_F(Reports, ReportWhichCheckpointHasUnreadableTensor) {
+  const std::vector<std::string> local{write("a", {random_tensor("c", "C64", {2}, 1)})};
+  const std::vector<std::string> other{write("b", {random_tensor("c", "C64", {2}, 2)})};
+  const Checkpoint a(local), b(other);
+  std::filesystem::resize_file(other[0], 20);
   const std::atomic<bool> stop = false;
   Report report;
-  EXPECT_EQ(collect_report(a, &b, here, {stop}, report), 0);
+  EXPECT_EQ(collect_report(a, &b, local, {stop}, report), 0);
   ASSERT_EQ(report.findings.size(), 1U);
   EXPECT_EQ(report.findings[0].text,
             "1 tensor of the other checkpoint cannot be read: \"c\" (changed while it was open: "
             "open it again when no program writes to it)");
   EXPECT_TRUE(named(report, "c").stats);
-  std::filesystem::resize_file(here[0], 20);
-  EXPECT_EQ(collect_report(a, &b, here, {stop}, report), 0);
-  ASSERT_EQ(report.findings.size(), 2U) << "and the other one";
+  std::filesystem::resize_file(local[0], 20);
+  EXPECT_EQ(collect_report(a, &b, local, {stop}, report), 0);
+  ASSERT_EQ(report.findings.size(), 2U) << "one finding for each checkpoint";
   EXPECT_EQ(report.findings[0].text,
             "1 tensor cannot be read: \"c\" (changed while it was open: open it again when no "
             "program writes to it)");
 }
 
-TEST_F(Reports, EndSoonAfterTheyAreStopped) {
+TEST_F(Reports, ReturnEINTRWhenStopped) {
   const std::vector<std::string> source{write("m", model())};
   const Checkpoint checkpoint(source);
   std::atomic<bool> stop = false;
@@ -367,7 +368,7 @@ TEST_F(Reports, EndSoonAfterTheyAreStopped) {
             EINTR);
 }
 
-TEST_F(Reports, BeyondAThousandOrTwoPictureOnlyTheOddTensors) {
+TEST_F(Reports, PictureOnlyOddTensorsAboveLimit) {
   std::vector<Tensor> tensors;
   const std::size_t count = Report::kMostPictured + 100;
   for (std::size_t i = 0; i < count; ++i) {
@@ -388,7 +389,7 @@ TEST_F(Reports, BeyondAThousandOrTwoPictureOnlyTheOddTensors) {
   EXPECT_LT(pictured, 20U);
 }
 
-TEST_F(Reports, SuspectScalesConstantsAndZerosByRule) {
+TEST_F(Reports, FindSuspectScalesConstantsAndZeros) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const Report report = collect({f32("good.weight_scale", {0.1F, 0.2F}),
                                  f32("bad.weight_scale", {0.1F, -0.2F}),
@@ -417,7 +418,7 @@ TEST_F(Reports, SuspectScalesConstantsAndZerosByRule) {
   EXPECT_EQ(found[Kind::kNan], std::vector<std::string>{"nan.absmax"});
 }
 
-TEST_F(Reports, TellWhereNanAndInfinityAreAndHowToSeeThem) {
+TEST_F(Reports, ShowPositionsOfNanAndInfinityWithCommand) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float inf = std::numeric_limits<float>::infinity();
   Tensor a = f32("it's", {1, 2, 3, nan, 5, nan});
@@ -437,7 +438,7 @@ TEST_F(Reports, TellWhereNanAndInfinityAreAndHowToSeeThem) {
   EXPECT_PRED_FORMAT2(testing::IsSubstring, R"("inf":"[2]","largest":"[1]")", page);
 }
 
-TEST_F(Reports, TellWhatIsBrokenBeforeWhatIsOddAndThatBeforeWhatIsUsual) {
+TEST_F(Reports, SortFindingsBySeverity) {
   const float inf = std::numeric_limits<float>::infinity();
   const Report report = collect({f32("a.bias", {0, 0, 0}), f32("norm.weight", {1, 1, 1}),
                                  f32("same", {1, 2, 3}), f32("same.too", {1, 2, 3}),
@@ -452,7 +453,7 @@ TEST_F(Reports, TellWhatIsBrokenBeforeWhatIsOddAndThatBeforeWhatIsUsual) {
   EXPECT_EQ(found, expected);
 }
 
-TEST_F(Reports, CompareATensorWithItsKindAndItsLayer) {
+TEST_F(Reports, FindOutliersByRoleAndLayer) {
   std::vector<Tensor> tensors = model();
   std::uint64_t seed = 1000;
   const auto scale = [&](const std::string& name, float by) {
@@ -486,7 +487,7 @@ TEST_F(Reports, CompareATensorWithItsKindAndItsLayer) {
   EXPECT_NE(report.findings[2].text.find("largest |x| / std"), std::string::npos);
 }
 
-TEST_F(Reports, SayWhatTheModelIsByItsConfiguration) {
+TEST_F(Reports, ReportModelFactsFromConfig) {
   const std::filesystem::path directory = dir_ / "model";
   std::filesystem::create_directory(directory);
   std::vector<Tensor> tensors{bf16("lm_head.weight", {8, 4}, 1),
@@ -519,12 +520,12 @@ TEST_F(Reports, SayWhatTheModelIsByItsConfiguration) {
   EXPECT_EQ(report_with(R"({"tie_word_embeddings": true})").findings[0].severity, Severity::kOdd);
   EXPECT_TRUE(report_with("not JSON").facts.empty());
   const std::string deep(100, '['),
-      ends(100, ']');  // its values would take a hundred times its text
+      ends(100, ']');  // the values would use a hundred times the memory of the text
   EXPECT_TRUE(report_with("{\"num_hidden_layers\": 32, \"a\": " + deep + ends + "}").facts.empty());
 }
 
-TEST_F(Reports, PictureTheStructureOfALargeTensorAndNotItsNoise) {
-  constexpr std::uint64_t kSide = 960;  // 20 x 20 elements a pixel
+TEST_F(Reports, ThumbnailShowsStructureWithoutNoise) {
+  constexpr std::uint64_t kSide = 960;  // 20 x 20 elements per pixel
   std::vector<float> values = some_weights(kSide * kSide, 3);
   for (std::uint64_t row = 200; row < 240; ++row) {
     for (std::uint64_t x = 0; x < kSide; ++x) values[row * kSide + x] *= 4;
@@ -549,11 +550,11 @@ TEST_F(Reports, PictureTheStructureOfALargeTensorAndNotItsNoise) {
   const Thumbnail& norm = *named(report, "norm").thumbnail;
   EXPECT_EQ(norm.shows, Thumbnail::Shows::kValues);
   EXPECT_FLOAT_EQ(static_cast<float>(norm.middle), 1)
-      << "values of one sign differ from their mean";
+      << "values of one sign are shown relative to their mean";
   EXPECT_LT(norm.pixels[0], 126);
 }
 
-TEST_F(Reports, HaveTheHistogramOfTheOtherInTheBinsOfThisOne) {
+TEST_F(Reports, HistogramOfBaseUsesSameBins) {
   const std::vector<float> values = some_weights(10'000, 4);
   std::vector<float> wider = values;
   for (float& value : wider) value *= 3;
@@ -563,7 +564,7 @@ TEST_F(Reports, HaveTheHistogramOfTheOtherInTheBinsOfThisOne) {
   ASSERT_TRUE(w.histogram_before);
   EXPECT_EQ(w.histogram_before->low, w.histogram->low);
   EXPECT_EQ(w.histogram_before->high, w.histogram->high);
-  EXPECT_LE(w.histogram->low, -0.1) << "wide enough for both";
+  EXPECT_LE(w.histogram->low, -0.1) << "the bins must be wide enough for both";
   std::uint64_t now = w.histogram->below + w.histogram->above;
   std::uint64_t before = w.histogram_before->below + w.histogram_before->above;
   for (const std::uint64_t count : w.histogram->counts) now += count;
@@ -575,7 +576,7 @@ TEST_F(Reports, HaveTheHistogramOfTheOtherInTheBinsOfThisOne) {
   EXPECT_FALSE(named(report, "same").histogram_before);
 }
 
-TEST_F(Reports, TensorsWithEqualStatisticsAreEqualOnlyWithEqualBytes) {
+TEST_F(Reports, TensorsAreEqualOnlyWithEqualBytes) {
   const Report report = collect({f32("a", {1, 2, 3, 4}),
                                  f32("b", {4, 3, 2, 1}),
                                  f32("c", {1, 2, 3, 4}),
@@ -585,11 +586,11 @@ TEST_F(Reports, TensorsWithEqualStatisticsAreEqualOnlyWithEqualBytes) {
   EXPECT_FALSE(named(report, "b").equal_to);
   EXPECT_EQ(named(report, "c").equal_to, 0U);
   EXPECT_EQ(named(report, "d").equal_to, 1U);
-  EXPECT_FALSE(named(report, "e").equal_to) << "another shape";
+  EXPECT_FALSE(named(report, "e").equal_to) << "the shape differs";
   EXPECT_EQ(report.findings.size(), 2U);
 }
 
-TEST(Differences, AreThoseOfAPlainLoopOnEveryProcessor) {
+TEST(Differences, MatchPlainLoopOnAllVectorTargets) {
   const float inf = std::numeric_limits<float>::infinity();
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const std::size_t count : {1UL, 63UL, 64UL, 4096UL, 10'007UL, 300'000UL}) {

@@ -1,5 +1,5 @@
-// Threads that read requests from a packet socket, which keeps them apart as /dev/fuse does.
-// Threads meet at latches; nothing here sleeps.
+// The tests send requests through a packet socket, which separates them as /dev/fuse does. Threads
+// meet at latches; no test sleeps.
 #include "fs/fuse/request_loop.h"
 
 #include "tests/support/files.h"
@@ -60,7 +60,7 @@ class RequestLoopTest : public testing::Test {
   UniqueFd device_;
 };
 
-TEST_F(RequestLoopTest, AnswersEveryRequestOnce) {
+TEST_F(RequestLoopTest, AnswersEachRequestOnce) {
   constexpr std::uint64_t kRequests = 1000;
   std::vector<std::atomic<int>> answers(kRequests);
   std::latch all(kRequests);
@@ -76,9 +76,9 @@ TEST_F(RequestLoopTest, AnswersEveryRequestOnce) {
   for (std::uint64_t i = 0; i < kRequests; ++i) EXPECT_EQ(answers[i], 1) << i;
 }
 
-TEST_F(RequestLoopTest, StartsThreadsWhileOthersAreBusyUpToItsLimit) {
+TEST_F(RequestLoopTest, StartsThreadsUpToLimitWhileOthersAreBusy) {
   constexpr unsigned kThreads = 8;
-  std::latch busy(kThreads);  // each waits until all are here
+  std::latch busy(kThreads);  // each thread waits for all others
   std::atomic<unsigned> now = 0;
   std::atomic<unsigned> most = 0;
   std::latch all(3L * kThreads);
@@ -98,10 +98,10 @@ TEST_F(RequestLoopTest, StartsThreadsWhileOthersAreBusyUpToItsLimit) {
   EXPECT_EQ(most, kThreads);
 }
 
-TEST_F(RequestLoopTest, ThreadsThatHaveNothingToDoEnd) {
+TEST_F(RequestLoopTest, IdleThreadsEnd) {
   constexpr unsigned kThreads = 16;
   constexpr unsigned kIdle = 2;
-  std::thread([] {}).join();  // ThreadSanitizer starts a background thread with the first
+  std::thread([] {}).join();  // ThreadSanitizer starts its own thread with the first one
   const std::size_t before = threads();
   std::latch busy(kThreads);
   const RequestLoop loop(device_.get(), {kLongest, kIdle, kThreads},
@@ -113,8 +113,8 @@ TEST_F(RequestLoopTest, ThreadsThatHaveNothingToDoEnd) {
   EXPECT_TRUE(eventually([&] { return threads() <= before + kIdle; })) << threads();
 }
 
-TEST_F(RequestLoopTest, ForgettingStartsNoThread) {
-  std::set<std::thread::id> threads;  // used by one thread, so without a lock
+TEST_F(RequestLoopTest, ForgetRequestsStartNoThread) {
+  std::set<std::thread::id> threads;  // needs no lock, because a single thread uses it
   std::latch all(100);
   const RequestLoop loop(device_.get(), {kLongest, 4, 8}, [&](std::span<std::byte>) {
     threads.insert(std::this_thread::get_id());
@@ -127,7 +127,7 @@ TEST_F(RequestLoopTest, ForgettingStartsNoThread) {
   EXPECT_EQ(threads.size(), 1u);
 }
 
-TEST_F(RequestLoopTest, EndsAtAnyMomentOfReading) {
+TEST_F(RequestLoopTest, CanBeDestroyedAtAnyMoment) {
   for (int round = 0; round < 200; ++round) {
     std::atomic<int> answers = 0;
     {
@@ -138,12 +138,12 @@ TEST_F(RequestLoopTest, EndsAtAnyMomentOfReading) {
     char left[64];
     int unread = 0;
     while (::recv(device_.get(), left, sizeof left, MSG_DONTWAIT) > 0) ++unread;
-    // Each request was answered, was still queued, or was being read when the loop ended.
+    // Each request was answered, is still queued, or was being read when the loop ended.
     EXPECT_LE(answers + unread, round % 4);
   }
 }
 
-TEST_F(RequestLoopTest, WaitsForWhatIsBeingAnsweredWhenItEnds) {
+TEST_F(RequestLoopTest, DestructorWaitsForRunningAnswers) {
   std::promise<void> may_answer;
   std::latch has_begun(1);
   std::atomic<bool> answered = false;
@@ -162,7 +162,7 @@ TEST_F(RequestLoopTest, WaitsForWhatIsBeingAnsweredWhenItEnds) {
   other.join();
 }
 
-TEST_F(RequestLoopTest, SaysWhyReadingFailed) {
+TEST_F(RequestLoopTest, ReportsErrnoOfFailedRead) {
   const UniqueFd directory(::open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   const RequestLoop loop(directory.get(), {kLongest, 1, 1}, [](std::span<std::byte>) { FAIL(); });
 
@@ -171,7 +171,7 @@ TEST_F(RequestLoopTest, SaysWhyReadingFailed) {
   EXPECT_EQ(loop.error(), EISDIR);
 }
 
-// Makes read(2) of a descriptor fail, for this thread and those that it starts.
+// Makes read(2) of a descriptor fail in this thread and in the threads that it starts.
 void fail_reads(int fd, int error) {
   sock_filter rules[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -186,7 +186,7 @@ void fail_reads(int fd, int error) {
   ASSERT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
 }
 
-TEST_F(RequestLoopTest, TheEndOfTheMountIsNoError) {
+TEST_F(RequestLoopTest, UnmountGivesNoError) {
   for (const auto& [read_fails_with, error] :
        {std::pair(ENODEV, 0), std::pair(ECONNABORTED, 0), std::pair(EPERM, EPERM)}) {
     std::thread([&, fails_with = read_fails_with, expected = error] {
@@ -200,7 +200,7 @@ TEST_F(RequestLoopTest, TheEndOfTheMountIsNoError) {
   }
 }
 
-TEST_F(RequestLoopTest, WhatIsShorterThanARequestIsAnError) {
+TEST_F(RequestLoopTest, ShortRequestIsEIO) {
   ASSERT_EQ(::send(kernel_.get(), "short", 5, 0), 5);
   const RequestLoop loop(device_.get(), {kLongest, 1, 1}, [](std::span<std::byte>) { FAIL(); });
 

@@ -1,4 +1,4 @@
-// A run: versions of a checkpoint beside each other, and their page.
+// Tests of runs, which compare the versions of a checkpoint, and of their page.
 #include "core/report/run.h"
 
 #include "core/report/run_page.h"
@@ -29,7 +29,7 @@ Tensor floats(const std::string& name, const std::vector<float>& values) {
 
 class Runs : public ::testing::Test {
  protected:
-  // Each version in a directory of its own, as a trainer writes them.
+  // Writes each version to its own directory, as a trainer does, and collects the run.
   stfs::Run collect(const std::vector<std::pair<std::string, std::vector<Tensor>>>& versions,
                     unsigned threads = 2) {
     std::vector<std::string> names;
@@ -53,7 +53,7 @@ class Runs : public ::testing::Test {
   bool are_versions_ = false;
 };
 
-TEST_F(Runs, SayWhichVersionBrokeFirstAndHowFarEachTensorIsFromTheFirst) {
+TEST_F(Runs, ReportFirstBrokenVersionAndDistances) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<Tensor> first{floats("a.weight", {3, 4}), floats("b.weight", {1, -2})};
   const stfs::Run run =
@@ -76,7 +76,7 @@ TEST_F(Runs, SayWhichVersionBrokeFirstAndHowFarEachTensorIsFromTheFirst) {
   EXPECT_EQ(run.verdict(), "step-10 is the first that is broken: NaN or infinity in \"a.weight\"");
 }
 
-TEST_F(Runs, AreWholeUntilATensorIsGoneAndTellTheLargestJump) {
+TEST_F(Runs, ReportMissingTensorAndLargestJump) {
   const stfs::Run run = collect({{"1", {floats("w", {1}), floats("old", {1})}},
                                  {"2", {floats("w", {8}), floats("old", {1}), floats("new", {1})}},
                                  {"3", {floats("w", {8}), floats("new", {2})}}});
@@ -86,24 +86,25 @@ TEST_F(Runs, AreWholeUntilATensorIsGoneAndTellTheLargestJump) {
   EXPECT_EQ(run.largest_jump()->ratio, 8);
   const RunTensor& added = run.tensors[0];
   EXPECT_EQ(added.cells[0].state, RunCell::State::kAbsent);
-  EXPECT_EQ(added.cells[2].distance, 1) << "from the first version that has it";
+  EXPECT_EQ(added.cells[2].distance, 1)
+      << "the distance is relative to the first version with the tensor";
   const stfs::Run sound = collect({{"1", {floats("w", {1})}}, {"2", {floats("w", {2})}}});
   EXPECT_EQ(sound.verdict(), "Nothing broke in 2 versions");
 }
 
-TEST_F(Runs, AreSourcesThatHaveANameInCommon) {
+TEST_F(Runs, NeedCommonTensorName) {
   collect({{"a", {floats("x", {1})}}, {"b", {floats("y", {1})}}});
   EXPECT_FALSE(are_versions_);
 }
 
-TEST_F(Runs, ReadInTheOrderOfTheirNumbersUnlessTheUserGaveAnother) {
+TEST_F(Runs, SortNumberedNamesAndKeepOrderOfOthers) {
   using Names = std::vector<std::string>;
   EXPECT_EQ(in_order_of_run(Names{"step-1/", "step-10/", "step-2/"}),
             (Names{"step-1/", "step-2/", "step-10/"}));
   EXPECT_EQ(in_order_of_run(Names{"last", "best", "first"}), (Names{"last", "best", "first"}));
 }
 
-TEST_F(Runs, HaveAPageWithAChartForEachRoleAndARowForEachTensor) {
+TEST_F(Runs, ShowChartPerRoleAndRowPerTensorOnPage) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   std::vector<Tensor> before, after;
   for (int layer = 0; layer < 3; ++layer) {
@@ -123,7 +124,7 @@ TEST_F(Runs, HaveAPageWithAChartForEachRoleAndARowForEachTensor) {
     }
     return found;
   };
-  EXPECT_EQ(occurrences("<figure>"), 4U + 3 * 2U) << "of all, and of two roles";
+  EXPECT_EQ(occurrences("<figure>"), 4U + 3 * 2U) << "for all tensors, and for two roles";
   EXPECT_EQ(occurrences("class=\"lost\""), 3U) << "one layer breaks";
   EXPECT_EQ(occurrences("\n<tr"), 4U);
   EXPECT_EQ(occurrences("<b>up"), 0U);

@@ -15,23 +15,23 @@ class SecondTriesTest : public testing::Test {
   SecondTries::Clock::time_point began_ = SecondTries::Clock::now(), now_ = began_ + 5s;
 };
 
-TEST_F(SecondTriesTest, TheFirstFailureAfterALongWaitIsToldTwice) {
+TEST_F(SecondTriesTest, FirstFailureAfterLongWaitIsReportedTwice) {
   tries_.failed(kAhead, began_, now_);
   EXPECT_TRUE(tries_.take(kPage, now_ + 1ms));
   EXPECT_FALSE(tries_.take(kPage, now_ + 2ms));  // the next read of the program
 }
 
-TEST_F(SecondTriesTest, LaterFailuresAreToldOnceUntilAReadSucceeds) {
+TEST_F(SecondTriesTest, LaterFailuresAreReportedOnceUntilReadSucceeds) {
   tries_.failed(kAhead, began_, now_);
   EXPECT_TRUE(tries_.take(kPage, now_));
-  tries_.failed(kPage, now_, now_ + 5s);  // the kernel has the page, and asks once
+  tries_.failed(kPage, now_, now_ + 5s);  // the kernel knows the page and requests it only once
   EXPECT_FALSE(tries_.take(kPage, now_ + 5s));
   tries_.succeeded(kPage);
   tries_.failed(kAhead, began_, now_);
   EXPECT_TRUE(tries_.take(kPage, now_));
 }
 
-TEST_F(SecondTriesTest, AnotherRangeAnotherFileAndALaterReadAreNoSecondTry) {
+TEST_F(SecondTriesTest, OtherRangeOtherFileOrLateReadIsNotSecondTry) {
   tries_.failed(kAhead, began_, now_);
   EXPECT_FALSE(tries_.take({7, 0, 4096}, now_));
   EXPECT_FALSE(tries_.take({7, 4096 + 131072, 4096}, now_));
@@ -39,12 +39,12 @@ TEST_F(SecondTriesTest, AnotherRangeAnotherFileAndALaterReadAreNoSecondTry) {
   EXPECT_FALSE(tries_.take(kPage, now_ + 1001ms));
 }
 
-TEST_F(SecondTriesTest, AFailureThatTookNoTimeCostsAReaderNoneTwice) {
+TEST_F(SecondTriesTest, QuickFailureIsReportedOnce) {
   tries_.failed(kAhead, now_ - 499ms, now_);
   EXPECT_FALSE(tries_.take(kPage, now_));
 }
 
-TEST_F(SecondTriesTest, TheyAreBounded) {
+TEST_F(SecondTriesTest, DropsOldestFailureAboveLimit) {
   for (std::uint64_t inode = 0; inode <= SecondTries::kMost; ++inode) {
     tries_.failed({inode, 0, 1}, began_, now_);
   }

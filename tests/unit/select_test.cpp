@@ -1,4 +1,4 @@
-// The names that users type.
+// Tests of finding tensors by the names that users type.
 #include "core/checkpoint/select.h"
 
 #include "tests/support/checkpoint_writer.h"
@@ -39,7 +39,7 @@ class Select : public ::testing::Test {
   const std::string path_ = dir_ / "model.safetensors";
 };
 
-TEST_F(Select, OfANameOfOneCharacterNothingIsSuggested) {
+TEST_F(Select, SuggestsNothingForOneCharacter) {
   write_safetensors(path_, {random_tensor("w", "U8", {2}), random_tensor("weight", "U8", {2})});
 
   EXPECT_EQ(similar("-"), "");
@@ -47,14 +47,14 @@ TEST_F(Select, OfANameOfOneCharacterNothingIsSuggested) {
   EXPECT_EQ(similar("we"), "w");
 }
 
-TEST_F(Select, AWholeNameIsNoGlob) {
+TEST_F(Select, PrefersExactNameToGlob) {
   EXPECT_EQ(selected("a[0]"), std::vector<std::string>{"a[0]"});
   EXPECT_EQ(selected("a?"), std::vector<std::string>{"a0"});
   EXPECT_EQ(selected("model.layers.*").size(), 2u);
   EXPECT_TRUE(selected("model").empty());
 }
 
-TEST_F(Select, ANulInANameIsACharacterForAGlob) {
+TEST_F(Select, GlobMatchesNulAsCharacter) {
   using std::string_literals::operator""s;
   const std::vector<std::string> names{"a\0b"s, "a\0\1"s, "a", "ab", "\0"s};
   std::vector<Tensor> tensors;
@@ -71,7 +71,7 @@ TEST_F(Select, ANulInANameIsACharacterForAGlob) {
   EXPECT_TRUE(selected("a?\1b").empty());
 }
 
-TEST_F(Select, SuggestsTheBeginningTheEndAndTheTypo) {
+TEST_F(Select, SuggestsNameForPrefixSuffixAndTypo) {
   EXPECT_EQ(similar("lm_head"), "lm_head.weight");
   EXPECT_EQ(similar("norm.weight"), "model.norm.weight");
   EXPECT_EQ(similar("model.nrom.weight"), "model.norm.weight");
@@ -81,7 +81,7 @@ TEST_F(Select, SuggestsTheBeginningTheEndAndTheTypo) {
   EXPECT_EQ(similar(std::string(1000, 'x')), "");
 }
 
-TEST_F(Select, SaysWhatWasNotFound) {
+TEST_F(Select, ReportsUnmatchedNameAndGlob) {
   const Checkpoint checkpoint(std::span(&path_, 1));
 
   EXPECT_EQ(no_such_tensor(checkpoint, "lm_head"),

@@ -65,7 +65,7 @@ class ServedCheckpoint {
   const Checkpoint& checkpoint() const { return *checkpoint_; }
   const std::string& source(std::size_t number = 0) const { return paths_[number]; }
 
-  // The inode at a path from the root: "", ".stfs/info.json".
+  // Returns the attributes of a path relative to the root, such as "" or ".stfs/info.json".
   std::optional<Attributes> at(const std::string& path) const {
     std::optional<Attributes> found = filesystem_->attributes(kRoot);
     std::istringstream components(path);
@@ -75,7 +75,7 @@ class ServedCheckpoint {
     }
     return found;
   }
-  // An errno, or 0.
+  // Returns 0 or an errno.
   int look_up(std::uint64_t directory, std::string_view name, Attributes& found) const {
     return filesystem_->lookup(directory, name, found);
   }
@@ -110,7 +110,7 @@ class ServedCheckpoint {
     return {out.begin() + 2, out.end()};
   }
 
-  // An errno, or 0 and the bytes. Waits for those that are computed.
+  // Appends the bytes to `out`. Waits for computed bytes. Returns 0 or an errno.
   int read(std::uint64_t inode, std::uint64_t offset, std::uint64_t length,
            std::string& out) const {
     const bool is_computed = std::ranges::any_of(all_views(), [&](const ViewSpec& view) {
@@ -120,7 +120,7 @@ class ServedCheckpoint {
     std::future<int> answered = answer.get_future();
     filesystem_->read(
         {inode, offset, length},
-        [&](FileSystem::Ticket) { EXPECT_TRUE(is_computed) << "the bytes are at hand"; },
+        [&](FileSystem::Ticket) { EXPECT_TRUE(is_computed) << "stored bytes need no waiting"; },
         [&](int error, const Reply& reply) {
           out += bytes_of(reply);
           answer.set_value(error);
@@ -148,7 +148,7 @@ class ServedCheckpoint {
       if (S_ISDIR(entry.attributes.mode)) walk(below, visit);
     }
   }
-  // All paths, listed or not.
+  // Also visits paths that the root does not list.
   void walk_all(const Visit& visit) const {
     walk("", visit);
     if (const auto control = at(".stfs")) {

@@ -1,4 +1,4 @@
-// Slices against a model that visits every index and marks every bit.
+// Compares slices with a model that visits every index.
 #include "core/recipe/slice.h"
 
 #include "core/source/leases.h"
@@ -35,9 +35,9 @@ Slice parsed(std::string_view expression, const Dims& shape, DType dtype = DType
   return slice;
 }
 
-// Syntax.
+// Tests of the syntax.
 
-TEST(SliceSyntax, TakesWhatNumpyTakes) {
+TEST(SliceSyntax, AcceptsNumpyExpressions) {
   for (const char* expression :
        {"0",    "-1",   "+1",   "02",      ":",        "::",      "1:",      ":1",
         "1:2",  "::2",  "1::2", ":1:2",    "0:1:2",    "-2:",     ":-1",     "...",
@@ -47,7 +47,7 @@ TEST(SliceSyntax, TakesWhatNumpyTakes) {
   }
 }
 
-TEST(SliceSyntax, RefusesWhatIsNoExpression) {
+TEST(SliceSyntax, RejectsInvalidExpressions) {
   for (const char* expression :
        {"",     ",",     ",0",   "0,,",  "0,,1", " ",    "0 ",    " 0",      "0, 1", "a",    "0x1",
         "1.0",  "1e3",   "-",    "+",    "--1",  "+-1",  "1-",    "1:2:3:4", ":::",  "1:a",  "a:1",
@@ -59,7 +59,7 @@ TEST(SliceSyntax, RefusesWhatIsNoExpression) {
   EXPECT_EQ(error_of(std::string_view("0\0", 2), {3}), EINVAL);
 }
 
-TEST(SliceSyntax, RefusesMoreIndicesThanDimensions) {
+TEST(SliceSyntax, RejectsMoreIndicesThanDimensions) {
   EXPECT_EQ(error_of("0", {}), EINVAL);
   EXPECT_EQ(error_of(":", {}), EINVAL);
   EXPECT_EQ(error_of("...", {}), 0);
@@ -68,7 +68,7 @@ TEST(SliceSyntax, RefusesMoreIndicesThanDimensions) {
   EXPECT_EQ(error_of("0,...", {3}), 0);
 }
 
-TEST(SliceSyntax, SaysErangeForAnIntegerOutsideItsDimension) {
+TEST(SliceSyntax, IntegerOutOfRangeGivesERANGE) {
   EXPECT_EQ(error_of("3", {3}), ERANGE);
   EXPECT_EQ(error_of("-4", {3}), ERANGE);
   EXPECT_EQ(error_of("0", {0}), ERANGE);
@@ -79,7 +79,7 @@ TEST(SliceSyntax, SaysErangeForAnIntegerOutsideItsDimension) {
   EXPECT_EQ(error_of("3:,:", {3, 4}), 0) << "slices clamp";
 }
 
-TEST(SliceSyntax, TakesNumbersOfAnySize) {
+TEST(SliceSyntax, AcceptsArbitrarilyLargeNumbers) {
   const std::string huge(300, '9');
   EXPECT_EQ(error_of(huge, {3}), ERANGE);
   EXPECT_EQ(error_of("-" + huge, {3}), ERANGE);
@@ -93,7 +93,7 @@ TEST(SliceSyntax, TakesNumbersOfAnySize) {
   EXPECT_EQ(parsed("-9223372036854775809:", {3}).size(), 3U);
 }
 
-TEST(SliceSyntax, DoesNotOverflowOnTheLargestTensors) {
+TEST(SliceSyntax, DoesNotOverflowOnLargestTensors) {
   const std::uint64_t most = ~std::uint64_t{0} / 8;
   Slice slice = parsed("-1", {most});
   EXPECT_EQ(slice.begin, most - 1);
@@ -106,16 +106,16 @@ TEST(SliceSyntax, DoesNotOverflowOnTheLargestTensors) {
   slice = parsed("::1", {most});
   EXPECT_EQ(slice.size(), most);
   EXPECT_TRUE(slice.loops.empty());
-  // Next to a dimension of size 0 the others may have any size.
+  // If one dimension has size 0, the others may have any size.
   EXPECT_EQ(parsed("...", {kMost, kMost, 0}).size(), 0U);
   EXPECT_EQ(parsed("-1,::2", {kMost, kMost, 0}).shape, (Dims{1ULL << 63, 0}));
 }
 
-// The model: NumPy's rules for one dimension, written as a loop.
+// The model: a loop that follows NumPy's rules in each dimension.
 
 struct Expression {
   std::string text;
-  // For each dimension the selected indices, and whether the dimension is kept.
+  // The selected indices of each dimension, and the resulting shape.
   std::vector<std::vector<std::uint64_t>> indices;
   Dims shape;
   bool is_out_of_range = false;
@@ -129,7 +129,7 @@ std::string signed_number(RandomBytes& random, std::uint64_t size) {
   return std::to_string(value);
 }
 
-// A number for the loop: far ones are clamped to a value of equal effect.
+// Returns the number for the loop. Very large numbers are clamped to a value of the same effect.
 std::int64_t value_of(const std::string& text) {
   if (text.size() > 18) return text[0] == '-' ? -1'000'000'000 : 1'000'000'000;
   return std::stoll(text);
@@ -138,7 +138,7 @@ std::int64_t value_of(const std::string& text) {
 Expression random_expression(RandomBytes& random, const Dims& shape) {
   Expression out;
   const std::size_t rank = shape.size();
-  // The dimensions that an ellipsis or the end of the expression stands for.
+  // The number of dimensions that an ellipsis or the end of the expression replaces.
   std::size_t implied = rank == 0 ? 0 : random.next() % 3 == 0 ? random.next() % (rank + 1) : 0;
   const std::size_t named = rank - implied;
   const bool has_ellipsis = named == 0 || random.next() % 4 == 0;
@@ -158,7 +158,7 @@ Expression random_expression(RandomBytes& random, const Dims& shape) {
     const auto size = static_cast<std::int64_t>(shape[dimension]);
     auto& taken = out.indices.emplace_back();
     if (random.next() % 3 == 0) {
-      // Mostly in range: the first index out of range ends the parse.
+      // Most indices are in range, because the first index out of range ends the parse.
       std::string text = signed_number(random, shape[dimension]);
       if (size > 0 && random.next() % 20 != 0) {
         text = std::to_string(static_cast<std::int64_t>(random.next() % (2 * shape[dimension])) -
@@ -192,7 +192,7 @@ Expression random_expression(RandomBytes& random, const Dims& shape) {
         }
       }
       items.push_back(text);
-      // Python's slice.indices for a positive step.
+      // Computes Python's slice.indices() for a positive step.
       const auto resolved = [&](std::optional<std::int64_t> value, std::int64_t otherwise) {
         if (!value) return otherwise;
         if (*value < 0) return std::max<std::int64_t>(*value + size, 0);
@@ -211,7 +211,7 @@ Expression random_expression(RandomBytes& random, const Dims& shape) {
   return out;
 }
 
-// The numbers of the selected elements, in order.
+// Returns the numbers of the selected elements, in order.
 std::vector<std::uint64_t> elements_of(const Expression& expression, const Dims& shape) {
   std::vector<std::uint64_t> elements{0};
   for (std::size_t d = 0; d < shape.size(); ++d) {
@@ -226,7 +226,7 @@ std::vector<std::uint64_t> elements_of(const Expression& expression, const Dims&
   return elements;
 }
 
-// Maximal runs of consecutive elements.
+// Returns the maximal runs of consecutive elements.
 std::vector<std::pair<std::uint64_t, std::uint64_t>> runs_of(
     const std::vector<std::uint64_t>& elements) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> runs;
@@ -246,7 +246,7 @@ std::uint64_t product(const Dims& shape) {
   return out;
 }
 
-// A tensor's bytes: the source from `offset` to its end.
+// Returns a tensor's bytes: the source from `offset` to its end.
 Content whole(const Source& source, std::uint64_t offset) {
   Content content;
   content.extent(source, offset, source.size() - offset);
@@ -338,7 +338,7 @@ class RandomSlices : public ::testing::Test {
     if (runs.size() <= 1) {
       EXPECT_TRUE(slice.loops.empty()) << where() << " is one run";
     }
-    // Loops with adjacent runs are joined: each pass leaves a gap before the next.
+    // Loops with adjacent runs are joined, so each pass must leave a gap before the next.
     for (const Slice::Loop& loop : slice.loops) {
       ASSERT_GE(loop.count, 2U) << where();
       ASSERT_GT(loop.stride, slice.run) << where();
@@ -350,14 +350,14 @@ class RandomSlices : public ::testing::Test {
   std::unique_ptr<LocalFile> source_;
 };
 
-TEST_F(RandomSlices, EqualTheModelForElementsOfEveryWidth) {
+TEST_F(RandomSlices, MatchModelForAllElementWidths) {
   for (const DType dtype : {DType::kU8, DType::kBF16, DType::kF32, DType::kC64, DType::kF4,
                             DType::kF6E2M3, DType::kF6E3M2}) {
     check(dtype, 3000, static_cast<std::uint64_t>(dtype) + 1);
   }
 }
 
-// Large blocks with shared scales: rows of two blocks.
+// Slices a type with large blocks and shared scales. The tests use rows of two blocks.
 int block_slice(std::string_view expression, const Dims& shape, Slice& slice) {
   static constexpr TypeInfo kScaled{
       .name = "SCALED", .block_elements = 256, .block_bytes = 144, .kind = TypeKind::kQuantized};
@@ -366,7 +366,7 @@ int block_slice(std::string_view expression, const Dims& shape, Slice& slice) {
   return slice_of(ranges, kScaled, shape, slice);
 }
 
-TEST(Slice, OfBlocksBeginsAndEndsAtABlock) {
+TEST(Slice, BlockTypesAllowOnlyWholeBlocks) {
   const Dims shape{6, 4, 512};
   Slice slice;
   for (const char* expression : {"...", "2", "1:3,2", "0,0,256:", "3,3,:256", ":,::2,256:512",
@@ -390,9 +390,9 @@ TEST(Slice, OfBlocksBeginsAndEndsAtABlock) {
   EXPECT_TRUE(slice.loops.empty());
 }
 
-// Coalescing.
+// Tests of joining runs.
 
-TEST(Slice, IsOneRunWhereTheBytesAreOneRange) {
+TEST(Slice, ContiguousBytesAreOneRun) {
   for (const char* expression : {"...", ":", "2:5", "2:5,:,:", "3", "3,1:3", "3,2,1:4", "3,2,1",
                                  "-1", "::9", "5:,0:4,...", "2:3,1:3", "2:3,1:2,::9"}) {
     const Slice slice = parsed(expression, {6, 4, 5}, DType::kF32);
@@ -404,7 +404,7 @@ TEST(Slice, IsOneRunWhereTheBytesAreOneRange) {
   EXPECT_EQ(rows.run, 3U * 4 * 5 * 4);
 }
 
-TEST(Slice, JoinsDimensionsIntoOneLoopWhereTheirRunsAreEquallyFarApart) {
+TEST(Slice, JoinsDimensionsWithEqualStridesIntoOneLoop) {
   const Slice column = parsed(":,:,0", {6, 4, 5}, DType::kU8);
   ASSERT_EQ(column.loops.size(), 1U);
   EXPECT_EQ(column.loops[0].count, 24U);
@@ -417,7 +417,7 @@ TEST(Slice, JoinsDimensionsIntoOneLoopWhereTheirRunsAreEquallyFarApart) {
   EXPECT_EQ(two.begin, 1U);
 }
 
-TEST(Slice, OfOneRunIsAnExtentOfTheMapping) {
+TEST(Slice, SingleRunIsSentFromMapping) {
   const TempDir dir;
   write_file(dir / "source", std::string(200, 'x'));
   const LocalFile source((dir / "source").string());
@@ -433,7 +433,7 @@ TEST(Slice, OfOneRunIsAnExtentOfTheMapping) {
   EXPECT_EQ(reading.pieces[0].iov_base, source.bytes().data() + 17);
 }
 
-// The bytes read from the source. The kernel counts what this process reads.
+// Returns the number of bytes that this process has read, which the kernel counts.
 
 std::uint64_t bytes_read() {
   std::ifstream io("/proc/self/io");
@@ -445,7 +445,7 @@ std::uint64_t bytes_read() {
   return 0;
 }
 
-// A file of holes with a byte here and there.
+// A sparse file with a few bytes.
 class SparseSource {
  public:
   explicit SparseSource(std::uint64_t size) : path_((dir_ / "sparse").string()) {
@@ -464,7 +464,7 @@ class SparseSource {
   std::string path_;
 };
 
-TEST(Slice, ReadsOnlyTheNeededBytesOfRunsThatAreFarApart) {
+TEST(Slice, ReadsOnlyNeededBytesOfDistantRuns) {
   constexpr std::uint64_t kRow = 64ULL << 20;  // 128 rows of 64 MiB, 8 GiB of holes
   SparseSource file(128 * kRow);
   for (std::uint64_t row = 0; row < 128; ++row) {
@@ -481,11 +481,11 @@ TEST(Slice, ReadsOnlyTheNeededBytesOfRunsThatAreFarApart) {
   for (std::uint64_t row = 0; row < 128; ++row) {
     EXPECT_EQ(out.substr(row * 10, 10), std::string(10, static_cast<char>('0' + row % 10)));
   }
-  if (before == 0) GTEST_SKIP() << "this kernel does not count what is read (/proc/self/io)";
-  EXPECT_LT(read, 1280U + 4096) << "of 8 GiB, 1280 bytes are needed";
+  if (before == 0) GTEST_SKIP() << "this kernel does not count read bytes (/proc/self/io)";
+  EXPECT_LT(read, 1280U + 4096) << "only 1280 of 8 GiB are needed";
 }
 
-TEST(Slice, ReadsOnlyTheWindowThatIsAskedForOfRunsThatAreNear) {
+TEST(Slice, ReadsOnlyRequestedWindowOfNearRuns) {
   constexpr std::uint64_t kRows = 1 << 20;
   SparseSource file(kRows * 1024);  // 1 GiB
   file.put(500'000 * 1024 + 3, "!");
@@ -499,7 +499,7 @@ TEST(Slice, ReadsOnlyTheWindowThatIsAskedForOfRunsThatAreNear) {
   const std::uint64_t read = bytes_read() - before;
 
   EXPECT_EQ(out, std::string("\0\0\0\0!\0\0\0\0\0\0\0\0\0\0\0", 16));
-  if (before == 0) GTEST_SKIP() << "this kernel does not count what is read (/proc/self/io)";
+  if (before == 0) GTEST_SKIP() << "this kernel does not count read bytes (/proc/self/io)";
   EXPECT_LT(read, 16 * 1024 + 4096U);
 }
 
@@ -511,7 +511,7 @@ std::uint64_t resident_bytes() {
   return resident * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
-TEST(Slice, OfMillionsOfRunsTakesNoMemoryForThem) {
+TEST(Slice, MillionsOfRunsUseLittleMemory) {
   constexpr std::uint64_t kRuns = 20'000'000;
   SparseSource file(kRuns * 2);
   file.put(2 * 15'000'000, "!");
@@ -530,9 +530,9 @@ TEST(Slice, OfMillionsOfRunsTakesNoMemoryForThem) {
   EXPECT_LT(resident_bytes(), before + (8 << 20));
 }
 
-// Changed sources.
+// Tests of changed sources.
 
-TEST(Slice, OfManyRunsIsStaleAfterTheSourceWasTruncated) {
+TEST(Slice, TruncatedSourceGivesESTALE) {
   const TempDir dir;
   const std::string path = (dir / "source").string();
   write_file(path, std::string(1000, 'x'));
@@ -542,10 +542,10 @@ TEST(Slice, OfManyRunsIsStaleAfterTheSourceWasTruncated) {
   std::vector<std::byte> out(content.size());
 
   EXPECT_EQ(content.copy(0, out), ESTALE);
-  EXPECT_TRUE(source.has_changed()) << "or the change is never logged";
+  EXPECT_TRUE(source.has_changed()) << "otherwise the change is never logged";
 }
 
-TEST(Slice, OfManyRunsIsStaleAfterTheSourceWasRewritten) {
+TEST(Slice, RewrittenSourceGivesESTALE) {
   const TempDir dir;
   const std::string path = (dir / "source").string();
   write_file(path, std::string(1000, 'x'));
@@ -557,10 +557,10 @@ TEST(Slice, OfManyRunsIsStaleAfterTheSourceWasRewritten) {
   std::vector<std::byte> out(content.size());
 
   EXPECT_EQ(content.copy(0, out), ESTALE);
-  EXPECT_EQ(content.verify(), ESTALE) << "so that an open fails too";
+  EXPECT_EQ(content.verify(), ESTALE) << "otherwise an open would succeed";
 }
 
-// The canonical expression.
+// Tests of the canonical expression.
 
 std::string canonical(std::string_view expression, const Dims& shape) {
   std::vector<Range> ranges;
@@ -568,7 +568,7 @@ std::string canonical(std::string_view expression, const Dims& shape) {
   return canonical_expression(ranges, shape);
 }
 
-// The selected indices of each dimension, and the dimensions that are kept.
+// Returns the selected indices of each dimension, with a mark if the dimension is dropped.
 std::vector<std::vector<std::uint64_t>> taken(std::string_view expression, const Dims& shape) {
   std::vector<Range> ranges;
   EXPECT_EQ(parse_ranges(expression, shape, ranges), 0) << expression;
@@ -581,7 +581,7 @@ std::vector<std::vector<std::uint64_t>> taken(std::string_view expression, const
   return indices;
 }
 
-TEST(CanonicalSlice, IsEqualExactlyWhenTheSameElementsAreTaken) {
+TEST(CanonicalSlice, IsEqualExactlyIfElementsAreEqual) {
   for (const Dims& shape : {Dims{1}, Dims{2}, Dims{5}, Dims{0}, Dims{4, 1}, Dims{0, 3}}) {
     std::vector<std::string> items{"..."};
     for (const char* item : {"0", "-1", ":", "1:", ":1", "0:0", "3:2", "::2", "::3", "1::2", "0:1",
@@ -603,7 +603,7 @@ TEST(CanonicalSlice, IsEqualExactlyWhenTheSameElementsAreTaken) {
   }
 }
 
-TEST(CanonicalSlice, OfTheWholeIsEmpty) {
+TEST(CanonicalSlice, IsEmptyForWholeTensor) {
   EXPECT_EQ(canonical("...", {}), "");
   EXPECT_EQ(canonical(":,0:9,::1", {4, 9, 1}), "");
   EXPECT_EQ(canonical("0", {1}), "0") << "a dimension is dropped";

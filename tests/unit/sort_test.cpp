@@ -28,7 +28,7 @@ std::vector<std::uint32_t> order_of(const std::vector<std::string>& texts) {
       .order;
 }
 
-// A text of few different bytes whose length is near a multiple of eight.
+// Returns a text of few different bytes with a length near a multiple of eight.
 std::string random_text(RandomBytes& random, std::string_view alphabet) {
   const std::uint64_t eights = random.next() % 5;
   const std::uint64_t length = eights * 8 + random.next() % 3;
@@ -41,7 +41,7 @@ std::string random_text(RandomBytes& random, std::string_view alphabet) {
   return text;
 }
 
-TEST(SortedOrder, IsTheOneOfAStableSort) {
+TEST(SortedOrder, MatchesStableSort) {
   RandomBytes random(1);
   const std::vector<std::string> alphabets{"\0"s, "\0a"s, "ab", "\0\x01\x7f\x80\xff"s};
   for (int round = 0; round < 2000; ++round) {
@@ -54,7 +54,7 @@ TEST(SortedOrder, IsTheOneOfAStableSort) {
   }
 }
 
-TEST(SortedOrder, SaysWhetherTwoAreEqual) {
+TEST(SortedOrder, ReportsWhetherAnyTextsAreEqual) {
   RandomBytes random(2);
   for (int round = 0; round < 2000; ++round) {
     std::vector<std::string> texts(random.next() % 60);
@@ -71,7 +71,7 @@ TEST(SortedOrder, SaysWhetherTwoAreEqual) {
   }
 }
 
-TEST(SortedOrder, OfManyTextsIsTheSame) {  // enough texts for several threads
+TEST(SortedOrder, MatchesStableSortWithSeveralThreads) {  // enough texts for several threads
   std::vector<std::string> texts;
   for (int i = 0; i < 200'000; ++i) {
     texts.push_back("model.layers." + std::to_string(i % 61) + ".experts." +
@@ -81,7 +81,7 @@ TEST(SortedOrder, OfManyTextsIsTheSame) {  // enough texts for several threads
   EXPECT_EQ(order_of(texts), order_by_model(texts));
 }
 
-TEST(SortedOrder, TakesWhatIsSortedOrReversed) {
+TEST(SortedOrder, SortsSortedAndReversedInput) {
   std::vector<std::string> texts;
   for (int i = 0; i < 3000; ++i)
     texts.push_back("model.layers." + std::to_string(i / 7) + ".weight");
@@ -91,26 +91,26 @@ TEST(SortedOrder, TakesWhatIsSortedOrReversed) {
   EXPECT_EQ(order_of(texts), order_by_model(texts));
 }
 
-TEST(SortedOrder, KeepsEqualTextsInTheOrderOfTheirNumbers) {
+TEST(SortedOrder, KeepsEqualTextsInInputOrder) {
   const std::vector<std::string> texts(1000, std::string(64, 'x'));
   EXPECT_EQ(order_of(texts), order_by_model(texts));
 }
 
-TEST(SortedOrder, TellsAnEndFromAZeroByte) {
+TEST(SortedOrder, DistinguishesEndFromZeroByte) {
   std::vector<std::string> texts;
   for (std::size_t i = 40; i > 0; --i)
     texts.push_back(std::string(8, 'x') + std::string(i - 1, '\0'));
   EXPECT_EQ(order_of(texts), order_by_model(texts));
 }
 
-TEST(SortedOrder, PassesOverVeryLongCommonBeginnings) {
+TEST(SortedOrder, SortsTextsWithLongCommonPrefix) {
   const std::string beginning(1'000'000, 'x');
   std::vector<std::string> texts;
   for (int i = 40; i > 0; --i) texts.push_back(beginning + std::to_string(i));
   EXPECT_EQ(order_of(texts), order_by_model(texts));
 }
 
-TEST(SortedOrder, OfNothingIsEmpty) { EXPECT_TRUE(order_of({}).empty()); }
+TEST(SortedOrder, IsEmptyForNoTexts) { EXPECT_TRUE(order_of({}).empty()); }
 
 }  // namespace
 }  // namespace stfs::test

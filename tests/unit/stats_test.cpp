@@ -1,4 +1,4 @@
-// Statistics against sums in long double.
+// Compares statistics with sums in long double.
 #include "core/values/stats.h"
 
 #include "core/base/vectors.h"
@@ -72,7 +72,7 @@ std::string stats_json(const ValueStats& stats) {
   return stfs::stats_json(stats, std::vector<std::uint64_t>{stats.count});
 }
 
-// The definition.
+// Computes the statistics by their definition.
 template <class T>
 ValueStats reference(const std::vector<T>& values) {
   ValueStats stats;
@@ -148,7 +148,7 @@ void check_integers(const std::string& dtype) {
   expect_same(stats_of(dtype, values), reference(values), dtype + " min");
 }
 
-TEST(ValueStats, OfIntegersAreThoseOfTheDefinition) {
+TEST(ValueStats, IntegersMatchDefinition) {
   check_integers<std::uint8_t>("U8");
   check_integers<std::int8_t>("I8");
   check_integers<std::uint16_t>("U16");
@@ -159,25 +159,25 @@ TEST(ValueStats, OfIntegersAreThoseOfTheDefinition) {
   check_integers<std::int64_t>("I64");
 }
 
-TEST(ValueStats, OfFloatsAreThoseOfTheDefinition) {
+TEST(ValueStats, FloatsMatchDefinition) {
   RandomBytes random(2);
   std::vector<float> floats;
   std::vector<double> doubles;
   for (int i = 0; i < 100'000; ++i) {
     const double value = static_cast<double>(random.next() % 2'000'001) / 1e6 - 1;
     floats.push_back(static_cast<float>(value));
-    doubles.push_back(value * 1e10 + 3e12);  // a mean far larger than the deviation
+    doubles.push_back(value * 1e10 + 3e12);  // the mean is far larger than the deviation
   }
   expect_same(stats_of("F32", floats), reference(floats), "F32");
   expect_same(stats_of("F64", doubles), reference(doubles), "F64");
 }
 
-TEST(ValueStats, OfEverySmallFloatTypeAreThoseOfItsValues) {
+TEST(ValueStats, SmallFloatTypesMatchTheirF32Values) {
   for (const DType dtype :
        {DType::kF4, DType::kF6E2M3, DType::kF6E3M2, DType::kF8E5M2, DType::kF8E4M3, DType::kF8E8M0,
         DType::kF8E4M3Fnuz, DType::kF8E5M2Fnuz, DType::kF16, DType::kBF16}) {
     const std::string name(dtype_name(dtype));
-    // Several chunks of every type.
+    // The tensor has several chunks for every type.
     const Tensor tensor = random_tensor("t", name, {4, 130'000}, 77);
     std::vector<float> values(520'000);
     type_info(dtype).to_f32(std::as_bytes(std::span(tensor.bytes)).data(), values.size(),
@@ -187,7 +187,7 @@ TEST(ValueStats, OfEverySmallFloatTypeAreThoseOfItsValues) {
   }
 }
 
-TEST(ValueStats, CountNanAndInfinityAndLeaveThemOut) {
+TEST(ValueStats, CountAndExcludeNanAndInfinity) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float inf = std::numeric_limits<float>::infinity();
   const ValueStats stats =
@@ -196,15 +196,15 @@ TEST(ValueStats, CountNanAndInfinityAndLeaveThemOut) {
   EXPECT_EQ(stats.count, 9U);
   EXPECT_EQ(stats.nan, 2U);
   EXPECT_EQ(stats.inf, 3U);
-  EXPECT_EQ(stats.zeros, 2U) << "-0 is zero";
+  EXPECT_EQ(stats.zeros, 2U) << "-0 counts as zero";
   EXPECT_EQ(stats.min, 0.0);
   EXPECT_EQ(stats.max, 3.0);
   EXPECT_EQ(stats.mean, 1.0);
   EXPECT_DOUBLE_EQ(*stats.std, std::sqrt(1.5));
 }
 
-// Among 300,000 values, which several threads read in blocks.
-TEST(ValueStats, TellTheFirstPlacesOfNanInfinityAndTheLargestValue) {
+// Several threads read the 300,000 values in blocks.
+TEST(ValueStats, ReportFirstNanInfinityAndLargestPositions) {
   RandomBytes random(11);
   std::vector<float> values(300'000);
   for (float& value : values) value = static_cast<float>(random.next() % 1000);
@@ -224,7 +224,7 @@ TEST(ValueStats, TellTheFirstPlacesOfNanInfinityAndTheLargestValue) {
   }
 }
 
-TEST(ValueStats, HaveNoMinToStdWithoutAFiniteValue) {
+TEST(ValueStats, HaveNoMinToStdWithoutFiniteValue) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const std::vector<float>& values : {std::vector<float>{}, std::vector<float>{nan, nan}}) {
     const ValueStats stats = stats_of("F32", values);
@@ -244,7 +244,7 @@ TEST(ValueStats, CountBoolAsZeroAndOne) {
   EXPECT_EQ(stats_of("BOOL", std::vector<std::uint8_t>{0, 255}).max, 1.0);
 }
 
-TEST(ValueStats, OfComplexValuesHaveNoOrder) {
+TEST(ValueStats, ComplexValuesHaveNoMinToStd) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float inf = std::numeric_limits<float>::infinity();
   Tensor tensor =
@@ -259,7 +259,7 @@ TEST(ValueStats, OfComplexValuesHaveNoOrder) {
   EXPECT_FALSE(stats.min || stats.max || stats.mean || stats.std);
 }
 
-TEST(ValueStats, OfAScalarAreItself) {
+TEST(ValueStats, ScalarIsItsOwnMinAndMean) {
   const ValueStats stats = stats_of(Tensor{"t", "U8", {}, "\x07"});
 
   EXPECT_EQ(stats.count, 1U);
@@ -268,7 +268,7 @@ TEST(ValueStats, OfAScalarAreItself) {
   EXPECT_EQ(stats.std, 0.0);
 }
 
-TEST(ValueStats, KeepTheirPrecisionBesideALargeMean) {
+TEST(ValueStats, StayPreciseWithLargeMean) {
   std::vector<double> values(1'000'000, 1e9);
   for (std::size_t i = 0; i < values.size(); i += 2) values[i] += 1;
   const ValueStats stats = stats_of("F64", values);
@@ -277,8 +277,8 @@ TEST(ValueStats, KeepTheirPrecisionBesideALargeMean) {
   EXPECT_NEAR(*stats.std, 0.5, 1e-6);
 }
 
-// Each partial sum is far larger than a value, and loses the same part of each.
-TEST(ValueStats, KeepTheirPrecisionWhereTheSumLosesBits) {
+// Each partial sum is far larger than a value, and loses the same low bits of each value.
+TEST(ValueStats, StayPreciseIfSumLosesBits) {
   constexpr double kOffset = 0x1p52;
   std::vector<double> values(3 * 4096, kOffset + 100);
   for (std::size_t i = 0; i < values.size(); i += 4096) {
@@ -291,21 +291,21 @@ TEST(ValueStats, KeepTheirPrecisionWhereTheSumLosesBits) {
   EXPECT_DOUBLE_EQ(*stats.std, std::sqrt(20'000.0 / 4096));
 }
 
-TEST(ValueStats, OfManyEqualValuesAreThatValueAndNothing) {
+TEST(ValueStats, EqualValuesHaveExactMeanAndZeroStd) {
   const ValueStats stats = stats_of("F64", std::vector<double>(60'000, 0.1));
 
   EXPECT_EQ(stats.mean, 0.1);
   EXPECT_EQ(stats.std, 0.0);
 }
 
-TEST(ValueStats, OfTheLargestDoublesAreExact) {
+TEST(ValueStats, LargestDoublesAreExact) {
   const ValueStats both = stats_of("F64", std::vector<double>{DBL_MAX, -DBL_MAX});
   EXPECT_EQ(both.max, DBL_MAX);
   EXPECT_EQ(both.min, -DBL_MAX);
   EXPECT_EQ(both.mean, 0.0);
   EXPECT_EQ(both.std, DBL_MAX);
 
-  // Several chunks, and numbers that are not a power of two.
+  // The values fill several chunks, and their number is not a power of two.
   const ValueStats equal = stats_of("F64", std::vector<double>(100'003, DBL_MAX));
   EXPECT_EQ(equal.mean, DBL_MAX);
   EXPECT_EQ(equal.std, 0.0);
@@ -316,7 +316,7 @@ TEST(ValueStats, OfTheLargestDoublesAreExact) {
   EXPECT_EQ(stats_json(some).find("null"), std::string::npos);
 }
 
-TEST(ValueStats, OfTheSmallestDoublesAreExact) {
+TEST(ValueStats, SmallestDoublesAreExact) {
   const ValueStats small = stats_of("F64", std::vector<double>{1e-200, 3e-200});
   EXPECT_DOUBLE_EQ(*small.mean, 2e-200);
   EXPECT_DOUBLE_EQ(*small.std, 1e-200);
@@ -327,8 +327,8 @@ TEST(ValueStats, OfTheSmallestDoublesAreExact) {
   EXPECT_EQ(subnormal.std, 3 * DBL_TRUE_MIN);
 }
 
-// Blocks that fill several chunks each, and the same values in the opposite order.
-TEST(ValueStats, OfChunksOfAnySizeOfValuesAreThoseOfTheDefinition) {
+// Each block fills several chunks. Some blocks have the same values in reverse order.
+TEST(ValueStats, ChunksWithMixedMagnitudesMatchDefinition) {
   constexpr double kLarge = 1.6e308;
   constexpr double kSmall = 3e-220;
   const std::vector<std::vector<double>> blocks{
@@ -352,7 +352,7 @@ TEST(ValueStats, OfChunksOfAnySizeOfValuesAreThoseOfTheDefinition) {
   }
 }
 
-TEST(ValueStats, EndWithEintrWhenStopped) {
+TEST(ValueStats, ReturnEINTRWhenStopped) {
   const LoadedTensor loaded(random_tensor("t", "U8", {5'000'000}));
   std::atomic<bool> stop = false;
   std::uint64_t seen = 0;
@@ -370,7 +370,7 @@ TEST(ValueStats, EndWithEintrWhenStopped) {
   EXPECT_LT(seen, 5'000'000U);
 }
 
-TEST(ValueStats, TellOfEveryByteTheyLookedAt) {
+TEST(ValueStats, ReportEachReadByte) {
   const LoadedTensor loaded(random_tensor("t", "F16", {500'000}));
   std::uint64_t seen = 0;
   ValueStats stats;
@@ -381,7 +381,7 @@ TEST(ValueStats, TellOfEveryByteTheyLookedAt) {
   EXPECT_EQ(seen, 1'000'000U);
 }
 
-TEST(ValueStats, PassOnTheErrnoOfARead) {
+TEST(ValueStats, ReturnErrnoOfFailedRead) {
   const LoadedTensor loaded(random_tensor("t", "U8", {1000}));
   std::filesystem::resize_file(loaded.path(), 20);
   ValueStats stats;
@@ -391,8 +391,8 @@ TEST(ValueStats, PassOnTheErrnoOfARead) {
             ESTALE);
 }
 
-// Values that are k / 2^20 have exact sums in integers.
-TEST(ValueStats, OfAnyValuesKeepTheirBoundAgainstExactArithmetic) {
+// All values are k / 2^20, so integer arithmetic computes their sums exactly.
+TEST(ValueStats, StayWithinErrorBoundOfExactArithmetic) {
   RandomBytes random(9);
   for (const std::size_t count : {1U, 15U, 4097U, 1'000'000U}) {
     for (const std::int64_t offset : {0, 1 << 23, -(1 << 24)}) {
@@ -421,7 +421,7 @@ TEST(ValueStats, OfAnyValuesKeepTheirBoundAgainstExactArithmetic) {
   }
 }
 
-TEST(ValueStats, DoNotDependOnTheNumberOfThreads) {
+TEST(ValueStats, DoNotDependOnThreadCount) {
   for (const char* dtype : {"BF16", "F32", "F64", "I32", "F8_E4M3", "F6_E2M3", "C64"}) {
     const LoadedTensor loaded(random_tensor("t", dtype, {1000, 3004}));
     std::string first;
@@ -436,7 +436,7 @@ TEST(ValueStats, DoNotDependOnTheNumberOfThreads) {
   }
 }
 
-TEST(ValueStats, DoNotDependOnTheVectorsOfTheProcessor) {
+TEST(ValueStats, DoNotDependOnVectorTarget) {
   for (const char* dtype : {"BF16", "F16", "F32", "F64", "I16"}) {
     for (const std::uint64_t count : {1U, 63U, 64U, 79U, 4095U, 300'001U}) {
       const LoadedTensor loaded(random_tensor("t", dtype, {count}, count));
@@ -453,10 +453,10 @@ TEST(ValueStats, DoNotDependOnTheVectorsOfTheProcessor) {
   }
 }
 
-TEST(ValueStats, OfBytesThatComeLateAreTheSame) {
+TEST(ValueStats, LateBytesGiveSameResult) {
   const LoadedTensor loaded(random_tensor("t", "BF16", {10'000'000}));
-  ValueStats here;
-  ASSERT_EQ(value_stats(loaded.tensor().content(), DType::kBF16, {std::atomic<bool>(false)}, here),
+  ValueStats local;
+  ASSERT_EQ(value_stats(loaded.tensor().content(), DType::kBF16, {std::atomic<bool>(false)}, local),
             0);
   for (const std::uint64_t kept : {std::uint64_t{2} << 20, std::uint64_t{1} << 40}) {
     LateSource source(loaded.path());
@@ -469,11 +469,11 @@ TEST(ValueStats, OfBytesThatComeLateAreTheSame) {
     EXPECT_EQ(
         value_stats(content, DType::kBF16, {.stop = std::atomic<bool>(false), .threads = 4}, late),
         0);
-    EXPECT_EQ(stats_json(late), stats_json(here)) << kept;
+    EXPECT_EQ(stats_json(late), stats_json(local)) << kept;
   }
 }
 
-TEST(OrderedSum, IsTheSameInEveryOrder) {
+TEST(OrderedSum, DoesNotDependOnOrder) {
   struct Text {
     std::string text;
     void add(const Text& right) { text = "(" + text + right.text + ")"; }
@@ -497,7 +497,7 @@ TEST(OrderedSum, IsTheSameInEveryOrder) {
   }
 }
 
-TEST(StatsJson, HasTheFieldsInOrderAndNullForNone) {
+TEST(StatsJson, HasFieldsInOrderAndNullForMissingValues) {
   ValueStats stats;
   stats.count = 3;
   stats.nan = 3;
@@ -506,7 +506,7 @@ TEST(StatsJson, HasTheFieldsInOrderAndNullForNone) {
       R"({"count":3,"min":null,"max":null,"mean":null,"std":null,"zeros":0,"nan":3,"inf":0,"nan_at":[],"inf_at":[],"largest_at":null})");
 }
 
-TEST(StatsJson, TellsTheIndicesOfPlaces) {
+TEST(StatsJson, WritesPositionsAsIndices) {
   ValueStats stats;
   stats.nan_at = {0, 7};
   stats.inf_at = {11};
@@ -520,7 +520,7 @@ TEST(StatsJson, TellsTheIndicesOfPlaces) {
   EXPECT_TRUE(scalar.ends_with(R"(,"nan_at":[[]],"inf_at":[[]],"largest_at":[]})")) << scalar;
 }
 
-// -0 and 0 are equal, and which of them is least would depend on the order of the values.
+// -0 and 0 are equal, so the order of the values would decide whether the minimum is 0 or -0.
 TEST(StatsJson, HasNoNegativeZero) {
   const std::string zeros = R"("min":0.0,"max":0.0,"mean":0.0,"std":0.0,)";
   for (const std::size_t count : {1U, 2U, 100U, 5000U}) {
@@ -532,14 +532,14 @@ TEST(StatsJson, HasNoNegativeZero) {
       EXPECT_NE(stats_json(stats_of("F64", wide)).find(zeros), std::string::npos) << count;
     }
   }
-  // A mean that rounds to zero.
+  // The mean rounds to zero.
   const std::string tiny = stats_json(stats_of("F64", std::vector<double>{-DBL_TRUE_MIN, 0.0}));
   EXPECT_NE(tiny.find(R"("mean":0.0,)"), std::string::npos) << tiny;
   const std::string below = stats_json(stats_of("F64", std::vector<double>{-1.0, -0.0}));
   EXPECT_NE(below.find(R"("max":0.0,)"), std::string::npos) << below;
 }
 
-TEST(StatsJson, WritesNumbersThatReadBackTheSame) {
+TEST(StatsJson, NumbersRoundTrip) {
   ValueStats stats;
   stats.min = DBL_TRUE_MIN;
   stats.max = DBL_MAX;

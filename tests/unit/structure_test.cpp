@@ -1,4 +1,4 @@
-// The rules of the design and the promises of the documents that no compiler checks.
+// Checks rules of the design, and promises in the documents, that no compiler checks.
 #include "fs/view/registry.h"
 #include "tests/support/files.h"
 
@@ -28,7 +28,7 @@ bool is_code(const fs::path& path) {
          extension == ".c";
 }
 
-// The source files below these directories, relative to the root.
+// Returns the source files below these directories, relative to the root.
 std::vector<fs::path> code_in(const std::vector<std::string>& directories) {
   std::vector<fs::path> files;
   for (const std::string& directory : directories) {
@@ -72,7 +72,7 @@ std::vector<Include> includes_of(const fs::path& file) {
   return includes;
 }
 
-TEST(Structure, IncludesAreRelativeToTheRoot) {
+TEST(Structure, IncludesAreRelativeToRoot) {
   for (const fs::path& file : code_in({"core", "fs", "tools", "tests"})) {
     for (const auto& [is_quoted, target] : includes_of(file)) {
       EXPECT_TRUE(!is_quoted || fs::exists(kTree / target))
@@ -81,7 +81,7 @@ TEST(Structure, IncludesAreRelativeToTheRoot) {
   }
 }
 
-// The folder of a file, as the design names it: "core/recipe", "tools/gpu/holder".
+// Returns the folder of a file, in the form that the design uses: "core/recipe".
 std::string folder_of(const std::string& file) {
   std::string folder = file.substr(0, file.rfind('/'));
   // The public headers (tools/gpu/library/include) belong to the library's folder.
@@ -89,10 +89,10 @@ std::string folder_of(const std::string& file) {
   return folder;
 }
 
-// The arrows: from each folder to the other folders that its files may include.
+// Maps each folder to the other folders that its files may include.
 const std::map<std::string, std::set<std::string>> kArrows = [] {
   std::map<std::string, std::set<std::string>> arrows;
-  // Each stage knows the stages before it.
+  // Each stage may include the stages before it.
   const auto chain = [&arrows](std::set<std::string> known,
                                const std::vector<std::string>& stages) {
     for (const std::string& stage : stages) {
@@ -116,10 +116,10 @@ const std::map<std::string, std::set<std::string>> kArrows = [] {
   return arrows;
 }();
 
-TEST(Structure, AFolderIncludesWhatStandsBeforeItAlone) {
+TEST(Structure, FoldersIncludeOnlyEarlierFolders) {
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
     const std::string folder = folder_of(file.string());
-    if (folder.ends_with("/examples")) continue;  // code of users
+    if (folder.ends_with("/examples")) continue;  // example code for users
     ASSERT_TRUE(kArrows.contains(folder))
         << file << " is in a folder that the design does not name";
     for (const auto& [is_quoted, target] : includes_of(file)) {
@@ -131,16 +131,16 @@ TEST(Structure, AFolderIncludesWhatStandsBeforeItAlone) {
   }
 }
 
-// The layers whose files are a format that others write too, and what reads or writes that format.
-TEST(Structure, ALayerIsKnownByItsTableAlone) {
-  const std::set<std::string> of_a_format{
+// Some files may include a layer directly, because they read or write the layer's file format.
+TEST(Structure, LayersAreUsedOnlyThroughTheirTable) {
+  const std::set<std::string> format_users{
       "core/write/delta.h",          "core/write/delta.cpp",      // writes deltas
-      "tools/info/info_verb.cpp",                                 // prints the links of a chain
-      "core/command/complete.cpp",   "tools/info/edit_verb.cpp",  // lines of edits
+      "tools/info/info_verb.cpp",                                 // prints the chain
+      "core/command/complete.cpp",   "tools/info/edit_verb.cpp",  // parse edits
       "core/checkpoint/mounted.cpp", "core/checkpoint/source_lists.cpp",
       "core/write/read_files.cpp"};
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
-    if (file.string().starts_with("core/layer/") || of_a_format.contains(file.string())) continue;
+    if (file.string().starts_with("core/layer/") || format_users.contains(file.string())) continue;
     for (const auto& include : includes_of(file)) {
       for (const std::string_view layer : {"delta", "edit", "lora"}) {
         EXPECT_FALSE(include.target.starts_with("core/layer/" + std::string(layer) + "/"))
@@ -150,13 +150,14 @@ TEST(Structure, ALayerIsKnownByItsTableAlone) {
   }
 }
 
-TEST(Structure, AMountKnowsViewsByTheirTableAlone) {
+TEST(Structure, MountUsesViewsOnlyThroughTheirTable) {
   for (const fs::path& file : code_in({"fs/mount", "fs/fuse"})) {
     EXPECT_EQ(read_file(kTree / file).find("View::k"), std::string::npos) << file;
   }
 }
 
-// Whether `text` names a view's directory or file: "slice/", but not in "npy-slice/".
+// Returns true if `text` has the name of a view's directory or file, and not only as the end of
+// another name: "slice/" is not in "npy-slice/".
 bool has_view(std::string_view text, const std::string& name) {
   for (std::size_t at = text.find(name); at != std::string::npos; at = text.find(name, at + 1)) {
     const char before = at == 0 ? ' ' : text[at - 1];
@@ -165,20 +166,20 @@ bool has_view(std::string_view text, const std::string& name) {
   return false;
 }
 
-TEST(Structure, EveryViewStandsInTheDocumentsAndHasATest) {
+TEST(Structure, ViewsAreDocumentedAndTested) {
   std::string tests;
   for (const fs::path& file : code_in({"tests/mount"})) tests += read_file(kTree / file);
   for (const ViewSpec& view : all_views()) {
-    if (view.name.empty()) continue;  // the root, and files beside those of another view
+    if (view.name.empty()) continue;  // the root, and files next to another view's files
     const std::string name = std::string(view.name) + (view.names == stfs::Names::kFile ? "" : "/");
-    for (const char* document : {"docs/EXAMPLES.md", "docs/SEMANTICS.md", "docs/man/stfs.1.in"}) {
+    for (const char* document : {"docs/EXAMPLES.md", "docs/REFERENCE.md", "docs/man/stfs.1.in"}) {
       EXPECT_TRUE(has_view(read_file(kTree / document), name)) << document << " lacks " << name;
     }
     EXPECT_TRUE(has_view(tests, name)) << "no test in tests/mount names " << name;
   }
 }
 
-TEST(Structure, ViewsHaveNumbersAndNamesOfTheirOwn) {
+TEST(Structure, ViewsHaveUniqueNumbersAndNames) {
   std::set<std::pair<View, int>> numbers;
   std::set<std::string_view> names;
   for (const ViewSpec& view : all_views()) {
@@ -192,7 +193,7 @@ TEST(Structure, ViewsHaveNumbersAndNamesOfTheirOwn) {
   }
 }
 
-TEST(Structure, FuseIsIncludedInItsFolderAlone) {
+TEST(Structure, OnlyFuseFolderIncludesFuse) {
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
     if (folder_of(file.string()) == "fs/fuse") continue;
     for (const auto& [is_quoted, target] : includes_of(file)) {
@@ -202,8 +203,8 @@ TEST(Structure, FuseIsIncludedInItsFolderAlone) {
   }
 }
 
-// A new type is a row of the table and its converter.
-TEST(Structure, ADtypeIsACaseOfItsTableAlone) {
+// A new type must need only a row in the table and a converter.
+TEST(Structure, OnlyTypeTableSwitchesOnDType) {
   const std::set<std::string> table{"core/format/types.cpp", "core/format/to_f32.cpp"};
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
     if (table.contains(file.string())) continue;
@@ -211,8 +212,8 @@ TEST(Structure, ADtypeIsACaseOfItsTableAlone) {
   }
 }
 
-// Each file that includes it takes seconds more to compile.
-TEST(Structure, NoHeaderIncludesTheJsonLibrary) {
+// Including nlohmann/json.hpp makes the compilation of a file seconds slower.
+TEST(Structure, NoHeaderIncludesJsonLibrary) {
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
     if (file.extension() != ".h") continue;
     for (const auto& include : includes_of(file)) {
@@ -221,8 +222,8 @@ TEST(Structure, NoHeaderIncludesTheJsonLibrary) {
   }
 }
 
-// Its messages name types and subcommands, which users do not know.
-TEST(Structure, OneFileIncludesTheLibraryOfCommandLines) {
+// The messages of CLI11 name types and subcommands, which users do not know.
+TEST(Structure, OnlyCommandParserIncludesCli11) {
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
     if (file == "core/command/command_parser.cpp") continue;
     for (const auto& include : includes_of(file)) {
@@ -231,7 +232,7 @@ TEST(Structure, OneFileIncludesTheLibraryOfCommandLines) {
   }
 }
 
-TEST(Structure, LibrariesThatOneThingNeedsAreIncludedThereAlone) {
+TEST(Structure, OnlyKnownFilesIncludeZstdRe2AndZlib) {
   const std::set<std::string> zlib{"core/format/inflate.cpp", "core/layer/delta/version.cpp",
                                    "core/values/picture/png.cpp"};
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
@@ -244,7 +245,7 @@ TEST(Structure, LibrariesThatOneThingNeedsAreIncludedThereAlone) {
   }
 }
 
-TEST(Structure, CudaIsIncludedInItsFolderAlone) {
+TEST(Structure, OnlyDeviceFolderIncludesCuda) {
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
     if (folder_of(file.string()) == "tools/gpu/device") continue;
     for (const auto& [is_quoted, target] : includes_of(file)) {
@@ -254,8 +255,8 @@ TEST(Structure, CudaIsIncludedInItsFolderAlone) {
   }
 }
 
-// "namespace::Name" of the types that a file defines at the beginning of a line, outside of unnamed
-// namespaces.
+// Returns "namespace::Name" for each type that a file defines at the beginning of a line, outside
+// of unnamed namespaces.
 std::vector<std::string> types_in(const fs::path& file) {
   constexpr std::string_view kOpens = "namespace ";
   std::vector<std::string> open;  // namespaces; "" is an unnamed one
@@ -276,10 +277,10 @@ std::vector<std::string> types_in(const fs::path& file) {
     std::string word;
     words >> word;
     if (word != "class" && word != "struct" && word != "enum" && word != "union") continue;
-    if (word == "enum") words >> word;  // "class", or the name
+    if (word == "enum") words >> word;  // the word "class", or the name
     if (word == "class" || word == "struct" || word == "union") words >> word;
     const std::size_t end = word.find_first_of(":{<");
-    if (end != std::string::npos && word.substr(end, 2) == "::") continue;  // a class of a class
+    if (end != std::string::npos && word.substr(end, 2) == "::") continue;  // a nested class
     if (end != std::string::npos) word.resize(end);
     std::string name;
     for (const std::string& space : open) name += space + "::";
@@ -288,12 +289,12 @@ std::vector<std::string> types_in(const fs::path& file) {
   return types;
 }
 
-// Linking both into a program would be undefined behaviour (one definition rule).
-TEST(Structure, NoTypeIsDefinedTwiceInANamespace) {
+// Linking two definitions into a program would be undefined behaviour (one definition rule).
+TEST(Structure, TypeNamesAreUniqueInNamespace) {
   std::map<std::string, fs::path> defined;
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
     for (const std::string& type : types_in(file)) {
-      if (type.empty()) continue;  // an enum of C without a name
+      if (type.empty()) continue;  // an unnamed enum in C
       const auto [first, is_new] = defined.emplace(type, file);
       EXPECT_TRUE(is_new) << type << " is defined in " << first->second << " and in " << file;
     }
@@ -301,7 +302,7 @@ TEST(Structure, NoTypeIsDefinedTwiceInANamespace) {
   EXPECT_TRUE(defined.contains("stfs::Error"));
 }
 
-TEST(Structure, TheDeviceToolHasANamespaceOfItsOwn) {
+TEST(Structure, GpuToolUsesItsOwnNamespace) {
   std::vector<fs::path> outside;
   for (const fs::path& file : code_in({"tools/gpu", "tests/gpu"})) {
     std::istringstream lines(read_file(kTree / file));
@@ -313,7 +314,7 @@ TEST(Structure, TheDeviceToolHasANamespaceOfItsOwn) {
   EXPECT_EQ(outside, std::vector<fs::path>{});
 }
 
-TEST(Structure, WhatIsShippedDoesNotDependOnTheTests) {
+TEST(Structure, ProductDoesNotIncludeTests) {
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
     for (const auto& include : includes_of(file)) {
       EXPECT_FALSE(include.target.starts_with("tests/")) << file;
@@ -321,7 +322,7 @@ TEST(Structure, WhatIsShippedDoesNotDependOnTheTests) {
   }
 }
 
-TEST(Structure, NothingIsCalledUtils) {
+TEST(Structure, NoFileIsNamedUtils) {
   for (const fs::path& file : code_in({"core", "fs", "tools", "tests"})) {
     const std::string stem = file.stem().string();
     for (const char* name : {"utils", "util", "helpers", "misc", "common"})
@@ -329,7 +330,7 @@ TEST(Structure, NothingIsCalledUtils) {
   }
 }
 
-TEST(Structure, EveryHeaderBeginsWithWhatItIs) {
+TEST(Structure, HeadersBeginWithComment) {
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
     if (file.extension() != ".h") continue;
     const std::string text = read_file(kTree / file);
@@ -338,7 +339,7 @@ TEST(Structure, EveryHeaderBeginsWithWhatItIs) {
   }
 }
 
-TEST(Structure, EveryTestFileHasItsPlaceInTheBuild) {
+TEST(Structure, TestFilesAreInBuild) {
   for (const char* directory :
        {"tests/unit", "tests/mount", "tests/gpu", "tests/library", "tests/faults"}) {
     const std::string build = read_file(kTree / directory / "CMakeLists.txt");
@@ -349,7 +350,7 @@ TEST(Structure, EveryTestFileHasItsPlaceInTheBuild) {
   }
 }
 
-// "Suite.Name" of every test in the tree.
+// Returns "Suite.Name" of every test in the tree.
 std::set<std::string> all_tests() {
   std::set<std::string> names;
   for (const fs::path& file : code_in({"tests"})) {
@@ -369,7 +370,8 @@ std::set<std::string> all_tests() {
   return names;
 }
 
-// The targets of a document's links, without other sites and anchors in itself.
+// Returns the targets of a document's links, except links to other sites and anchors in the
+// document itself.
 std::vector<std::string> links_in(const fs::path& document) {
   std::vector<std::string> links;
   std::istringstream lines(read_file(document));
@@ -410,7 +412,7 @@ struct Section {
   std::vector<std::string> lines;
 };
 
-// The sections under headings of level 2 and 3, without code blocks.
+// Returns the sections under headings of level 2 and 3, without code blocks and titles.
 std::vector<Section> sections_of(const fs::path& document) {
   std::vector<Section> sections;
   std::istringstream lines(read_file(document));
@@ -420,7 +422,7 @@ std::vector<Section> sections_of(const fs::path& document) {
     if (in_code) continue;
     if (line.starts_with("## ") || line.starts_with("### "))
       sections.push_back({line, {}});
-    else if (!sections.empty() && !line.empty())
+    else if (!sections.empty() && !line.empty() && !line.starts_with("# "))
       sections.back().lines.push_back(line);
   }
   return sections;
@@ -432,12 +434,17 @@ std::vector<std::string> headings(const std::vector<Section>& sections) {
   return result;
 }
 
-TEST(Semantics, HasATestForEveryHeading) {
+// The headings of SEMANTICS come first, then the headings of REFERENCE.
+TEST(Semantics, HasTestForEachHeading) {
   const std::set<std::string> tests = all_tests();
-  const std::vector<Section> promises = sections_of(kTree / "docs/SEMANTICS.md");
+  std::vector<Section> promises;
+  for (const char* document : {"docs/SEMANTICS.md", "docs/REFERENCE.md"}) {
+    const std::vector<Section> sections = sections_of(kTree / document);
+    EXPECT_FALSE(sections.empty()) << document;
+    promises.insert(promises.end(), sections.begin(), sections.end());
+  }
   const std::vector<Section> proofs = sections_of(kTree / "tests/promises.txt");
 
-  EXPECT_FALSE(promises.empty());
   EXPECT_EQ(headings(proofs), headings(promises));
   for (const auto& [heading, lines] : proofs) {
     EXPECT_FALSE(lines.empty()) << heading << " names no test";

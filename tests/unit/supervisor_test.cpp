@@ -1,4 +1,4 @@
-// A supervisor and workers that only end, as processes of this test.
+// Runs a supervisor and its workers as child processes of this test.
 #include "fs/fuse/supervisor.h"
 
 #include "tests/support/files.h"
@@ -46,7 +46,8 @@ class SupervisorTest : public testing::Test {
 
   ~SupervisorTest() override { ::munmap(shared_, sizeof *shared_); }
 
-  // The exit status of a supervisor whose workers do `work`; the first worker has number 1.
+  // Returns the exit status of a supervisor with workers that do `work`. The first worker has
+  // number 1.
   int supervise(
       const std::function<void(Worker& worker, int number)>& work,
       const std::function<void()>& prepare = [] {}) {
@@ -70,12 +71,12 @@ class SupervisorTest : public testing::Test {
   }
 
   static inline std::atomic<int>* on_exit_ = nullptr;
-  const UniqueFd signal_{::eventfd(0, EFD_CLOEXEC)};  // stands in for a signalfd
+  const UniqueFd signal_{::eventfd(0, EFD_CLOEXEC)};  // replaces a signalfd
   Shared* shared_ = new (::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Shared{};
 };
 
-TEST_F(SupervisorTest, StartsAnotherWorkerForOneThatDied) {
+TEST_F(SupervisorTest, RestartsDeadWorker) {
   const auto work = [](Worker& worker, int number) {
     worker.serving();
     if (number < 3) ::raise(SIGKILL);
@@ -87,7 +88,7 @@ TEST_F(SupervisorTest, StartsAnotherWorkerForOneThatDied) {
   EXPECT_EQ(shared_->ready, 1);
 }
 
-TEST_F(SupervisorTest, IsNeverGivenUpOnceAWorkerHasServed) {
+TEST_F(SupervisorTest, NeverGivesUpAfterWorkerHasServed) {
   const auto work = [](Worker& worker, int number) {
     worker.serving();
     if (number <= 6) ::raise(SIGKILL);
@@ -98,12 +99,12 @@ TEST_F(SupervisorTest, IsNeverGivenUpOnceAWorkerHasServed) {
   EXPECT_EQ(shared_->lines, 6);
 }
 
-TEST_F(SupervisorTest, NoticesADeathWherePidfdOpenFails) {
+TEST_F(SupervisorTest, NoticesDeathIfPidfdOpenFails) {
   const auto work = [](Worker& worker, int number) {
     worker.serving();
     if (number == 1) ::raise(SIGKILL);
   };
-  const auto forbid_pidfd_open = [] {  // as old container runtimes do
+  const auto forbid_pidfd_open = [] {  // old container runtimes do this too
     sock_filter rules[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
@@ -119,8 +120,8 @@ TEST_F(SupervisorTest, NoticesADeathWherePidfdOpenFails) {
   EXPECT_EQ(shared_->workers, 2);
 }
 
-// Whether a process sleeps: the supervisor's pause after a failed poll. /proc/PID/syscall begins
-// with the number of the process's system call.
+// Returns true if a process sleeps, as the supervisor does after a failed poll. /proc/PID/syscall
+// begins with the number of the process's system call.
 bool is_sleeping(pid_t process) {
   std::istringstream call(read_file("/proc/" + std::to_string(process) + "/syscall"));
   std::string number;
@@ -128,7 +129,7 @@ bool is_sleeping(pid_t process) {
   return number == std::to_string(SYS_clock_nanosleep) || number == std::to_string(SYS_nanosleep);
 }
 
-TEST_F(SupervisorTest, HearsASignalAfterPollHasFailed) {
+TEST_F(SupervisorTest, HandlesSignalAfterPollFailure) {
   const auto allow = [](rlim_t descriptors) {
     rlimit limit{};
     ::prlimit(::getppid(), RLIMIT_NOFILE, nullptr, &limit);
@@ -137,7 +138,7 @@ TEST_F(SupervisorTest, HearsASignalAfterPollHasFailed) {
   };
   const auto work = [&](Worker& worker, int) {
     ::alarm(2 * kHangs);
-    allow(1);  // the supervisor polls two
+    allow(1);  // poll(2) fails, because the supervisor polls two
     worker.serving();
     while (!is_sleeping(::getppid())) ::sched_yield();
     allow(RLIM_INFINITY);
@@ -149,7 +150,7 @@ TEST_F(SupervisorTest, HearsASignalAfterPollHasFailed) {
   EXPECT_EQ(shared_->endings, 1);
 }
 
-TEST_F(SupervisorTest, WakesAStoppedWorkerForItsEnd) {
+TEST_F(SupervisorTest, TerminatesStoppedWorkerWithSIGTERM) {
   const auto work = [this](Worker& worker, int) {
     static Shared* shared;
     shared = shared_;
@@ -170,10 +171,10 @@ TEST_F(SupervisorTest, WakesAStoppedWorkerForItsEnd) {
   };
 
   EXPECT_EQ(supervise(work), 0);
-  EXPECT_EQ(shared_->terminations, 1) << "it was killed";
+  EXPECT_EQ(shared_->terminations, 1) << "the worker was killed";
 }
 
-TEST_F(SupervisorTest, AFailedStartAfterAWorkerHasServedIsADeath) {
+TEST_F(SupervisorTest, FailedStartAfterWorkerHasServedCountsAsDeath) {
   const auto work = [](Worker& worker, int number) {
     if (number == 2) ::_exit(4);
     worker.serving();
@@ -185,7 +186,7 @@ TEST_F(SupervisorTest, AFailedStartAfterAWorkerHasServedIsADeath) {
   EXPECT_EQ(shared_->lines, 2);
 }
 
-TEST_F(SupervisorTest, TakesTheMountAwayWhenAWorkerSaysThatItEnds) {
+TEST_F(SupervisorTest, CallsEndingWhenWorkerReportsItsEnd) {
   const auto work = [this](Worker& worker, int) {
     worker.serving();
     worker.ending();
@@ -197,7 +198,7 @@ TEST_F(SupervisorTest, TakesTheMountAwayWhenAWorkerSaysThatItEnds) {
   EXPECT_EQ(shared_->lines, 0);
 }
 
-TEST_F(SupervisorTest, AWorkerDoesNotRunWhatWasRegisteredForTheExit) {
+TEST_F(SupervisorTest, WorkerDoesNotRunAtexitHandlers) {
   on_exit_ = &shared_->endings;
   const auto before_fork = [] { std::atexit([] { ++*on_exit_; }); };
 
@@ -205,7 +206,7 @@ TEST_F(SupervisorTest, AWorkerDoesNotRunWhatWasRegisteredForTheExit) {
   EXPECT_EQ(shared_->endings, 0);
 }
 
-TEST_F(SupervisorTest, WaitsLongerAfterEachYoungDeathButAtMostASecond) {
+TEST_F(SupervisorTest, PauseGrowsWithYoungDeathsUpToOneSecond) {
   using std::chrono::milliseconds;
   EXPECT_EQ(Supervisor::pause_after(0), milliseconds(0));
   EXPECT_EQ(Supervisor::pause_after(1), milliseconds(100));
@@ -214,7 +215,7 @@ TEST_F(SupervisorTest, WaitsLongerAfterEachYoungDeathButAtMostASecond) {
   EXPECT_EQ(Supervisor::pause_after(4'000'000'000), milliseconds(1000));
 }
 
-TEST_F(SupervisorTest, TheFirstWorkersStatusIsItsOwnWhenItNeverServed) {
+TEST_F(SupervisorTest, ReturnsStatusOfFirstWorkerIfItNeverServed) {
   EXPECT_EQ(supervise([](Worker&, int) { ::_exit(3); }), 3);
   EXPECT_EQ(shared_->workers, 1);
   EXPECT_EQ(shared_->ready, 0);

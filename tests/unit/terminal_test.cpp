@@ -1,4 +1,4 @@
-// The progress bar, on a pseudo terminal.
+// Tests of the progress bar on a pseudo terminal, and of text tables.
 #include "core/command/terminal.h"
 
 #include "tests/support/pseudo_terminal.h"
@@ -17,7 +17,7 @@
 namespace stfs::test {
 namespace {
 
-// Makes a terminal this process's standard output and error for the length of a scope.
+// Redirects this process's standard output and error to a pseudo terminal within a scope.
 class OnTerminal {
  public:
   explicit OnTerminal(unsigned columns) : terminal_(columns) {
@@ -44,7 +44,7 @@ class OnTerminal {
   int before_[3] = {};
 };
 
-class Bar : public ::testing::Test {
+class ProgressBarTest : public ::testing::Test {
  protected:
   void SetUp() override { ::setenv("TERM", "xterm", 1); }
 };
@@ -58,7 +58,7 @@ std::string one_bar(unsigned columns, std::uint64_t total, std::uint64_t done) {
   return terminal.output();
 }
 
-TEST_F(Bar, IsDrawnAtTheFirstByteAndTakenAwayAtTheEnd) {
+TEST_F(ProgressBarTest, AppearsAtFirstByteAndDisappearsAtEnd) {
   const std::string output = one_bar(80, 1000, 500);
 
   ASSERT_EQ(progress_texts(output).size(), 1u) << output;
@@ -68,7 +68,7 @@ TEST_F(Bar, IsDrawnAtTheFirstByteAndTakenAwayAtTheEnd) {
   EXPECT_TRUE(screen(output, 80).empty()) << output;
 }
 
-TEST_F(Bar, SaysNeverMoreThanItsTotal) {
+TEST_F(ProgressBarTest, NeverExceedsTotal) {
   for (const std::uint64_t done : {1001ULL, 5000ULL, ~0ULL}) {
     const std::string output = one_bar(80, 1000, done);
 
@@ -78,9 +78,11 @@ TEST_F(Bar, SaysNeverMoreThanItsTotal) {
   }
 }
 
-TEST_F(Bar, OfNothingIsFull) { EXPECT_NE(one_bar(80, 0, 0).find("100%"), std::string::npos); }
+TEST_F(ProgressBarTest, ShowsFullBarIfTotalIsZero) {
+  EXPECT_NE(one_bar(80, 0, 0).find("100%"), std::string::npos);
+}
 
-TEST_F(Bar, IsNeverWiderThanTheTerminal) {
+TEST_F(ProgressBarTest, FitsTerminalWidth) {
   for (unsigned columns = 1; columns <= 200; ++columns) {
     const std::string output = one_bar(columns, 1'000'000'000'000, 999'999'999'999);
 
@@ -90,7 +92,7 @@ TEST_F(Bar, IsNeverWiderThanTheTerminal) {
   }
 }
 
-TEST_F(Bar, IsNotShownWhereTheTerminalIsDumbOrOfNoType) {
+TEST_F(ProgressBarTest, HidesOnDumbOrUnknownTerminal) {
   ::setenv("TERM", "dumb", 1);
   EXPECT_EQ(one_bar(80, 10, 5), "");
   ::setenv("TERM", "", 1);
@@ -99,7 +101,7 @@ TEST_F(Bar, IsNotShownWhereTheTerminalIsDumbOrOfNoType) {
   EXPECT_EQ(one_bar(80, 10, 5), "");
 }
 
-TEST_F(Bar, IsOutOfTheWayOfWhatIsPrinted) {
+TEST_F(ProgressBarTest, DisappearsBeforePrintedLine) {
   OnTerminal terminal(80);
   ProgressBar bar(1000);
   bar.add(500);
@@ -109,7 +111,7 @@ TEST_F(Bar, IsOutOfTheWayOfWhatIsPrinted) {
   EXPECT_EQ(screen(terminal.output(), 80), std::vector<std::string>{"a line"});
 }
 
-TEST_F(Bar, ThatHasEndedIsNotDrawnAgain) {
+TEST_F(ProgressBarTest, DrawsNothingAfterEnd) {
   OnTerminal terminal(80);
   ProgressBar bar(1000);
   bar.add(500);
@@ -123,7 +125,7 @@ TEST_F(Bar, ThatHasEndedIsNotDrawnAgain) {
   EXPECT_TRUE(screen(output, 80).empty());
 }
 
-TEST_F(Bar, OfManyThreadsStaysOutOfTheWayOfTheirLines) {
+TEST_F(ProgressBarTest, DoesNotMixWithLinesOfManyThreads) {
   OnTerminal terminal(40);
   std::vector<std::string> printed;
   {
@@ -159,7 +161,7 @@ Terminal terminal_of(std::size_t width) {
   return terminal;
 }
 
-// The lines of a table with names, a column that may be left out, and one that may not.
+// Returns the lines of a table with names, a column that may be left out, and a fixed column.
 std::string lines_of_table(std::size_t width, const std::vector<std::string>& names) {
   const Terminal terminal = terminal_of(width);
   TextTable table(terminal, {{.heading = "NAME", .least = 8, .is_name = true},
@@ -172,7 +174,7 @@ std::string lines_of_table(std::size_t width, const std::vector<std::string>& na
   return text + table.left_out();
 }
 
-TEST(TextTable, CutsNamesOnlyWhileTheyCanBeToldApart) {
+TEST(TextTable, CutsNamesOnlyWhileTheyStayDistinct) {
   const std::string a = "layers.1.a_long_name_of_a_tensor", b = "layers.2.a_long_name_of_a_tensor";
 
   EXPECT_EQ(lines_of_table(44, {a, b}), "NAME                              LESS  SIZE\n" + a +
@@ -183,7 +185,7 @@ TEST(TextTable, CutsNamesOnlyWhileTheyCanBeToldApart) {
             "layers.2.a…of_a_tensor  four     9\n");
 }
 
-TEST(TextTable, LeavesColumnsOutBeforeNamesLookAlike) {
+TEST(TextTable, DropsColumnsBeforeNamesLookAlike) {
   const std::string a = "a_name_of_layer_1_of_a_long_tensor",
                     b = "a_name_of_layer_2_of_a_long_tensor";
 

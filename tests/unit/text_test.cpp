@@ -18,7 +18,7 @@ namespace {
 
 using namespace std::string_literals;
 
-TEST(Printable, LeavesTextAsItIs) {
+TEST(Printable, KeepsPrintableText) {
   EXPECT_EQ(printable("a \u00e9 \U0001f600 \"~"), "a \u00e9 \U0001f600 \"~");
 }
 
@@ -27,28 +27,28 @@ TEST(Printable, EscapesControlCharacters) {
   EXPECT_EQ(printable("\u0085\u009b"), "\\x85\\x9b") << "C1";
 }
 
-TEST(Printable, DoublesABackslash) { EXPECT_EQ(printable("a\\n"), "a\\\\n"); }
+TEST(Printable, DoublesBackslash) { EXPECT_EQ(printable("a\\n"), "a\\\\n"); }
 
-TEST(Printable, EscapesBytesThatAreNotUtf8) {
+TEST(Printable, EscapesNonUtf8Bytes) {
   EXPECT_EQ(printable("\xff\xc3"), "\\xff\\xc3");
   EXPECT_EQ(printable("\xc0\x80"), "\\xc0\\x80");
   EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");
 }
 
-TEST(Printable, EscapesMarksThatReorderOrHide) {
+TEST(Printable, EscapesReorderingAndHidingMarks) {
   EXPECT_EQ(printable("a\u202eb\u200b\u2066\ufeff\u2028"), "a\\u202eb\\u200b\\u2066\\ufeff\\u2028");
 }
 
-TEST(Printable, OfJsonIsTheSameJson) {
+TEST(PrintableJson, EscapesControlCharactersAsJson) {
   EXPECT_EQ(printable_json("{\"a\u009b2J\": \"\x7f\u202e\ufeff\"}\n"),
             "{\"a\\u009b2J\": \"\\u007f\\u202e\\ufeff\"}\n");
   EXPECT_EQ(printable_json("[\"\u00e9 \\\\ \U0001f600\",\n 1]"),
             "[\"\u00e9 \\\\ \U0001f600\",\n 1]");
 }
 
-// https://www.w3.org/TR/xml/#charsets; C1 and DEL are discouraged there. Bytes that are not UTF-8
-// are how a surrogate alone would be written.
-TEST(Printable, LeavesNothingThatXmlCannotHold) {
+// See https://www.w3.org/TR/xml/#charsets, which discourages C1 and DEL. A single surrogate would
+// be written as bytes that are not UTF-8.
+TEST(Printable, EscapesCharactersInvalidInXml) {
   EXPECT_EQ(printable("a\xEF\xBF\xBE\xEF\xBF\xBFz"), "a\\ufffe\\uffffz");
   EXPECT_EQ(printable("\xEF\xBF\xBD"), "\xEF\xBF\xBD");
   EXPECT_EQ(printable("\xED\xA0\x80"), "\\xed\\xa0\\x80");
@@ -56,7 +56,7 @@ TEST(Printable, LeavesNothingThatXmlCannotHold) {
   for (char c = 0; c < 0x20; ++c) EXPECT_TRUE(printable(std::string(1, c)).starts_with('\\'));
 }
 
-TEST(Printable, LeavesNothingThatATerminalObeys) {
+TEST(Printable, EscapesAllTerminalControlBytes) {
   RandomBytes random(1);
   for (int round = 0; round < 2000; ++round) {
     std::string text(random.next() % 20, '\0');
@@ -72,7 +72,7 @@ TEST(Printable, LeavesNothingThatATerminalObeys) {
   }
 }
 
-TEST(WithoutQueries, LeavesOutWhatMayBeASecret) {
+TEST(WithoutQueries, RemovesPossibleSecretsFromUrls) {
   struct Case {
     const char *typed, *shown;
   };
@@ -105,24 +105,24 @@ TEST(WithoutQueries, LeavesOutWhatMayBeASecret) {
 
 TEST(InQuotes, EscapesQuotes) { EXPECT_EQ(in_quotes("a\"b\\"), "\"a\\\"b\\\\\""); }
 
-TEST(InQuotes, LeavesOutTheMiddleOfALongText) {
+TEST(InQuotes, CutsMiddleOutOfLongText) {
   EXPECT_EQ(in_quotes(std::string(200, 'a')), "\"" + std::string(200, 'a') + "\"");
   EXPECT_EQ(in_quotes(std::string(100, 'a') + std::string(101, 'b')),
             "\"" + std::string(96, 'a') + "..." + std::string(96, 'b') + "\"");
 }
 
-TEST(InQuotes, CutsALongTextBetweenCharacters) {
+TEST(InQuotes, CutsLongTextBetweenCharacters) {
   std::string text = "x";
   for (int i = 0; i < 200; ++i) text += "\u00e9";
   EXPECT_EQ(in_quotes(text).find("\\x"), std::string::npos);
 }
 
-TEST(JsonString, IsReadBackByAJsonParser) {
+TEST(JsonString, RoundTripsThroughJsonParser) {
   const std::string text = "\"\\/\b\f\n\r\t\0\x1f\x7f\u00e9\U0001f600"s;
   EXPECT_EQ(nlohmann::json::parse(json_string(text)).get<std::string>(), text);
 }
 
-// Every byte, alone and between others; valid and broken UTF-8.
+// Returns every byte, by itself and between other bytes, and valid and broken UTF-8.
 std::vector<std::string> strange_texts() {
   std::vector<std::string> texts{"",
                                  "\u00e9\u20ac\U0001f600",
@@ -139,7 +139,7 @@ std::vector<std::string> strange_texts() {
   return texts;
 }
 
-TEST(TextWriter, CountsWhatItWouldWrite) {
+TEST(TextWriter, CountsBytesWithoutWriting) {
   for (const std::string& text : strange_texts()) {
     std::string written;
     TextWriter writer(written);
@@ -157,9 +157,9 @@ TEST(TextWriter, CountsWhatItWouldWrite) {
   }
 }
 
-TEST(JsonString, ReplacesBytesThatAreNotUtf8) { EXPECT_EQ(json_string("a\xff"), "\"a\ufffd\""); }
+TEST(JsonString, ReplacesNonUtf8Bytes) { EXPECT_EQ(json_string("a\xff"), "\"a\ufffd\""); }
 
-TEST(IsUtf8, HoldsForWellFormedText) {
+TEST(IsUtf8, AcceptsWellFormedText) {
   for (const char* text :
        {"", "a", "\x7f", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80",
         "\xef\xbf\xbf", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"}) {
@@ -168,7 +168,7 @@ TEST(IsUtf8, HoldsForWellFormedText) {
   EXPECT_TRUE(is_utf8("\0"s));
 }
 
-TEST(IsUtf8, RefusesEverythingElse) {
+TEST(IsUtf8, RejectsMalformedText) {
   for (const char* text : {"\x80",
                            "\xbf",
                            "\xc0\x80",
@@ -193,14 +193,14 @@ TEST(IsUtf8, RefusesEverythingElse) {
   }
 }
 
-TEST(Utf8Floor, IsTheLastEndOfACharacter) {
+TEST(Utf8Floor, ReturnsLastCharacterBoundary) {
   const std::string text = "a\u00e9\U0001f600b";  // 1, 2, 4, 1 bytes
   const std::size_t expected[] = {0, 1, 1, 3, 3, 3, 3, 7, 8, 8};
   for (std::size_t n = 0; n < std::size(expected); ++n)
     EXPECT_EQ(utf8_floor(text, n), expected[n]) << n;
 }
 
-TEST(Utf8Floor, IsNotFarFromWhereTextThatIsNotUtf8IsCut) {
+TEST(Utf8Floor, CutsAtMost3BytesFromNonUtf8Text) {
   const std::string text = "a" + std::string(100, '\x93');
 
   EXPECT_EQ(utf8_floor(text, 50), 50u);
@@ -209,7 +209,7 @@ TEST(Utf8Floor, IsNotFarFromWhereTextThatIsNotUtf8IsCut) {
   EXPECT_EQ(utf8_floor(std::string(100, '\x93'), 2), 2u);
 }
 
-TEST(HumanBytes, CountsIn1024s) {
+TEST(HumanBytes, UsesUnitsOf1024) {
   EXPECT_EQ(human_bytes(0), "0 B");
   EXPECT_EQ(human_bytes(1023), "1023 B");
   EXPECT_EQ(human_bytes(1024), "1.0 KiB");
@@ -218,11 +218,9 @@ TEST(HumanBytes, CountsIn1024s) {
   EXPECT_EQ(human_bytes(std::numeric_limits<std::uint64_t>::max()), "16.0 EiB");
 }
 
-TEST(HumanBytes, DoesNotRoundUpTo1024OfAUnit) {
-  EXPECT_EQ(human_bytes((1ULL << 20) - 1), "1.0 MiB");
-}
+TEST(HumanBytes, DoesNotRoundUpTo1024Units) { EXPECT_EQ(human_bytes((1ULL << 20) - 1), "1.0 MiB"); }
 
-TEST(Rfc3339, IsUtcWithNanoseconds) {
+TEST(Rfc3339, WritesUtcWithNanoseconds) {
   EXPECT_EQ(rfc3339(0, 0), "1970-01-01T00:00:00.000000000Z");
   EXPECT_EQ(rfc3339(1769846400, 5), "2026-01-31T08:00:00.000000005Z");
   EXPECT_EQ(rfc3339(951782399, 999999999), "2000-02-28T23:59:59.999999999Z");
@@ -230,11 +228,11 @@ TEST(Rfc3339, IsUtcWithNanoseconds) {
 }
 
 // A source may have any mtime that its file system can store.
-TEST(Rfc3339, HasFourDigitsForTheYear) {
+TEST(Rfc3339, WritesYearWithFourDigits) {
   EXPECT_EQ(rfc3339(-40000000000, 0), "0702-06-15T00:53:20.000000000Z");
 }
 
-TEST(Rfc3339, CannotWriteAYearOfMoreThanFourDigitsOrBeforeYearZero) {
+TEST(Rfc3339, WritesSecondsIfYearIsOutside0To9999) {
   EXPECT_EQ(rfc3339(253402300799, 0), "9999-12-31T23:59:59.000000000Z");
   EXPECT_EQ(rfc3339(253402300800, 7), "@253402300800");
   EXPECT_EQ(rfc3339(-62167219200, 0), "0000-01-01T00:00:00.000000000Z");
@@ -253,7 +251,7 @@ TEST(NaturalOrder, ComparesDigitsAsNumbers) {
   EXPECT_TRUE(natural_order("x", "x") == 0);
 }
 
-// The whole table of Wagner and Fischer, as a reference.
+// The reference: computes the full table of Wagner and Fischer.
 std::size_t slow_edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<std::size_t>> table(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
   for (std::size_t i = 0; i <= a.size(); ++i) {
@@ -269,7 +267,7 @@ std::size_t slow_edit_distance(std::string_view a, std::string_view b) {
   return table[a.size()][b.size()];
 }
 
-TEST(EditDistance, IsThatOfTheWholeTableUpToAMost) {
+TEST(EditDistance, MatchesFullTableUpToMaximum) {
   std::mt19937 random(7);
   const auto text = [&] {
     std::string word;
@@ -286,7 +284,7 @@ TEST(EditDistance, IsThatOfTheWholeTableUpToAMost) {
   }
 }
 
-TEST(NaturalOrder, KeysCompareAsTheirTexts) {
+TEST(NaturalOrder, KeysCompareLikeTexts) {
   RandomBytes random(1);
   const std::string_view characters = "0019a.~ ";
   const auto text = [&] {

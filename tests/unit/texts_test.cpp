@@ -1,4 +1,5 @@
-// Computed texts: jobs, and those who ask and leave. Threads meet at latches; nothing here sleeps.
+// Tests of computed texts: jobs, and askers that come and leave. Threads meet at latches; no test
+// sleeps.
 #include "fs/mount/texts.h"
 
 #include <gtest/gtest.h>
@@ -49,13 +50,13 @@ int echo(Texts::Key key, std::string& text) {
   return 0;
 }
 
-// Works until it is stopped, as a long computation that checks `stop` does.
+// Works until it is stopped, like a long computation that checks `stop`.
 int until_stopped(const std::atomic<bool>& stop) {
   while (!stop) std::this_thread::yield();
   return EINTR;
 }
 
-TEST(Texts, WorkThatMayWaitHoldsUpNoOther) {
+TEST(Texts, WaitingWorkDelaysNoOtherWork) {
   constexpr Texts::Key kFar = 100;
   Texts texts(
       1,
@@ -68,7 +69,7 @@ TEST(Texts, WorkThatMayWaitHoldsUpNoOther) {
   EXPECT_EQ(Asked(texts, 1).answer().text, "text 1");
 }
 
-TEST(Texts, ComputesOnceForAllWhoAsk) {
+TEST(Texts, ComputesOnceForAllAskers) {
   std::atomic<int> times = 0;
   std::latch all_asked(1);
   Texts texts(3, [&](Texts::Key key, const std::atomic<bool>&, std::string& text) {
@@ -88,7 +89,7 @@ TEST(Texts, ComputesOnceForAllWhoAsk) {
   EXPECT_EQ(times, 1);
 }
 
-TEST(Texts, KeepsTheTextOfAnOpenFileHoweverManyOthersAreComputed) {
+TEST(Texts, KeepsHeldTextWhileOthersAreEvicted) {
   std::atomic<int> times = 0;
   Texts texts(1, [&](Texts::Key key, const std::atomic<bool>&, std::string& text) {
     times += key == 5 ? 1 : 0;
@@ -114,7 +115,7 @@ TEST(Texts, KeepsTheTextOfAnOpenFileHoweverManyOthersAreComputed) {
   EXPECT_EQ(times, 2);
 }
 
-TEST(Texts, KeepsTheTextAndAnswersAtOnceOnTheRequestingThread) {
+TEST(Texts, AnswersKeptTextAtOnceOnRequestingThread) {
   std::atomic<int> times = 0;
   Texts texts(1, [&](Texts::Key key, const std::atomic<bool>&, std::string& text) {
     ++times;
@@ -133,7 +134,7 @@ TEST(Texts, KeepsTheTextAndAnswersAtOnceOnTheRequestingThread) {
   EXPECT_EQ(times, 1);
 }
 
-TEST(Texts, ComputesAsManyAtOnceAsThereAreThreads) {
+TEST(Texts, ComputesInAllThreadsConcurrently) {
   std::latch both(2);
   Texts texts(2, [&](Texts::Key key, const std::atomic<bool>&, std::string& text) {
     both.arrive_and_wait();  // with a single thread this would hang
@@ -146,7 +147,7 @@ TEST(Texts, ComputesAsManyAtOnceAsThereAreThreads) {
   EXPECT_EQ(second.answer().error, 0);
 }
 
-TEST(Texts, KeepsABoundedNumberOfTextsAndComputesTheOldestAgain) {
+TEST(Texts, LimitsKeptTextsAndEvictsOldest) {
   std::atomic<int> times = 0;
   Texts texts(1, [&](Texts::Key key, const std::atomic<bool>&, std::string& text) {
     ++times;
@@ -157,12 +158,12 @@ TEST(Texts, KeepsABoundedNumberOfTextsAndComputesTheOldestAgain) {
 
   EXPECT_EQ(Asked(texts, Texts::kMaxTexts).answer().text,
             "text " + std::to_string(Texts::kMaxTexts));
-  EXPECT_EQ(times, before) << "the newest is kept";
+  EXPECT_EQ(times, before) << "the newest text was evicted";
   EXPECT_EQ(Asked(texts, 0).answer().text, "text 0");
   EXPECT_EQ(times, before + 1);
 }
 
-TEST(Texts, KeepsABoundedNumberOfBytesAndDropsTheLeastRecentlyUsed) {
+TEST(Texts, LimitsKeptBytesAndEvictsLeastRecentlyUsed) {
   std::atomic<int> times = 0;
   Texts texts(1, [&](Texts::Key, const std::atomic<bool>&, std::string& text) {
     ++times;
@@ -173,12 +174,12 @@ TEST(Texts, KeepsABoundedNumberOfBytesAndDropsTheLeastRecentlyUsed) {
   EXPECT_EQ(times, 4);
 
   for (const Texts::Key key : {1U, 3U, 4U}) Asked(texts, key).answer();
-  EXPECT_EQ(times, 4) << "1 was used after 2";
+  EXPECT_EQ(times, 4) << "text 1 was evicted although it was used after 2";
   Asked(texts, 2).answer();
   EXPECT_EQ(times, 5);
 }
 
-TEST(Texts, KeepsNoErrorAndTurnsRunningOutOfMemoryIntoOne) {
+TEST(Texts, DoesNotKeepErrorsAndReportsENOMEM) {
   std::atomic<int> times = 0;
   Texts texts(1, [&](Texts::Key key, const std::atomic<bool>&, std::string& text) {
     switch (++times) {
@@ -195,7 +196,7 @@ TEST(Texts, KeepsNoErrorAndTurnsRunningOutOfMemoryIntoOne) {
   EXPECT_EQ(times, 3);
 }
 
-TEST(Texts, StopsTheWorkWhenAllHaveLeftAndBeginsAnewForWhoAsksThen) {
+TEST(Texts, StopsAfterLastAskerLeavesAndRestartsForNext) {
   std::atomic<int> times = 0;
   std::latch running(1), stopped(1);
   Texts texts(1, [&](Texts::Key key, const std::atomic<bool>& stop, std::string& text) {
@@ -220,7 +221,7 @@ TEST(Texts, StopsTheWorkWhenAllHaveLeftAndBeginsAnewForWhoAsksThen) {
   EXPECT_EQ(times, 2);
 }
 
-TEST(Texts, GoesOnForThoseWhoStay) {
+TEST(Texts, ContinuesWhileAnyAskerStays) {
   std::latch running(1), release(1);
   std::atomic<bool> was_stopped = false;
   Texts texts(1, [&](Texts::Key key, const std::atomic<bool>& stop, std::string& text) {
@@ -241,7 +242,7 @@ TEST(Texts, GoesOnForThoseWhoStay) {
   EXPECT_FALSE(gone.is_answered());
 }
 
-TEST(Texts, DoesNotBeginWorkThatAllLeftWhileItWasQueued) {
+TEST(Texts, SkipsQueuedWorkWithoutAskers) {
   std::latch running(1), release(1);
   std::atomic<int> times_of_two = 0;
   Texts texts(1, [&](Texts::Key key, const std::atomic<bool>&, std::string& text) {
@@ -262,7 +263,7 @@ TEST(Texts, DoesNotBeginWorkThatAllLeftWhileItWasQueued) {
   EXPECT_EQ(times_of_two, 0);
 }
 
-TEST(Texts, AnswersNobodyAfterItWasStopped) {
+TEST(Texts, AnswersNoAskerAfterStop) {
   std::latch running(1);
   Texts texts(1, [&](Texts::Key, const std::atomic<bool>& stop, std::string&) {
     running.count_down();
@@ -279,7 +280,7 @@ TEST(Texts, AnswersNobodyAfterItWasStopped) {
   EXPECT_FALSE(first.is_answered() || queued.is_answered() || late.is_answered());
 }
 
-TEST(Texts, MayBeAskedFromTheAnswer) {
+TEST(Texts, AllowsRequestFromAnswer) {
   std::promise<std::string> inner;
   Texts texts(1, [](Texts::Key key, const std::atomic<bool>&, std::string& text) {
     return echo(key, text);
@@ -291,7 +292,7 @@ TEST(Texts, MayBeAskedFromTheAnswer) {
   EXPECT_EQ(inner.get_future().get(), "text 2");
 }
 
-TEST(Texts, AnswersEachWhoStaysOnceHoweverManyThreadsAskAndLeave) {
+TEST(Texts, AnswersEachStayingAskerOnceUnderConcurrency) {
   constexpr int kThreads = 4;
   constexpr int kRounds = 200;
   std::atomic<int> answers = 0;

@@ -1,4 +1,4 @@
-// The table of types: each row against the reference's names and sizes, and against itself.
+// Compares the table of types with the reference's names and sizes, and checks its consistency.
 #include "core/format/types.h"
 
 #include "tests/unit/most.h"
@@ -30,7 +30,7 @@ void for_each_type(const Check& check) {
   }
 }
 
-TEST(DType, HasTheNameAndTheBitsOfTheReference) {
+TEST(DType, MatchesNamesAndBitsOfReference) {
   for (const auto& [name, bits] : kAll) {
     const auto dtype = dtype_from_name(name);
     ASSERT_TRUE(dtype) << name;
@@ -39,7 +39,7 @@ TEST(DType, HasTheNameAndTheBitsOfTheReference) {
   }
 }
 
-TEST(DType, HasANameOfItsOwn) {
+TEST(DType, HasUniqueName) {
   std::set<std::string_view> names;
   for_each_type([&](DType dtype, const TypeInfo& info) {
     EXPECT_TRUE(names.insert(info.name).second);
@@ -47,21 +47,21 @@ TEST(DType, HasANameOfItsOwn) {
   });
 }
 
-TEST(DType, MeansWhatItsEnumeratorSays) {
+TEST(DType, NameMatchesEnumerator) {
   EXPECT_EQ(dtype_name(DType::kBF16), "BF16");
   EXPECT_EQ(dtype_name(DType::kF8E4M3Fnuz), "F8_E4M3FNUZ");
   EXPECT_EQ(dtype_name(DType::kC64), "C64");
   EXPECT_EQ(dtype_name(DType::kU64), "U64");
 }
 
-TEST(DType, HasNoOtherName) {
+TEST(DType, RejectsOtherNames) {
   for (const char* name :
        {"", "u8", "bf16", "U8 ", " U8", "BF", "BF166", "F128", "I4", "U4", "C128", "F8_E4M3FN"}) {
     EXPECT_EQ(dtype_from_name(name), std::nullopt) << name;
   }
 }
 
-TEST(TypeInfo, GivesAnElementOfNumpyTheSizeOfABlock) {
+TEST(TypeInfo, NumpyItemSizeEqualsBlockSize) {
   for_each_type([](DType, const TypeInfo& info) {
     if (info.npy.empty()) return;
     EXPECT_EQ(info.block_elements, 1);
@@ -70,14 +70,14 @@ TEST(TypeInfo, GivesAnElementOfNumpyTheSizeOfABlock) {
   });
 }
 
-TEST(TypeInfo, ConvertsTheKindsOfRealNumbersToBinary32AndNoOthers) {
+TEST(TypeInfo, ConvertsOnlyRealTypesToF32) {
   for_each_type([](DType, const TypeInfo& info) {
     const bool is_real = info.kind == TypeKind::kFloat || info.kind == TypeKind::kQuantized;
     EXPECT_EQ(info.to_f32 != nullptr, is_real);
   });
 }
 
-TEST(TypeInfo, GivesIntegersAndComplexNumbersASizeThatProcessorsHave) {
+TEST(TypeInfo, IntegersAndComplexNumbersHaveMachineSizes) {
   for_each_type([](DType, const TypeInfo& info) {
     if (info.kind == TypeKind::kFloat || info.kind == TypeKind::kQuantized) return;
     EXPECT_EQ(info.block_elements, 1);
@@ -85,7 +85,7 @@ TEST(TypeInfo, GivesIntegersAndComplexNumbersASizeThatProcessorsHave) {
   });
 }
 
-TEST(TypeInfo, GivesElementsWithBitsOfTheirOwnTheSmallestBlockOfWholeBytes) {
+TEST(TypeInfo, BlockIsSmallestWithWholeBytes) {
   for_each_type([](DType, const TypeInfo& info) {
     if (info.kind == TypeKind::kQuantized) return;
     EXPECT_EQ(info.bits() * info.block_elements, info.block_bytes * 8U);
@@ -95,8 +95,8 @@ TEST(TypeInfo, GivesElementsWithBitsOfTheirOwnTheSmallestBlockOfWholeBytes) {
   });
 }
 
-// As the reference does, refuses sub-byte tensors that end inside a byte.
-TEST(TypeInfo, CountsBytesWhereElementsEndAtAByte) {
+// Like the reference, stfs rejects sub-byte tensors that end inside a byte.
+TEST(TypeInfo, CountsBytesOnlyIfElementsEndAtByte) {
   for_each_type([](DType, const TypeInfo& info) {
     if (info.kind == TypeKind::kQuantized) return;
     for (std::uint64_t elements = 0; elements < 100; ++elements) {
@@ -106,7 +106,7 @@ TEST(TypeInfo, CountsBytesWhereElementsEndAtAByte) {
   });
 }
 
-TEST(TypeInfo, CountsNoBytesWhoseBitsExceed64Bits) {
+TEST(TypeInfo, CountsNoBytesIfBitCountOverflows64Bits) {
   for_each_type([](DType, const TypeInfo& info) {
     const std::uint64_t blocks = kMost / 8 / info.block_bytes;
     EXPECT_EQ(info.bytes_of(blocks * info.block_elements), blocks * info.block_bytes);
@@ -137,7 +137,7 @@ constexpr std::array<GgufType, 35> kGgufTypes{{
     {41, "Q1_0", 128, 18},    {42, "Q2_0", 64, 18},
 }};
 
-TEST(DType, HasTheNumberAndTheBlocksThatGgmlGivesIt) {
+TEST(DType, MatchesNumbersAndBlocksOfGgml) {
   std::set<std::uint32_t> numbers;
   for (const GgufType& type : kGgufTypes) {
     numbers.insert(type.number);
@@ -153,7 +153,7 @@ TEST(DType, HasTheNumberAndTheBlocksThatGgmlGivesIt) {
   EXPECT_EQ(dtype_from_gguf(0xFFFFFFFF), std::nullopt);
 }
 
-TEST(TypeInfo, OfBlocksWithScalesHasNoTypeOfNumpyAndOfDlpack) {
+TEST(TypeInfo, QuantizedTypesHaveNoNumpyOrDlpackType) {
   for_each_type([](DType, const TypeInfo& info) {
     if (info.kind != TypeKind::kQuantized) return;
     EXPECT_EQ(info.npy, "");
@@ -161,11 +161,11 @@ TEST(TypeInfo, OfBlocksWithScalesHasNoTypeOfNumpyAndOfDlpack) {
   });
 }
 
-// A type of no format.
+// A type that no format has.
 constexpr TypeInfo kScaled{
     .name = "SCALED", .block_elements = 256, .block_bytes = 144, .kind = TypeKind::kQuantized};
 
-TEST(TypeInfo, OfABlockThatHoldsScalesCountsWholeBlocks) {
+TEST(TypeInfo, QuantizedTypesCountWholeBlocks) {
   EXPECT_EQ(kScaled.bytes_of(0), 0U);
   EXPECT_EQ(kScaled.bytes_of(768), 432U);
   EXPECT_EQ(kScaled.bytes_of(767), std::nullopt);

@@ -1,4 +1,4 @@
-// The sets of instructions that stfs finds: those that the kernel lists for the processor.
+// Compares the instruction sets that stfs finds with the kernel's list.
 #include "core/base/vectors.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace stfs::test {
 namespace {
 
-TEST(Vectors, AreThoseThatTheKernelListsForTheProcessor) {
+TEST(Vectors, MatchInstructionSetsInProcCpuinfo) {
 #if HWY_ARCH_X86
   std::ifstream file("/proc/cpuinfo");
   std::string line;
@@ -38,7 +38,7 @@ TEST(Vectors, AreThoseThatTheKernelListsForTheProcessor) {
   EXPECT_EQ((found & HWY_AVX2) != 0, avx2);
   EXPECT_EQ((found & HWY_AVX3) != 0, avx3);
 #else
-  GTEST_SKIP() << "another processor has what the compiler was told";
+  GTEST_SKIP() << "on other processors the compiler's options decide";
 #endif
 }
 

@@ -1,4 +1,4 @@
-// The contents of the views of a checkpoint, without a mount.
+// Tests of the contents of a checkpoint's views, without a mount.
 #include "fs/view/registry.h"
 #include "tests/unit/allocated.h"
 #include "tests/unit/served_checkpoint.h"
@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using namespace std::string_literals;
 
-// One tensor of every type, 8 elements each.
+// Returns one tensor of each type, with 8 elements.
 std::vector<Tensor> every_type() {
   std::vector<Tensor> tensors;
   for (int i = 0; i < kDTypeCount; ++i) {
@@ -48,7 +48,7 @@ std::set<std::string> names_with(const std::string& suffix,
   return names;
 }
 
-TEST(Views, ShowTheTypesThatTheyCanShow) {
+TEST(Views, ListOnlySupportedTypes) {
   const ServedCheckpoint mounted(every_type());
   const auto listed = [&](const std::string& view) {
     const std::vector<std::string> names = mounted.names(".stfs/" + view);
@@ -77,7 +77,7 @@ TEST(Views, ShowTheTypesThatTheyCanShow) {
   EXPECT_TRUE(listed("subset").empty());
 }
 
-TEST(Views, FindNothingOfATypeThatTheyDoNotShow) {
+TEST(Views, DoNotFindUnsupportedTypes) {
   const ServedCheckpoint mounted(every_type());
 
   for (const std::string& name : kSubByte) {
@@ -91,7 +91,7 @@ TEST(Views, FindNothingOfATypeThatTheyDoNotShow) {
   }
 }
 
-TEST(Views, OfNumpyLeaveOutATensorOfMoreDimensionsThanNumpyHas) {
+TEST(Views, NumpyViewsOmitTensorsAbove64Dimensions) {
   const ServedCheckpoint mounted(
       {random_tensor("64", "F32", Shape(64, 1)), random_tensor("65", "F32", Shape(65, 1))});
 
@@ -104,7 +104,7 @@ TEST(Views, OfNumpyLeaveOutATensorOfMoreDimensionsThanNumpyHas) {
   EXPECT_FALSE(mounted.at(".stfs/npy/65.npy"));
 }
 
-TEST(Views, HoldTheBytesOfTheTensorBehindTheHeaderOfNumpy) {
+TEST(Views, NpyFilesHaveHeaderThenTensorBytes) {
   const ServedCheckpoint mounted(every_type());
 
   for (const Tensor& tensor : every_type()) {
@@ -117,7 +117,7 @@ TEST(Views, HoldTheBytesOfTheTensorBehindTheHeaderOfNumpy) {
   }
 }
 
-TEST(Views, HoldTheValuesAsFloat32) {
+TEST(Views, F32FilesHaveConvertedValues) {
   const ServedCheckpoint mounted(
       {{"w", "BF16", {2}, "\x80\x3f\x00\xc0"s}, {"f", "F32", {1}, "abcd"}});
   const std::string floats = "\x00\x00\x80\x3f\x00\x00\x00\xc0"s;
@@ -130,7 +130,7 @@ TEST(Views, HoldTheValuesAsFloat32) {
   EXPECT_NE(npy.find("'<f4'"), std::string::npos);
 }
 
-TEST(Views, WriteTheirSuffixInADirectorysNameAsAnEscape) {
+TEST(Views, EscapeSuffixInDirectoryNames) {
   for (const auto& [view, suffix] :
        std::map<std::string, std::string>{{"json", "json"},
                                           {"npy", "npy"},
@@ -149,12 +149,12 @@ TEST(Views, WriteTheirSuffixInADirectorysNameAsAnEscape) {
         << view;
     EXPECT_TRUE(S_ISREG(mounted.at(root + "/a." + suffix)->mode));
     EXPECT_TRUE(mounted.at(root + "/a%2E" + suffix + "/b." + suffix));
-    EXPECT_FALSE(mounted.at(root + "/c." + suffix)) << "only with its suffix";
+    EXPECT_FALSE(mounted.at(root + "/c." + suffix)) << "the file exists only with its suffix";
     EXPECT_FALSE(mounted.at(root + "/a"));
   }
 }
 
-TEST(Views, WithoutASuffixKeepTheNamesOfTheRoot) {
+TEST(Views, KeepNamesIfViewHasNoSuffix) {
   const ServedCheckpoint mounted(
       {random_tensor("a", "F32", {1}), random_tensor("a.npy/b", "F32", {1})});
 
@@ -165,7 +165,7 @@ TEST(Views, WithoutASuffixKeepTheNamesOfTheRoot) {
   }
 }
 
-TEST(Views, OfNamesAsLongAsCanBeHaveNamesThatALinuxFileMayHave) {
+TEST(Views, FileNamesHaveAtMost255Bytes) {
   const ServedCheckpoint mounted(
       {random_tensor(std::string(240, 'n'), "F32", {1}),
        random_tensor(std::string(400, 'm'), "F32", {1}),
@@ -176,7 +176,7 @@ TEST(Views, OfNamesAsLongAsCanBeHaveNamesThatALinuxFileMayHave) {
   });
 }
 
-// A view that is a single row: the bytes of U8 tensors in upper case.
+// Makes the file of a new view, which shows the bytes of U8 tensors in upper case.
 
 int make_upper(const ViewFile& file, Content& content) {
   const stfs::Tensor tensor = file.tensor();
@@ -187,7 +187,7 @@ int make_upper(const ViewFile& file, Content& content) {
   return 0;
 }
 
-TEST(Views, AreAddedByARowAlone) {
+TEST(Views, NewViewNeedsOnlyTableRow) {
   std::vector<ViewSpec> views(all_views().begin(), all_views().end());
   views.push_back({.id = static_cast<View>(200),
                    .name = "upper",
@@ -208,7 +208,7 @@ TEST(Views, AreAddedByARowAlone) {
   EXPECT_FALSE(mounted.at(".stfs/upper/f.txt"));
 }
 
-TEST(Views, OfEveryKindOfNameAreAddedByARowAlone) {
+TEST(Views, NewViewOfEachNameKindNeedsOnlyTableRow) {
   std::vector<ViewSpec> views(all_views().begin(), all_views().end());
   const auto make = [](const ViewFile& file, Content& content) {
     content.literal("<" + std::string(file.expression) + " " + std::to_string(file.number) + " " +
@@ -253,12 +253,12 @@ TEST(Views, OfEveryKindOfNameAreAddedByARowAlone) {
   EXPECT_EQ(mounted->looked_up_names(), 2U);
 }
 
-// Sizes and listings.
+// Tests of sizes and listings.
 
 const Metadata kStrangeMetadata{
     {"format", "pt"}, {"quote\"", "line\n\t\x01\\"}, {"\u00e9", "\u20ac"}};
 
-TEST(Views, HaveTheSizeOfTheirBytes) {
+TEST(Views, SizesMatchContents) {
   std::vector<Tensor> tensors = every_type();
   tensors.push_back({"quote\" back\\ line\n\x7f \u00e9\u202e /a.b", "U8", {1}, "x"});
   tensors.push_back({"", "I64", {0, 5}, ""});
@@ -281,8 +281,8 @@ TEST(Views, HaveTheSizeOfTheirBytes) {
   EXPECT_GT(files, 100);
 }
 
-#ifndef STFS_SANITIZED  // a sanitizer has an allocator of its own
-TEST(Views, AreListedAndHaveTheirSizesWithoutTheirTexts) {
+#ifndef STFS_SANITIZED  // sanitizers have their own allocator
+TEST(Views, ListingsAndSizesDoNotMakeTexts) {
   std::vector<Tensor> tensors;
   for (int i = 0; i < 300; ++i) tensors.push_back({"t" + std::to_string(i), "U8", {1}, "x"});
   const ServedCheckpoint mounted(tensors, {}, Metadata{{"k", std::string(1 << 20, 'v')}});
@@ -294,15 +294,15 @@ TEST(Views, AreListedAndHaveTheirSizesWithoutTheirTexts) {
   }
   EXPECT_EQ(mounted.look_up(subsets, "t*.safetensors"), 0);
 
-  EXPECT_LT(allocated_bytes() - before, 1 << 20) << "a single text of the metadata has more";
+  EXPECT_LT(allocated_bytes() - before, 1 << 20) << "a single text of the metadata is larger";
 }
 #endif
 
-TEST(Views, ShareOneTextOfTheMetadata) {
+TEST(Views, ShareOneMetadataText) {
   const std::vector<std::vector<Tensor>> files{{random_tensor("a", "U8", {1})},
                                                {random_tensor("b", "U8", {1})}};
   const ServedCheckpoint mounted(files, {}, Metadata{{"k", std::string(1 << 20, 'v')}});
-  // Calls `look` with the memory from which a part of a file's metadata is sent.
+  // Calls `look` with the address from which a part of a file's metadata is sent.
   const auto with_piece = [&](const std::string& path, const auto& look) {
     const std::uint64_t inode = mounted.inode(".stfs/" + path);
     mounted->read(
@@ -327,9 +327,9 @@ TEST(Views, ShareOneTextOfTheMetadata) {
   EXPECT_EQ(compared, 3);
 }
 
-// Slices.
+// Tests of slices.
 
-TEST(Slices, AreCutOutOfATensor) {
+TEST(Slices, HaveExpectedContents) {
   const ServedCheckpoint mounted({{"w", "U8", {3, 4}, "abcdefghijkl"}});
 
   EXPECT_EQ(mounted.text(".stfs/slice/w/1"), "efgh");
@@ -349,11 +349,11 @@ TEST(Slices, AreCutOutOfATensor) {
   EXPECT_NE(scalar.find("'shape': ()"), std::string::npos);
 }
 
-TEST(Slices, OfFloatsArePartsOfTheWholeTensorsFloats) {
+TEST(Slices, F32SlicesMatchWholeTensor) {
   const ServedCheckpoint mounted(every_type());
 
   for (const std::string& name : kFloating) {
-    const std::string whole = mounted.text(".stfs/f32/" + name);  // of [2, 4]
+    const std::string whole = mounted.text(".stfs/f32/" + name);  // the shape is [2, 4]
     const auto element = [&](std::size_t row, std::size_t column) {
       return whole.substr((row * 4 + column) * sizeof(float), sizeof(float));
     };
@@ -373,7 +373,7 @@ TEST(Slices, OfFloatsArePartsOfTheWholeTensorsFloats) {
   EXPECT_FALSE(mounted.at(".stfs/npy-f32-slice/C64"));
 }
 
-TEST(Slices, AnswerABadExpressionWithItsErrno) {
+TEST(Slices, InvalidExpressionGivesErrno) {
   const ServedCheckpoint mounted({{"w", "U8", {3, 4}, "abcdefghijkl"}, {"f", "F4", {2, 2}, "xy"}});
   const std::uint64_t w = mounted.inode(".stfs/slice/w");
   const std::uint64_t npy = mounted.inode(".stfs/npy-slice/w");
@@ -392,10 +392,10 @@ TEST(Slices, AnswerABadExpressionWithItsErrno) {
   EXPECT_EQ(mounted.look_up(mounted.inode(".stfs/npy-f32-slice/f"), "-3.npy"), ERANGE);
   EXPECT_EQ(mounted.look_up(mounted.inode(".stfs/slice/f"), "0,0"), EINVAL);
   EXPECT_EQ(mounted.look_up(mounted.inode(".stfs/slice/f"), "0"), 0);
-  EXPECT_EQ(mounted->looked_up_names(), 1U) << "what was refused is not kept";
+  EXPECT_EQ(mounted->looked_up_names(), 1U) << "rejected names must not be kept";
 }
 
-TEST(Slices, AreInDirectoriesThatListNothingAndKnowTheirParent) {
+TEST(Slices, DirectoriesAreEmptyAndKnowTheirParent) {
   const ServedCheckpoint mounted(
       {random_tensor("a/b", "F32", {2}), random_tensor("c", "F32", {2})});
 
@@ -412,7 +412,7 @@ TEST(Slices, AreInDirectoriesThatListNothingAndKnowTheirParent) {
   }
 }
 
-TEST(Slices, AreForgottenAsOftenAsTheyWereLookedUp) {
+TEST(Slices, DisappearAfterAsManyForgetsAsLookups) {
   const ServedCheckpoint mounted({random_tensor("w", "U8", {10})});
   const std::uint64_t w = mounted.inode(".stfs/slice/w");
   Attributes found{};
@@ -431,7 +431,7 @@ TEST(Slices, AreForgottenAsOftenAsTheyWereLookedUp) {
   EXPECT_EQ(mounted.read(found.inode, 0, 1, bytes), ENOENT);
 }
 
-TEST(Slices, ThatAreForgottenLeaveNothingBehind) {
+TEST(Slices, ForgottenSlicesAreNotKept) {
   const ServedCheckpoint mounted({random_tensor("w", "U8", {1000, 1000})});
   const std::uint64_t w = mounted.inode(".stfs/slice/w");
 
@@ -445,7 +445,7 @@ TEST(Slices, ThatAreForgottenLeaveNothingBehind) {
   EXPECT_EQ(mounted->looked_up_names(), 0U);
 }
 
-// The tensors that another reader of the format finds in a file: name to bytes.
+// Returns the tensors in a file, as a map from name to bytes, with an independent reader.
 std::map<std::string, std::string> tensors_in(const std::string& file) {
   std::map<std::string, std::string> out;
   std::uint64_t length = 0;
@@ -460,7 +460,7 @@ std::map<std::string, std::string> tensors_in(const std::string& file) {
   return out;
 }
 
-TEST(Subsets, HoldTheTensorsWhoseNamesMatch) {
+TEST(Subsets, HaveTensorsWithMatchingNames) {
   const ServedCheckpoint mounted({{"layers/0/q", "U8", {1}, "1"},
                                   {"layers/1/q", "U8", {1}, "2"},
                                   {"layers/0/k", "U8", {1}, "3"},
@@ -487,7 +487,7 @@ TEST(Subsets, HoldTheTensorsWhoseNamesMatch) {
   EXPECT_TRUE(mounted.names(".stfs/subset").empty());
 }
 
-TEST(Subsets, AreForgotten) {
+TEST(Subsets, DisappearAfterForget) {
   const std::vector<std::vector<Tensor>> files{many(), {{"second", "U8", {1}, "x"}}};
   const ServedCheckpoint mounted(files, {}, std::nullopt);
   Attributes found{};
@@ -503,7 +503,7 @@ TEST(Subsets, AreForgotten) {
   EXPECT_EQ(mounted->open(found.inode), ENOENT);
 }
 
-TEST(Views, HoldEachTensorAloneAsAFileOfTheFormat) {
+TEST(Views, SafetensorsFilesHaveOneTensor) {
   const ServedCheckpoint mounted(many(), {}, Metadata{{"format", "pt"}});
 
   for (const Tensor& tensor : many()) {
@@ -514,7 +514,7 @@ TEST(Views, HoldEachTensorAloneAsAFileOfTheFormat) {
   }
 }
 
-TEST(Views, HoldAllTensorsOfAllSourcesInOneFile) {
+TEST(Views, MergedFileHasAllTensors) {
   const ServedCheckpoint mounted({many(), {{"second", "F64", {1}, "12345678"}}}, {},
                                  Metadata{{"k", "v"}});
 
@@ -525,14 +525,14 @@ TEST(Views, HoldAllTensorsOfAllSourcesInOneFile) {
   EXPECT_EQ(found.at("second"), "12345678");
 }
 
-TEST(Views, GiveASingleFileByteForByte) {
+TEST(Views, MergedFileOfSingleSourceIsIdentical) {
   const ServedCheckpoint mounted(many(), {}, Metadata{{"z", "1"}, {"a", "2"}});
 
   EXPECT_EQ(mounted.at(".stfs/merged.safetensors")->size, fs::file_size(mounted.source()));
   EXPECT_EQ(mounted.text(".stfs/merged.safetensors"), read_file(mounted.source()));
 }
 
-TEST(Views, GiveTheRootsFilesAgainInATreeOfDots) {
+TEST(Views, TreeViewTurnsDotsIntoDirectories) {
   const ServedCheckpoint mounted({{"model.layers.0.w", "U8", {1}, "1"},
                                   {"model.layers.1.w", "U8", {1}, "2"},
                                   {"model.norm", "U8", {1}, "3"},
@@ -549,7 +549,7 @@ TEST(Views, GiveTheRootsFilesAgainInATreeOfDots) {
             mounted.inode(".stfs/tree/model"));
 }
 
-// Computed files.
+// Tests of computed files.
 
 struct Computation {
   int error = -1;
@@ -567,7 +567,7 @@ Computation computed(const ServedCheckpoint& mounted, std::uint64_t inode, std::
   return promise.get_future().get();
 }
 
-TEST(ComputedFiles, HoldTheStatisticsAndTheDigest) {
+TEST(ComputedFiles, HaveStatisticsAndDigest) {
   const ServedCheckpoint mounted({{"a/b", "U8", {3}, "abc"}});
 
   const json stats = json::parse(computed(mounted, mounted.inode(".stfs/stats/a/b.json")).bytes);
@@ -584,7 +584,7 @@ TEST(ComputedFiles, HoldTheStatisticsAndTheDigest) {
   EXPECT_FALSE(mounted->is_computed(mounted.inode("a/b")));
 }
 
-TEST(ComputedFiles, GiveAnyPart) {
+TEST(ComputedFiles, ReadAnyByteRange) {
   const ServedCheckpoint mounted({{"w", "U8", {3}, "abc"}});
   const std::uint64_t inode = mounted.inode(".stfs/stats/w.json");
   const std::string whole = computed(mounted, inode).bytes;
@@ -597,7 +597,7 @@ TEST(ComputedFiles, GiveAnyPart) {
   EXPECT_EQ(computed(mounted, inode, kMost, kMost).bytes, "");
 }
 
-TEST(ComputedFiles, OfAChangedSourceAreStaleAndHaveNoBytesAndAreLoggedOnce) {
+TEST(ComputedFiles, ChangedSourceGivesESTALEAndIsLoggedOnce) {
   ServedCheckpoint mounted({{"w", "U8", {3}, "abc"}});
   fs::resize_file(mounted.source(), 10);
 
@@ -610,18 +610,18 @@ TEST(ComputedFiles, OfAChangedSourceAreStaleAndHaveNoBytesAndAreLoggedOnce) {
   EXPECT_EQ(mounted.log.size(), 1U);
 }
 
-TEST(ComputedFiles, EndWithEintrWhenComputingIsStopped) {
+TEST(ComputedFiles, ReturnEINTRWhenStopped) {
   const ServedCheckpoint mounted({{"w", "U8", {3}, "abc"}});
   mounted->stop_waiting();
 
   EXPECT_EQ(computed(mounted, mounted.inode(".stfs/sha256/w")).error, EINTR);
 }
 
-// Changed sources, through every view.
+// Tests of changed sources through every view.
 
 class StaleViews : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(StaleViews, FailToOpenAndToRead) {
+TEST_P(StaleViews, OpenAndReadGiveESTALE) {
   ServedCheckpoint mounted({{"w", "BF16", {8, 8}, RandomBytes(1).bytes(128)}});
   const std::uint64_t inode = mounted.inode(".stfs/"s + GetParam());
   ASSERT_EQ(mounted->open(inode), 0);
@@ -633,7 +633,7 @@ TEST_P(StaleViews, FailToOpenAndToRead) {
   EXPECT_EQ(mounted.log.size(), 1U);
 }
 
-TEST_P(StaleViews, FailToReadAndLogThatOnce) {
+TEST_P(StaleViews, RepeatedReadsGiveESTALEAndAreLoggedOnce) {
   ServedCheckpoint mounted({{"w", "BF16", {8, 8}, RandomBytes(1).bytes(128)}});
   const std::uint64_t inode = mounted.inode(".stfs/"s + GetParam());
   fs::resize_file(mounted.source(), 10);

@@ -1,4 +1,5 @@
-// Waiting reads: arrivals, cancellation and the end. Threads meet at latches; nothing here sleeps.
+// Tests of waiting reads: arrival, cancellation and stop(). Threads meet at latches; no test
+// sleeps.
 #include "fs/mount/waiting.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +50,7 @@ class Waiter {
   std::future<ReadAnswer> future_ = promise_->get_future();
 };
 
-TEST(Waiting, AnswersOnceWithTheReplyOfTheArrivalOnItsThread) {
+TEST(Waiting, AnswersOnceOnThreadOfArrival) {
   Waiting waiting;
   Waiter waiter(waiting);
   EXPECT_TRUE(waiting.is_waiting(waiter.ticket));
@@ -70,7 +71,7 @@ TEST(Waiting, AnswersOnceWithTheReplyOfTheArrivalOnItsThread) {
   EXPECT_EQ(answer.thread, std::this_thread::get_id());
 }
 
-TEST(Waiting, AnswersACancelledReadOnAnotherThreadAndRunsNoStepOfItAnyMore) {
+TEST(Waiting, CancelledReadGetsEINTROnOtherThreadAndNoMoreSteps) {
   Waiting waiting;
   Waiter waiter(waiting);
   EXPECT_TRUE(waiting.go_on(waiter.ticket, [] {}));
@@ -85,7 +86,7 @@ TEST(Waiting, AnswersACancelledReadOnAnotherThreadAndRunsNoStepOfItAnyMore) {
 }
 
 // libfuse cancels while it takes the ticket, and holds a lock that the answer needs.
-TEST(Waiting, AnswersAReadThatIsCancelledWhileItTakesItsTicketAfterIt) {
+TEST(Waiting, ReadCancelledDuringWillWaitIsAnsweredAfterwards) {
   Waiting waiting;
   bool has_ticket = false;
   Waiter waiter(waiting, [&](Waiting::Ticket ticket) {
@@ -99,7 +100,7 @@ TEST(Waiting, AnswersAReadThatIsCancelledWhileItTakesItsTicketAfterIt) {
   EXPECT_FALSE(waiting.is_waiting(waiter.ticket));
 }
 
-TEST(Waiting, AnswersAllWhoWaitWhenItIsStoppedAndLaterOnesAtOnce) {
+TEST(Waiting, StopAnswersWaitingAndLaterReads) {
   Waiting waiting;
   Waiter first(waiting);
   Waiter second(waiting);
@@ -114,16 +115,16 @@ TEST(Waiting, AnswersAllWhoWaitWhenItIsStoppedAndLaterOnesAtOnce) {
   }
 }
 
-// The objects that an answer or a step uses may end when stop() has returned.
-TEST(Waiting, WaitsForAnAnswerAndForAStepWhenItIsStopped) {
+// The objects that an answer or a step uses may be destroyed after stop() has returned.
+TEST(Waiting, StopWaitsForRunningAnswerOrStep) {
   for (const bool is_step : {false, true}) {
     SCOPED_TRACE(is_step ? "step" : "answer");
     Waiting waiting;
-    std::latch begun(1), go_on(1);
+    std::latch begun(1), may_continue(1);
     std::atomic<bool> is_over = false;
     const auto work = [&] {
       begun.count_down();
-      go_on.wait();
+      may_continue.wait();
       is_over = true;
     };
     const Waiting::Ticket ticket =
@@ -138,13 +139,13 @@ TEST(Waiting, WaitsForAnAnswerAndForAStepWhenItIsStopped) {
     });
 
     EXPECT_EQ(stopped.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
-    go_on.count_down();
+    may_continue.count_down();
     EXPECT_TRUE(stopped.get());
     source.join();
   }
 }
 
-TEST(Waiting, AnswersEachOfManyThreadsOnceWhateverIsCancelled) {
+TEST(Waiting, AnswersEachReadOnceDespiteConcurrentCancels) {
   constexpr int kThreads = 4;
   constexpr int kRounds = 500;
   std::atomic<int> answers = 0;

@@ -1,4 +1,4 @@
-// New files, byte by byte and read back by the parser of headers.
+// Compares new files byte by byte, and reads them back with the header parser.
 #include "core/write/writer.h"
 
 #include "core/format/safetensors.h"
@@ -61,7 +61,7 @@ class Loaded {
   std::unique_ptr<const SafetensorsFiles> files_;
 };
 
-// The tensors of a file by name; checks the rules of the format.
+// Returns the tensors of a file by name, and checks the rules of the format.
 std::map<std::string, Tensor> tensors_of(const std::string& file) {
   const std::uint64_t length = json_length(file);
   const std::string_view header_text = std::string_view(file).substr(8, length);
@@ -111,7 +111,7 @@ std::vector<stfs::Metadata::Entry> entries_of(const stfs::Metadata& metadata) {
   return entries;
 }
 
-TEST(Writer, HoldsTheSameTensors) {
+TEST(Writer, WritesAllTensors) {
   const Loaded checkpoint({one_of_each_type()});
 
   expect_same(tensors_of(checkpoint.merged()), one_of_each_type());
@@ -126,7 +126,7 @@ TEST(Writer, MergesSeveralFiles) {
   expect_same(tensors_of(checkpoint.merged()), one_of_each_type());
 }
 
-TEST(Writer, HoldsTheTensorsThatWereAskedForAndNoOthers) {
+TEST(Writer, WritesOnlyRequestedTensors) {
   const Loaded checkpoint({one_of_each_type()});
   const auto two = {*(*checkpoint).find("tF32"), *(*checkpoint).find("empty")};
 
@@ -137,7 +137,7 @@ TEST(Writer, HoldsTheTensorsThatWereAskedForAndNoOthers) {
   EXPECT_TRUE(found.contains("empty"));
 }
 
-TEST(Writer, OfNoTensorsIsAValidFile) {
+TEST(Writer, WritesValidFileWithoutTensors) {
   const Loaded checkpoint(std::vector<std::vector<Tensor>>(1));
 
   const std::string file = checkpoint.merged();
@@ -146,7 +146,7 @@ TEST(Writer, OfNoTensorsIsAValidFile) {
   EXPECT_EQ(file.size(), 4096U);
 }
 
-TEST(Writer, BeginsTheDataAtAMultipleOfAPage) {
+TEST(Writer, StartsDataAtPageBoundary) {
   for (std::uint64_t count = 0; count < 200; ++count) {  // headers of many lengths
     std::vector<Tensor> tensors{{std::string(count * 41 + 1, 'n'), "U8", {1}, "x"}};
     const Loaded checkpoint({tensors});
@@ -160,7 +160,7 @@ TEST(Writer, BeginsTheDataAtAMultipleOfAPage) {
   }
 }
 
-TEST(Writer, PutsLargerElementsFirstSoThatEachIsAligned) {
+TEST(Writer, AlignsTensorsByWritingLargerElementsFirst) {
   std::vector<Tensor> tensors;  // odd sizes, smallest elements first
   for (const char* dtype : {"F4", "F6_E2M3", "U8", "BOOL", "F8_E4M3", "BF16", "F16", "I16", "F32",
                             "U32", "F64", "I64", "C64"}) {
@@ -183,17 +183,17 @@ TEST(Writer, PutsLargerElementsFirstSoThatEachIsAligned) {
   }
   EXPECT_EQ(names, (std::vector<std::string>{"F64", "I64", "C64", "F32", "U32", "BF16", "F16",
                                              "I16", "U8", "BOOL", "F8_E4M3", "F6_E2M3", "F4"}))
-      << "equals stay as they stood";
+      << "tensors with equal sizes must keep their order";
 }
 
-TEST(Writer, IsTheSameEveryTime) {
+TEST(Writer, WritesSameBytesEachTime) {
   const Loaded checkpoint({one_of_each_type()}, {Metadata{{"b", "2"}, {"a", "1"}}});
   const std::string first = checkpoint.merged();
 
   EXPECT_TRUE(checkpoint.merged() == first);
 }
 
-TEST(Writer, OfItsOwnFileIsThatFile) {
+TEST(Writer, ReproducesItsOwnFile) {
   const Loaded checkpoint({one_of_each_type()}, {Metadata{{"b", "2"}, {"a", "1"}}});
   const std::string first = checkpoint.merged();
   const TempDir dir;
@@ -206,7 +206,7 @@ TEST(Writer, OfItsOwnFileIsThatFile) {
   EXPECT_TRUE(all(*SafetensorsFiles(again).make(numbers)) == first);
 }
 
-TEST(Writer, KeepsTheMetadataInOrder) {
+TEST(Writer, WritesMetadataSortedByKey) {
   const Loaded checkpoint({{random_tensor("w", "U8", {1})}},
                           {Metadata{{"format", "pt"}, {"a\"b", "line\n"}, {"", ""}}});
 
@@ -220,7 +220,7 @@ TEST(Writer, KeepsTheMetadataInOrder) {
   EXPECT_EQ(entries_of(header.metadata), (*checkpoint).metadata());
 }
 
-TEST(Writer, MergesTheMetadataAndLeavesOutAConflictingKey) {
+TEST(Writer, MergesMetadataWithoutConflictingKeys) {
   const Loaded checkpoint({{random_tensor("a", "U8", {1})}, {random_tensor("b", "U8", {1})}},
                           {Metadata{{"format", "pt"}, {"part", "1"}, {"only", "a"}},
                            Metadata{{"format", "pt"}, {"part", "2"}}});
@@ -234,13 +234,13 @@ TEST(Writer, MergesTheMetadataAndLeavesOutAConflictingKey) {
   EXPECT_EQ((*checkpoint).metadata_conflicts(), std::vector<std::string>{"part"});
 }
 
-TEST(Writer, WritesNoMetadataWhereThereIsNone) {
+TEST(Writer, WritesNoMetadataIfSourceHasNoMetadata) {
   const Loaded checkpoint({{random_tensor("w", "U8", {1})}});
 
   EXPECT_EQ(checkpoint.merged().find("__metadata__"), std::string::npos);
 }
 
-TEST(Writer, GivesAnyPartOfTheFile) {
+TEST(Writer, ReadsAnyByteRange) {
   std::vector<Tensor> tensors;
   for (int i = 0; i < 300; ++i) {
     tensors.push_back(random_tensor("tensor." + std::to_string(i), "BF16", {7}));
@@ -266,11 +266,11 @@ TEST(Writer, GivesAnyPartOfTheFile) {
   EXPECT_TRUE(reading.pieces.empty());
 }
 
-// Two files below the limit whose tensors together exceed it: names of a mebibyte.
-TEST(Writer, RefusesAHeaderOverTheLimitOfTheFormat) {
+// Two files are below the limit but exceed it together. Their tensors have names of a megabyte.
+TEST(Writer, RejectsHeaderAboveFormatLimit) {
 #ifdef STFS_SANITIZED
   GTEST_SKIP()
-      << "half a minute for headers of 100 MB; the build without sanitizers refuses them too";
+      << "headers of 100 MB take half a minute; the build without sanitizers runs this test";
 #endif
   std::vector<std::vector<Tensor>> files(2);
   for (std::size_t file = 0; file < 2; ++file) {
@@ -288,7 +288,7 @@ TEST(Writer, RefusesAHeaderOverTheLimitOfTheFormat) {
   EXPECT_FALSE(checkpoint.files().size(numbers));
   numbers.pop_back();
   const std::optional<Content> fits = checkpoint.files().make(numbers);
-  ASSERT_TRUE(fits) << "99 names of a megabyte";
+  ASSERT_TRUE(fits) << "99 names of a megabyte must fit";
   EXPECT_LE(fits->size(), 100'000'000U + 8 + 99);
 }
 

@@ -233,7 +233,7 @@ std::string text_of(stfs_checkpoint& handle, int which, std::size_t number) {
       return text;
     }
     case STFS_TEXT_TENSOR: return stfs::tensor_json(checkpoint.tensor(tensor_of(handle, number)));
-    case STFS_TEXT_FROM: return names_of_inputs(checkpoint.tensor(tensor_of(handle, number)));
+    case STFS_TEXT_INPUTS: return names_of_inputs(checkpoint.tensor(tensor_of(handle, number)));
     case STFS_TEXT_KEY:
     case STFS_TEXT_METADATA: {
       const std::uint32_t entry =
@@ -274,7 +274,7 @@ void stfs_cancel(stfs_checkpoint* checkpoint) {
   if (checkpoint != nullptr) guarded<STFS_UNREADABLE>([&] { checkpoint->opened.cancel(); });
 }
 
-int stfs_is_elsewhere(const stfs_checkpoint* checkpoint) {
+int stfs_is_remote(const stfs_checkpoint* checkpoint) {
   return checkpoint != nullptr && checkpoint->opened.is_elsewhere() ? 1 : 0;
 }
 
@@ -282,7 +282,7 @@ int stfs_has_secrets(const stfs_checkpoint* checkpoint) {
   return checkpoint != nullptr && checkpoint->opened.has_secrets() ? 1 : 0;
 }
 
-const char* stfs_version_of(const stfs_checkpoint* checkpoint) {
+const char* stfs_checkpoint_version(const stfs_checkpoint* checkpoint) {
   return checkpoint == nullptr ? "" : checkpoint->opened.version().c_str();
 }
 
@@ -328,13 +328,13 @@ int stfs_find(const stfs_checkpoint* checkpoint, const char* name, size_t name_b
 }
 
 int stfs_match(const stfs_checkpoint* checkpoint, const char* glob, size_t glob_bytes,
-               size_t* tensors, size_t room, size_t* count) {
+               size_t* tensors, size_t capacity, size_t* count) {
   return guarded<STFS_UNREADABLE>([&] {
     stfs::abi::prepare(count);
-    if (room > 0 && tensors == nullptr) refuse("the numbers: NULL");
+    if (capacity > 0 && tensors == nullptr) refuse("the numbers: NULL");
     const std::array globs{std::string(bytes_of(glob, glob_bytes, "the glob"))};
     const std::vector<std::uint32_t> found = checked(checkpoint).opened.checkpoint().match(globs);
-    std::copy_n(found.begin(), std::min(room, found.size()), tensors);
+    std::copy_n(found.begin(), std::min(capacity, found.size()), tensors);
     *count = found.size();
   });
 }
@@ -351,12 +351,12 @@ int stfs_text(stfs_checkpoint* checkpoint, int which, size_t number, const char*
   });
 }
 
-int stfs_measure_part(const stfs_checkpoint* checkpoint, const stfs_part* part,
-                      stfs_measure* measure) {
+int stfs_get_part_info(const stfs_checkpoint* checkpoint, const stfs_part* part,
+                       stfs_part_info* info) {
   return guarded<STFS_UNREADABLE>([&] {
     const stfs_checkpoint& handle = checked(checkpoint);
     const stfs::PartRecipe recipe = handle.opened.recipe(part_of(handle, part));
-    stfs_measure known{};
+    stfs_part_info known{};
     if (recipe.shape.size() > std::size(known.shape)) {
       refuse("the tensor has " + std::to_string(recipe.shape.size()) +
              " dimensions: stfs_tensors has them all");
@@ -367,7 +367,7 @@ int stfs_measure_part(const stfs_checkpoint* checkpoint, const stfs_part* part,
     known.dtype = stfs::dtype_name(recipe.dtype).data();
     known.rank = recipe.shape.size();
     std::ranges::copy(recipe.shape, known.shape);
-    stfs::abi::write_sized(known, measure, "the measure");
+    stfs::abi::write_sized(known, info, "the part's info");
   });
 }
 
@@ -533,7 +533,7 @@ int stfs_save(stfs_checkpoint* checkpoint, const char* path, const stfs_save_opt
     stfs_checkpoint& handle = checked(checkpoint);
     if (path == nullptr) refuse("the path: NULL");
     const stfs_save_options given = stfs::abi::read_sized(options, "the options");
-    const std::uint64_t bytes = handle.opened.save({path, given.shard_bytes, given.replaces != 0});
+    const std::uint64_t bytes = handle.opened.save({path, given.shard_bytes, given.replace != 0});
     if (shared != nullptr) *shared = bytes;
   });
 }
@@ -583,4 +583,21 @@ int stfs_prefetch(stfs_checkpoint* checkpoint, const size_t* tensors, size_t cou
     if (count > 0 && tensors == nullptr) refuse("the tensors: NULL");
     for (std::size_t i = 0; i < count; ++i) handle.opened.prefetch(tensor_of(handle, tensors[i]));
   });
+}
+
+// Names of 0.2.0 that were replaced. Programs that were linked with 0.2.0 find them until the
+// release after the next one; no header declares them.
+extern "C" {
+STFS_API int stfs_is_elsewhere(const stfs_checkpoint* checkpoint) {
+  return stfs_is_remote(checkpoint);
+}
+
+STFS_API const char* stfs_version_of(const stfs_checkpoint* checkpoint) {
+  return stfs_checkpoint_version(checkpoint);
+}
+
+STFS_API int stfs_measure_part(const stfs_checkpoint* checkpoint, const stfs_part* part,
+                               stfs_part_info* info) {
+  return stfs_get_part_info(checkpoint, part, info);
+}
 }

@@ -1,6 +1,7 @@
 #include "core/layer/delta/delta_layer.h"
 
 #include "core/base/error.h"
+#include "core/base/posix.h"
 #include "core/base/text.h"
 #include "core/layer/delta/patched.h"
 #include "core/layer/delta/version.h"
@@ -195,6 +196,10 @@ class Patcher {
     const int error = content.copy_unverified(0, std::span(&first, 1));
     if (error == 0) return;
     const Tensor base = tensor.patched().base();
+    if (error != ESTALE && !base.locator) {  // computed from a source, such as a compressed array
+      throw Error(ErrorCode::kUnreadable, "",
+                  "tensor " + in_quotes(base.name) + ": " + errno_text(error), error);
+    }
     if (error != ESTALE) {
       throw_read_failure(*base.locator->source, base.locator->source->path(),
                          "tensor " + in_quotes(base.name), error);

@@ -47,7 +47,7 @@ void Patches::break_all(const Tensor& tensor, int error) const {
                                     printable(newest.path()) + " needs a larger window than the " +
                                     human_bytes(tensor.window()) + " that each of its " +
                                     std::to_string(tensor.streams()) + " decoders has of " +
-                                    human_bytes(room_.most()) + ": give more with -o memory="
+                                    human_bytes(room_.most()) + ": give more with -o delta_memory="
                               : "the checksum of tensor " + name +
                                     " does not match: the source is not the base of the delta " +
                                     printable(newest.path()) + ", or one of the two is damaged";

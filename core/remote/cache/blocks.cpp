@@ -61,7 +61,7 @@ bool Blocks::take(std::uint64_t block, State from) {
   const std::uint64_t losses = entry_->losses();
   const int error = entry_->check(block, buffer);
   if (error == 0) return become_here(block, from, losses);
-  if (error != ENODATA) tally(counters_, &Counters::cache_faults);
+  if (error != ENODATA) tally(counters_, &Counters::cache_corrupt);
   return false;
 }
 
@@ -165,7 +165,7 @@ int Blocks::read_from_entry(std::span<std::byte> buffer, std::uint64_t offset) {
   for (std::uint64_t block = run.first; block < end; ++block) {
     if (state(block) != State::kHere) continue;
     entry_->forget(block);
-    if (change(block, State::kHere, State::kAbsent)) tally(counters_, &Counters::cache_faults);
+    if (change(block, State::kHere, State::kAbsent)) tally(counters_, &Counters::cache_corrupt);
   }
   return EAGAIN;
 }

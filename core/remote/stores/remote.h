@@ -62,7 +62,7 @@ struct Verdict {
 // 200 if the range is the whole object. In both cases the validators must equal the version's, the
 // length must be exact, and there must be no content encoding. Status 404, 410, 412 or 416, another
 // size or another validator mean that the object has changed. Any other 200 comes from a server
-// that ignores ranges, and is refused. For the rules see SEMANTICS, "Sources elsewhere".
+// that ignores ranges, and is refused. For the rules see SEMANTICS, "Remote sources".
 Verdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange range);
 
 // Parses `bytes FIRST-LAST/SIZE`, or `bytes */SIZE`, which a 416 response has; its range is then

@@ -10,8 +10,8 @@
 
 static void sum(stfs_checkpoint* checkpoint, size_t number, const stfs_tensor* tensor) {
   stfs_part part = {sizeof part, number, NULL, "f32"};
-  stfs_measure measure = {.size = sizeof measure};
-  if (stfs_measure_part(checkpoint, &part, &measure) != STFS_OK) return; /* integers */
+  stfs_part_info measure = {.size = sizeof measure};
+  if (stfs_get_part_info(checkpoint, &part, &measure) != STFS_OK) return; /* integers */
   float* values = malloc(measure.bytes + 1);
   if (values == NULL || stfs_read(checkpoint, &part, 0, values, measure.bytes) != STFS_OK) {
     fprintf(stderr, "%s\n", values == NULL ? "out of memory" : stfs_last_error());

@@ -31,9 +31,9 @@ func words(list []string) **C.char {
 func sum(checkpoint *C.stfs_checkpoint, number int, tensor *C.stfs_tensor, as *C.char) {
 	part := C.stfs_part{tensor: C.size_t(number), as: as}
 	part.size = C.size_t(unsafe.Sizeof(part))
-	measure := C.stfs_measure{}
+	measure := C.stfs_part_info{}
 	measure.size = C.size_t(unsafe.Sizeof(measure))
-	if C.stfs_measure_part(checkpoint, &part, &measure) != C.STFS_OK {
+	if C.stfs_get_part_info(checkpoint, &part, &measure) != C.STFS_OK {
 		return // integers
 	}
 	values := C.malloc(C.size_t(measure.bytes) + 1)

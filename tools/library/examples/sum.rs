@@ -49,7 +49,7 @@ extern "C" {
                  extra: *const c_void, checkpoint: *mut *mut c_void) -> c_int;
     fn stfs_close(checkpoint: *mut c_void);
     fn stfs_tensors(checkpoint: *const c_void, table: *mut Table) -> c_int;
-    fn stfs_measure_part(checkpoint: *const c_void, part: *const Part, measure: *mut Measure) -> c_int;
+    fn stfs_get_part_info(checkpoint: *const c_void, part: *const Part, measure: *mut Measure) -> c_int;
     fn stfs_read(checkpoint: *mut c_void, part: *const Part, offset: u64, buffer: *mut c_void, bytes: usize) -> c_int;
 }
 
@@ -77,7 +77,7 @@ fn main() {
             let tensor = &*(table.first.cast::<u8>().add(number * table.stride) as *const Tensor);
             let part = Part { size: size_of::<Part>(), tensor: number, slice: null(), as_type: as_type.as_ptr() };
             let mut measure = Measure { size: size_of::<Measure>(), bytes: 0, elements: 0, dtype: null(), rank: 0, shape: [0; 64] };
-            if stfs_measure_part(checkpoint, &part, &mut measure) != 0 {
+            if stfs_get_part_info(checkpoint, &part, &mut measure) != 0 {
                 continue; // integers
             }
             let mut values = vec![0f32; measure.elements as usize];

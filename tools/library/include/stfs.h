@@ -87,11 +87,11 @@ typedef struct stfs_open_extra {
  *                               may be repeated
  *   edits=LINES                 apply these lines of edits
  *   allow_missing               open the rest if shards or tensors are missing
- *   memory=BYTES                the maximum memory for the changes of deltas; 256M by default
+ *   delta_memory=BYTES          the maximum memory for the changes of deltas; 256M by default
  *   cache_dir=DIR, cache_size=BYTES, connections=COUNT, timeout=SECONDS, offline, insecure_http,
  *   s3_addressing=path|virtual|auto, s3_unsigned, s3_requester_pays
  *                               options for remote sources, as in stfs(1)
- *   version=HEX                 fail with ESTALE unless stfs_version_of() returns HEX
+ *   version=HEX                 fail with ESTALE unless stfs_checkpoint_version() returns HEX
  *
  * `extra` may be NULL. The caller frees the checkpoint with stfs_close(). */
 STFS_API int stfs_open(const char* const* sources, size_t count, const char* const* options,
@@ -107,11 +107,11 @@ STFS_API void stfs_cancel(stfs_checkpoint* checkpoint);
 
 /* Returns nonzero if a source is remote, so that reads may wait for the network. This includes
  * sources of a mount. */
-STFS_API int stfs_is_elsewhere(const stfs_checkpoint* checkpoint);
+STFS_API int stfs_is_remote(const stfs_checkpoint* checkpoint);
 
 /* Returns 64 hexadecimal digits that identify the content. They are equal for the same versions of
  * the same sources with the same layers. Valid until stfs_close(). */
-STFS_API const char* stfs_version_of(const stfs_checkpoint* checkpoint);
+STFS_API const char* stfs_checkpoint_version(const stfs_checkpoint* checkpoint);
 
 /* Returns nonzero if the URL of a source or of a layer contains a secret: a user and a password, or
  * a query, which may be a signature. Do not store the results of stfs_source() and stfs_option()
@@ -165,15 +165,16 @@ STFS_API int stfs_find(const stfs_checkpoint* checkpoint, const char* name, size
                        size_t* tensor);
 
 /* Writes the numbers of the tensors whose names match a glob to `tensors`, in ascending order and
- * at most `room` of them. Sets `count` to the number of matches. `*` also matches '/' and '.'. */
+ * at most `capacity` of them. Sets `count` to the number of matches. `*` also matches '/' and '.'.
+ */
 STFS_API int stfs_match(const stfs_checkpoint* checkpoint, const char* glob, size_t glob_bytes,
-                        size_t* tensors, size_t room, size_t* count);
+                        size_t* tensors, size_t capacity, size_t* count);
 
 /* The texts that stfs_text() returns. Most of them equal files of a mount. */
 enum {
   STFS_TEXT_INFO = 0,    /* .stfs/info.json; `number` is 0 */
   STFS_TEXT_TENSOR = 1,  /* .stfs/json/PATH.json of tensor `number` */
-  STFS_TEXT_FROM = 2,    /* a JSON array: the names of the tensors that it is computed from; [] */
+  STFS_TEXT_INPUTS = 2,  /* a JSON array: the names of the tensors that it is computed from; [] */
   STFS_TEXT_KEY = 3,     /* the key of metadata entry `number` */
   STFS_TEXT_METADATA = 4 /* .stfs/metadata/KEY of that entry: a string, a number, a JSON array */
 };
@@ -192,18 +193,18 @@ typedef struct stfs_part {
   const char* as;    /* "f32": the values as float32; NULL: the bytes as they are stored */
 } stfs_part;
 
-typedef struct stfs_measure {
-  size_t size; /* sizeof(stfs_measure), set by the caller */
+typedef struct stfs_part_info {
+  size_t size; /* sizeof(stfs_part_info), set by the caller */
   uint64_t bytes;
   uint64_t elements;
   const char* dtype;
   size_t rank;
   uint64_t shape[64];
-} stfs_measure;
+} stfs_part_info;
 
-/* Returns the size, type and shape of a part in `measure`. Reads no bytes of the tensor. */
-STFS_API int stfs_measure_part(const stfs_checkpoint* checkpoint, const stfs_part* part,
-                               stfs_measure* measure);
+/* Returns the size, type and shape of a part in `info`. Reads no bytes of the tensor. */
+STFS_API int stfs_get_part_info(const stfs_checkpoint* checkpoint, const stfs_part* part,
+                                stfs_part_info* info);
 
 /* Reads `bytes` bytes of a part, starting at its byte `offset`. Fetches bytes that are not on this
  * machine. Verifies the sources after reading: if the call fails, the content of `buffer` is
@@ -305,7 +306,7 @@ STFS_API int stfs_prefetch(stfs_checkpoint* checkpoint, const size_t* tensors, s
 typedef struct stfs_save_options {
   size_t size;          /* sizeof(stfs_save_options) */
   uint64_t shard_bytes; /* the maximum size of a shard, in a new directory; 0: no shards */
-  int replaces;         /* nonzero: replace an existing file */
+  int replace;          /* nonzero: replace an existing file */
 } stfs_save_options;
 
 /* Writes all tensors as this checkpoint shows them. If `path` ends in .safetensors or .gguf, writes

@@ -21,7 +21,7 @@ def open(source: Union[Source, Sequence[Source]], *more: Source, **options: Any)
     checkpoint, a mount of stfs, or a URL (https://, s3://, hf://org/model@revision).
 
     Options are those of `stfs -o`: delta="step_20" or a list, dequantize="bf16", lora="0.5@adapter" or a list,
-    edit="file.edits", edits=["drop *.bias"] (lines in place of a file), allow_missing=True, memory="1G" (for what
+    edit="file.edits", edits=["drop *.bias"] (lines in place of a file), allow_missing=True, delta_memory="1G" (for what
     deltas change), cache_dir=..., cache_size="100G", connections=8, timeout=60, offline=True, insecure_http=True, s3_addressing="path",
     s3_unsigned=True, s3_requester_pays=True; and version=m.version, which fails unless the sources are
     still what they were.
@@ -74,7 +74,7 @@ class Checkpoint(Mapping[str, Tensor]):
             opened()
         self._owner = owner  # views keep a reference to it as well
         self._handle = place[0]
-        self._is_elsewhere = bool(library.stfs_is_elsewhere(self._handle))
+        self._is_remote = bool(library.stfs_is_remote(self._handle))
         self._numbers: Optional[Dict[str, int]] = None
         self._table = _library.Table(ctypes.sizeof(_library.Table))
         check(library.stfs_tensors(self._handle, ctypes.byref(self._table)))
@@ -86,7 +86,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def _run(self, call: Callable[[], Any]) -> Any:
         """Makes a call that may wait for the network."""
-        return interruptibly(call, self._handle) if self._is_elsewhere else call()
+        return interruptibly(call, self._handle) if self._is_remote else call()
 
     def _call(self, function: Any, *arguments: Any, keeps: Any = None) -> None:
         """Calls a function of the library. `keeps` is the memory that it writes to; a memoryview is released when the
@@ -98,7 +98,7 @@ class Checkpoint(Mapping[str, Tensor]):
                 if isinstance(keeps, memoryview):
                     keeps.release()
 
-        if self._is_elsewhere or keeps is not None:
+        if self._is_remote or keeps is not None:
             self._run(call)
         else:
             status = function(self._handle, *arguments)
@@ -131,7 +131,7 @@ class Checkpoint(Mapping[str, Tensor]):
     @property
     def version(self) -> str:
         """64 hexadecimal digits: equal for equal versions of the same sources with the same options."""
-        return str(library.stfs_version_of(self._handle), "ascii")
+        return str(library.stfs_checkpoint_version(self._handle), "ascii")
 
     @property
     def metadata(self) -> Dict[str, str]:

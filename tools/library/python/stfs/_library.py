@@ -41,7 +41,7 @@ ROW = struct.Struct("@PNPNPQQPQQ")  # ctypes would take three times as long to r
 
 
 class SaveOptions(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("shard_bytes", ctypes.c_uint64), ("replaces", ctypes.c_int)]
+    _fields_ = [("size", ctypes.c_size_t), ("shard_bytes", ctypes.c_uint64), ("replace", ctypes.c_int)]
 
 
 class Part(ctypes.Structure):
@@ -81,9 +81,9 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     functions: List[Any] = [
         ("last_error", text), ("last_errno", ctypes.c_int), ("version", text),
         ("open", ctypes.c_int, texts, size, texts, size, ctypes.c_void_p, out),
-        ("close", None, Handle), ("cancel", None, Handle), ("is_elsewhere", ctypes.c_int, Handle),
+        ("close", None, Handle), ("cancel", None, Handle), ("is_remote", ctypes.c_int, Handle),
         ("has_secrets", ctypes.c_int, Handle),
-        ("version_of", text, Handle), ("source", text, Handle, size),
+        ("checkpoint_version", text, Handle), ("source", text, Handle, size),
         ("option", text, Handle, size), ("warning", text, Handle, size),
         ("tensors", ctypes.c_int, Handle, ctypes.POINTER(Table)),
         ("find", ctypes.c_int, Handle, text, size, sizes),

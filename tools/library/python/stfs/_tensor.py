@@ -80,7 +80,7 @@ class Tensor:
             return None
 
     @property
-    def from_(self) -> List[str]:
+    def inputs(self) -> List[str]:
         """The names of the tensors that it is computed from; [] for one that is stored."""
         import json
 
@@ -128,7 +128,7 @@ class Tensor:
             start = _index.run(self._axes, self._whole_shape)
             if start is not None and itemsize:
                 first, length = start * itemsize, self.nbytes
-            elif itemsize and not self._is_elsewhere():  # mapping the whole tensor costs nothing
+            elif itemsize and not self._is_remote():  # mapping the whole tensor costs nothing
                 start, distances = _index.strides(self._axes, self._whole_shape)
                 first, strides = start * itemsize, tuple(distance * itemsize for distance in distances)
             else:
@@ -145,7 +145,7 @@ class Tensor:
         memory = self._checkpoint._files.get(file) or self._checkpoint._file(file, self._source_bytes)
         return memory, self._begin + first, strides
 
-    def _is_elsewhere(self) -> bool:
+    def _is_remote(self) -> bool:
         return not self._source or b"://" in ctypes.string_at(self._source)
 
     def readinto(self, buffer: Any) -> int:
