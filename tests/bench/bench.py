@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Measures stfs beside limits and peers; scripts/bench runs it. docs/BENCHMARKS.md says what the rows mean.
+"""Measures stfs and compares it with limits and peers. scripts/bench runs this; docs/BENCHMARKS.md explains the rows.
 
-Every figure is a ratio of two measurements of the same run, which alternate; a row gives the median of its rounds and
-the least and greatest. The table goes to standard output, everything to a JSON file. Nothing is judged: the exit status
-says whether the measurements could be made.
+Every figure is a ratio of two measurements of the same run, which alternate. A row has the median, the minimum and the
+maximum of its rounds. The table goes to standard output, and all figures go to a JSON file. The exit status only shows
+whether the measurements were possible, not whether targets were met.
 """
 import argparse
 import contextlib
@@ -46,8 +46,8 @@ class Size:
     def __init__(self, quick):
         self.is_quick = quick
         self.rounds = 2 if quick else 7
-        self.scale = 0.1 if quick else 0.6  # of a model of 7 billion parameters: 0.4 GB, 4.9 GB
-        self.sample = 64 * MIB if quick else 1024 * MIB  # what is read at a time
+        self.scale = 0.1 if quick else 0.6  # share of a model of 7 billion parameters: 0.4 GB, 4.9 GB
+        self.sample = 64 * MIB if quick else 1024 * MIB  # bytes that one measurement reads
         self.small = 2_000 if quick else 100_000  # tensors of 1 KiB
         self.wide = 20_000 if quick else 760_000  # tensors of one byte
         self.random_reads = 2_000 if quick else 20_000
@@ -57,7 +57,7 @@ class Size:
 
 
 class Table:
-    """The rows: the ratio of a subject to a limit or a peer, and the target of each."""
+    """The rows, each with the ratio of a subject to a limit or a peer, and a target."""
 
     def __init__(self, rounds, only):
         self.rounds = rounds
@@ -68,7 +68,7 @@ class Table:
         return self.only.search(work) is not None
 
     def add(self, work, peer, target, ratios, **details):
-        """`target` is text, ">= 0.9" or "<= 2", or "" for a row that only informs."""
+        """Adds a row. `target` is text like ">= 0.9" or "<= 2", or "" if the row has no target."""
         row = {"work": work, "peer": peer, "target": target, "median": statistics.median(ratios), "min": min(ratios),
                "max": max(ratios), "rounds": len(ratios), **details}
         row["met"] = meets(row["median"], target)
@@ -80,15 +80,15 @@ class Table:
         say(f"{work} / {peer}: skipped: {why}")
 
     def speed(self, work, peer, target, subject, limit, prepare=None, factor=1.0):
-        """The speed of `subject` divided by that of `limit`; both are functions that return seconds. `factor` is the
-        number of the subject's bytes for each of the limit's."""
+        """Adds the speed of `subject` divided by the speed of `limit`. Both are functions that return seconds. `factor`
+        is the number of bytes of the subject per byte of the limit."""
         if self.wants(work):
             a, b = self._alternate(subject, limit, prepare)
             self.add(work, peer, target, [factor * y / x for x, y in zip(a, b)], seconds=statistics.median(a),
                      peer_seconds=statistics.median(b))
 
     def time(self, work, peer, target, subject, limit, prepare=None):
-        """The time of `subject` divided by that of `limit`."""
+        """Adds the time of `subject` divided by the time of `limit`."""
         if self.wants(work):
             a, b = self._alternate(subject, limit, prepare)
             self.add(work, peer, target, [x / y for x, y in zip(a, b)], seconds=statistics.median(a),
@@ -146,7 +146,7 @@ class Programs:
         self.decoders = build / "tests/bench/stfs_bench_decoders"
 
     def measure(self, verb, ranges, *options):
-        """A loop of stfs_bench_measure over `ranges`, which are (offset, length, path)."""
+        """Runs a loop of stfs_bench_measure over `ranges`, which are (offset, length, path). Returns its number."""
         lines = "".join(f"{offset} {length} {path}\n" for offset, length, path in ranges)
         words = [str(self._measure), verb, *map(str, options)]
         out = subprocess.run(words, input=lines, text=True, check=True, stdout=subprocess.PIPE).stdout
@@ -177,13 +177,13 @@ class Programs:
             os.close(daemon)
 
     def daemon_of(self, mountpoint):
-        """The process that serves a mount."""
+        """Returns the /proc directory of the process that serves a mount."""
         for entry in pathlib.Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if (entry / "exe").resolve() == self.stfs.resolve():
                     if str(mountpoint).encode() in (entry / "cmdline").read_bytes().split(b"\0"):
                         return entry
-        raise RuntimeError(f"nobody serves {mountpoint}")
+        raise RuntimeError(f"no process serves {mountpoint}")
 
 
 def whole(path):
@@ -201,7 +201,7 @@ class Bench:
         self.directory = directory
 
     def checkpoint(self, preset, *options):
-        """Makes a checkpoint, or reuses that of an earlier run."""
+        """Makes a checkpoint, or reuses the checkpoint of an earlier run. Returns its path."""
         path = self.directory / "-".join([preset, *options]).replace("--", "")
         if not path.exists():
             partial = path.with_suffix(".partial")
@@ -213,8 +213,7 @@ class Bench:
         return self.programs.mounted(source, self.directory / "mnt", *options)
 
     def sample(self, mount):
-        """The first tensors that together have as many bytes as one measurement reads: their ranges in the mount and in
-        the source."""
+        """Returns the ranges in the mount and in the source of the first tensors that fill one measurement."""
         in_mount, in_source, total = [], [], 0
         for tensor in json.loads((mount / ".stfs/tensors.json").read_text()):
             if total >= self.size.sample:
@@ -239,7 +238,7 @@ class Bench:
         self.mounting()
 
     def decoders(self):
-        """Without a mount. STFS_GGML names ggml's library."""
+        """Measures the decoders without a mount. STFS_GGML is the path of ggml's library."""
         work, peer = "decode {} to float32, one core", "ggml's reference loop"
         names = ["Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4", "F16", "BF16", "F32-to-F16", "F32-to-BF16"]
         wanted = {name: work.format(name) if "-" not in name else name.replace("F32-to-", "round float32 to ") + ", one core"
@@ -260,8 +259,8 @@ class Bench:
             self.table.add(wanted[name], peer, target, [least, best, greatest])
 
     def reading(self, mount):
-        """Reads after the pages of the mount's files were dropped, which is all that makes a mount fresh; `direct`
-        shows how little that is."""
+        """Measures reads after dropping the cached pages of the mount. This approximates a new mount; `direct` measures
+        real new mounts."""
         table, seconds, measure = self.table, self.programs.seconds, self.programs.measure
         files, source = self.sample(mount)
         count = self.size.random_reads
@@ -358,7 +357,8 @@ class Bench:
                         numpy_columns, fresh)
 
     def direct(self):
-        """Around the mount's cache, each time through a new mount. Programs that use O_DIRECT read large blocks."""
+        """Measures reads that bypass the cache of the mount, each through a new mount. Programs that use O_DIRECT read
+        large blocks."""
         table, seconds = self.table, self.programs.seconds
         with self.mounted(self.big) as mount:
             files, source = self.sample(mount)
@@ -369,18 +369,18 @@ class Bench:
                 return seconds("read", files, *arguments)
 
         for readers, target in ((1, ">= 0.6"), (4, ">= 0.8")):
-            who = "one reader" if readers == 1 else f"{readers} readers"
+            label = "one reader" if readers == 1 else f"{readers} readers"
             share = ("--readers", readers)
             for work, options, arguments in (
                     ("first touch, `O_DIRECT`, 4 MiB reads", (), ("--direct", "--block", 4 * MIB)),
-                    ("first touch, `-o page_cache=direct`, 1 MiB reads", ("-o", "page_cache=direct"), ())):
-                table.speed(f"{work}, {who}", "`pread` of the source with as many readers",
+                    ("first touch, `-o cache=direct`, 1 MiB reads", ("-o", "cache=direct"), ())):
+                table.speed(f"{work}, {label}", "`pread` of the source with as many readers",
                             target if "O_DIRECT" in work else "",
                             lambda: through_mount(options, *arguments, *share),
                             lambda: seconds("read", source, *share))
 
     def cold(self):
-        """With cold caches. The source's pages can be dropped only while no mount maps them."""
+        """Measures reads with cold caches. The pages of the source can be dropped only while no mount maps them."""
         table, seconds, measure = self.table, self.programs.seconds, self.programs.measure
         with self.mounted(self.big) as mount:
             tensors = json.loads((mount / ".stfs/tensors.json").read_text())
@@ -396,7 +396,7 @@ class Bench:
             deadline = time.monotonic() + 20
             left = None
             while left is None or left > 0.02 * sum(length for _, length, _ in every):
-                # Pages under readahead cannot be dropped, and no event tells when it ends.
+                # Pages under readahead cannot be dropped, and no event reports its end.
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"{left} bytes of the source stay in memory")
                 measure("drop", every)
@@ -420,7 +420,7 @@ class Bench:
                                      input="\n".join(map(str, shards)), text=True))
 
     def caches(self):
-        """Bytes of memory for each byte of a tensor after one read."""
+        """Measures the cached bytes per byte of a tensor after one read."""
         table, seconds, measure = self.table, self.programs.seconds, self.programs.measure
         every = [whole(path) for path in self.big.glob("*.safetensors")]
         for option, target in (("page_cache=kernel", ""), ("page_cache=direct", "<= 1.1")):
@@ -465,8 +465,9 @@ class Bench:
                     self.small_row(name, action, source, plain, kind, fresh)
 
     def small_row(self, name, action, source, plain, kind, fresh):
-        """The first and the second listing after mounting, beside an ordinary directory of as many files. Its first
-        listing follows the mount of an image of it if that is permitted, else it comes from the kernel's cache."""
+        """Compares the first and second listing after mounting with an ordinary directory with the same number of files.
+        If mounting is permitted, the first listing of that directory follows the mount of an image of it. Otherwise the
+        listing comes from the kernel's cache."""
         is_open = name.startswith("open")
         first, again = [], []
         action(plain)
@@ -488,7 +489,7 @@ class Bench:
         self.table.add(f"{name}, again", f"{peer}, cached", "<= 3" if is_open else "<= 1.1", again)
 
     def image_of(self, directory, stack):
-        """A function that mounts an ext4 image with the files of `directory`, or None if that is not permitted.
+        """Returns a function that mounts an ext4 image with the files of `directory`, or None if mounting is not permitted.
         The image stays in the page cache, like the source of stfs."""
         image = self.directory / "plain.ext4"
         where = self.directory / "image"
@@ -515,7 +516,7 @@ class Bench:
             return None
 
     def gguf_of(self, checkpoint):
-        """A GGUF file of bytes with the tensors of a checkpoint in one file; and its first tensor."""
+        """Writes a GGUF file with the tensors of a checkpoint as bytes. Returns its path and the first tensor."""
         source = next(checkpoint.glob("*.safetensors"))
         with source.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
@@ -523,7 +524,7 @@ class Bench:
         path = self.directory / "wide.gguf"
         key, end = b"general.alignment", 0
         infos = bytearray()
-        names = [name[:63] for name in header]  # GGUF's limit; the names begin with different numbers
+        names = [name[:63] for name in header]  # the limit of GGUF; the beginnings of the names differ
         for name, tensor in zip(names, header.values()):
             size = tensor["data_offsets"][1] - tensor["data_offsets"][0]
             infos += struct.pack("<Q", len(name)) + name.encode()
@@ -531,7 +532,7 @@ class Bench:
             end += size
         with path.open("wb") as file:
             file.write(b"GGUF" + struct.pack("<IQQQ", 3, len(header), 1, len(key)) + key)
-            file.write(struct.pack("<II", 4, 1) + infos + bytes(end))  # a U32 of 1
+            file.write(struct.pack("<II", 4, 1) + infos + bytes(end))  # the value 1 as a U32
         return path, names[0]
 
     def mounting(self):
@@ -553,7 +554,7 @@ class Bench:
                 first = json.loads(next(line for line in open(mountpoint / ".stfs/tensors.json")
                                         if "path" in line).strip("[], \n"))["path"]
 
-            def walk_alone():
+            def walk_in_memory():
                 return programs.seconds("walk", files)
 
             def walk_process():
@@ -562,7 +563,7 @@ class Bench:
                 return time.perf_counter() - begin
 
             table.time(work, "nlohmann's SAX parser over the same headers, in memory", "<= 1.5",
-                       lambda: first_byte(source, first), walk_alone)
+                       lambda: first_byte(source, first), walk_in_memory)
             table.time(work, "a process that reads the headers and does that", "", lambda: first_byte(source, first),
                        walk_process)
 
@@ -595,7 +596,7 @@ class Bench:
 
             table.add(f"{work}, mounted", "bytes of the header", "", [resident() / header])
             control = mountpoint / ".stfs"
-            # Without attributes: the daemon keeps the same, and the kernel makes no 6 GB of inodes.
+            # Lists without attributes, so that the kernel does not allocate 6 GB of inodes. The daemon keeps the same.
             for view in sorted(path for path in control.iterdir() if path.is_dir()):
                 run("ls", "-f", view)
             run("find", control / "tree", "-maxdepth", "3")
@@ -609,7 +610,7 @@ def file_system_of(path):
 
 
 def machine():
-    """The hardware and kernel that the figures depend on, without the name of the machine."""
+    """Returns the hardware and the kernel that the figures depend on, without the name of the machine."""
     memory = re.search(r"MemTotal:\s+(\d+)", pathlib.Path("/proc/meminfo").read_text()).group(1)
     version = subprocess.run(["fusermount3", "--version"], text=True, stdout=subprocess.PIPE, check=False).stdout
     return {"processors": PROCESSORS, "kernel": os.uname().release.split("-")[0], "memory_gib": round(int(memory) / MIB),
@@ -619,11 +620,11 @@ def machine():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("build", type=pathlib.Path, help="the directory of a release build")
-    parser.add_argument("--quick", action="store_true", help="little data and two rounds: whether it works")
-    parser.add_argument("--only", metavar="REGEX", help="the rows whose work matches")
+    parser.add_argument("--quick", action="store_true", help="use little data and two rounds, to check that everything works")
+    parser.add_argument("--only", metavar="REGEX", help="measure only rows with a matching work")
     parser.add_argument("--rounds", type=int, help="measurements of each row")
-    parser.add_argument("--json", type=pathlib.Path, help="where the figures go (default: BUILD/bench.json)")
-    parser.add_argument("--chart", type=pathlib.Path, help="an SVG file for a picture of the rows beside other programs")
+    parser.add_argument("--json", type=pathlib.Path, help="the output file for the figures (default: BUILD/bench.json)")
+    parser.add_argument("--chart", type=pathlib.Path, help="an SVG file for the chart of the rows with other programs")
     parser.add_argument("--directory", type=pathlib.Path,
                         help="the directory to make, keep and reuse checkpoints in (default: a temporary one)")
     arguments = parser.parse_args()
@@ -631,7 +632,7 @@ def main():
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         say("bench.py: /dev/fuse is missing or may not be opened, so nothing can be mounted")
         sys.exit(1 if os.environ.get("STFS_REQUIRE_MOUNT") == "1" else 77)
-    # SIGTERM must unmount and clean up too.
+    # After SIGTERM, too, the mounts must be unmounted and the files removed.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
     size = Size(arguments.quick)
@@ -642,7 +643,7 @@ def main():
             directory = arguments.directory.resolve()
             directory.mkdir(parents=True, exist_ok=True)
         else:
-            # In the build directory: /tmp may be in memory.
+            # Uses the build directory, because /tmp may be in memory.
             directory = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.build.resolve())))
         began = time.perf_counter()
         bench = Bench(Programs(arguments.build.resolve()), table, size, directory)

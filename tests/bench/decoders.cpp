@@ -1,10 +1,11 @@
-// stfs_bench_decoders: how fast the decoders of GGUF's types are, beside ggml's reference loops
-// where STFS_GGML names a libggml-base.so. One thread; blocks and values in the second-level cache.
+// stfs_bench_decoders: measures the decoders of GGUF's types, and compares them with the reference
+// loops of ggml if STFS_GGML names a libggml-base.so. Uses one thread, with blocks and values in
+// the second-level cache.
 //
 //   stfs_bench_decoders [--rounds N] [--vectors]
 //
 // Each round measures stfs and ggml in turn. A row has the best speed of each, their ratio, and the
-// least and the greatest ratio of a round. --vectors: a row for each set of instructions.
+// lowest and highest ratio of a round. --vectors prints a row for each instruction set.
 #include "core/base/vectors.h"
 #include "core/format/from_f32.h"
 #include "core/format/types.h"
@@ -59,14 +60,14 @@ Ggml load() {
     void* buffer;
     bool no_alloc;
   };
-  // Makes ggml's tables.
+  // Initialises the tables of ggml.
   reinterpret_cast<void* (*)(Params)>(::dlsym(library, "ggml_init"))({1 << 20, nullptr, true});
   return ggml;
 }
 
 constexpr std::size_t kElements = 16384;
 
-// Millions of values a second.
+// Returns millions of values per second.
 template <class Decode>
 double speed(const Decode& decode) {
   constexpr int kRepeats = 50;
@@ -76,7 +77,7 @@ double speed(const Decode& decode) {
   return static_cast<double>(kElements) * kRepeats / took.count() / 1e6;
 }
 
-// The least disturbed of some runs in turn.
+// Takes the fastest of several runs in each round, because it is the least disturbed run.
 template <class Ours, class Theirs>
 void measure(const std::string& name, int rounds, const Ours& ours, const Theirs& theirs,
              bool has_peer) {
@@ -105,7 +106,7 @@ void measure(const std::string& name, int rounds, const Ours& ours, const Theirs
   std::fflush(stdout);
 }
 
-// Quantised by ggml; where it has no quantiser, random bytes with scales that are finite.
+// Returns blocks quantised by ggml, or random bytes with finite scales if ggml has no quantiser.
 std::string blocks_of(const TypeInfo& info, const Ggml& ggml) {
   std::mt19937 random(1);
   std::string blocks(*info.bytes_of(kElements), '\0');

@@ -1,7 +1,7 @@
-"""The rows of deltas: a base and one or four updates of 1 % of its elements, beside a full checkpoint of the same version and
-beside patching a copy, as programs that load updates do it.
+"""The rows of deltas: a base with one or four updates of 1 % of its elements, compared with a full checkpoint of the same
+version and with patching a copy, like programs that load updates.
 
-The weights are BF16 of a normal distribution, and an update moves elements by one unit in the last place.
+The weights are BF16 from a normal distribution, and an update changes elements by one unit in the last place.
 """
 import concurrent.futures
 import json
@@ -42,7 +42,7 @@ def write(path, tensors):
 
 
 def parts_of(path):
-    """{name: (begin, end)} in the file, and its metadata."""
+    """Returns {name: (begin, end)} with offsets in the file, and the metadata."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
@@ -60,14 +60,14 @@ class Deltas:
         self.cores = len(os.sched_getaffinity(0))
 
     def make(self):
-        """base.safetensors, run/weight_v000001 to 4, and the full checkpoint of version 1."""
+        """Makes base.safetensors, run/weight_v000001 to 4, and the full checkpoint of version 1."""
         shutil.rmtree(self.directory, ignore_errors=True)
         versions = self.directory / "run"
         versions.mkdir(parents=True)
         draw = np.random.default_rng(3)
         state = {f"w{i:02}": (draw.standard_normal(self.elements, np.float32).view(np.uint32) >> 16).astype(np.uint16)
                  for i in range(self.count)}
-        state["norm"] = state["w00"][:4096].copy()  # a model has small tensors: mounting checks the smallest
+        state["norm"] = state["w00"][:4096].copy()  # a small tensor, because mounting verifies the smallest tensor
         state["same"] = state["w00"].copy()
         self.base = before = write(self.directory / "base.safetensors", state)
         self.bytes = self.count * 2 * self.elements
@@ -78,7 +78,7 @@ class Deltas:
             after = write(self.directory / f"full{number}.safetensors", state)
             run(self.bench.programs.info, "delta", before, after, "-o", versions / f"weight_v{number:06d}")
             if number > 2:
-                before.unlink()  # of the versions between, only the deltas are read
+                before.unlink()  # only the deltas of the intermediate versions are read
             before = after
         before.unlink()
         self.full = self.directory / "full1.safetensors"
@@ -88,7 +88,7 @@ class Deltas:
         return [(0, 2 * self.elements, mount / f"w{i:02}") for i in range(self.count)]
 
     def read(self, source, *options, again=False):
-        """Seconds of reading all tensors that changed in a new mount, or of reading them a second time."""
+        """Returns the seconds for the first or second read of all changed tensors in a new mount."""
         with self.bench.mounted(source, *options) as mount:
             files = self.files(mount)
             seconds = self.bench.programs.seconds("read", files)
@@ -156,7 +156,7 @@ class Deltas:
             files = self.files(mount)
             measure("drop", shards)
             measure("read", files)
-            # The mount's files have no pages then.
+            # With cache=direct, the files of the mount have no cached pages.
             self.table.add(work, "bytes of the delta", "<= 1.2", [measure("resident", shards) / deltas])
             status = (self.bench.programs.daemon_of(mount) / "status").read_text()
             kept = 1024 * int(re.search(r"RssAnon:\s+(\d+)", status).group(1))
@@ -169,7 +169,7 @@ class Deltas:
             return time.perf_counter() - begin
 
     def patch_copy(self):
-        """A private copy is patched in place and checked, a tensor a thread."""
+        """Patches a private copy in place and verifies it, one tensor per thread."""
         copy = self.directory / "copy.safetensors"
         begin = time.perf_counter()
         shutil.copyfile(self.base, copy)

@@ -1,8 +1,8 @@
-"""The rows of adapters and edits: weights with an adapter merged, and the surgeries of README as files. bench.py runs them.
+"""The rows of adapters and edits: weights with a merged adapter, and the surgeries of README as files. bench.py runs them.
 
-An adapter's weights are BF16 of 4096 x 4096, beside as many raw ones, and beside the same formula in NumPy. A surgery is a
-process that writes a new checkpoint and syncs it, on ext4 and on XFS, beside a Python script that loads the tensors and
-writes them, as save_file(load_file()) does. Both read a source in the page cache.
+The weights of an adapter are BF16 of 4096 x 4096, compared with the same number of raw weights and with the same formula in
+NumPy. A surgery is a process that writes a new checkpoint and syncs it, on ext4 and on XFS. It is compared with a Python
+script that loads and writes the tensors like save_file(load_file()). Both read a source in the page cache.
 """
 import concurrent.futures
 import contextlib
@@ -39,7 +39,7 @@ def merged(weight, a, b, scale):
 
 
 def write(path, tensors, metadata=None):
-    """tensors: {name: (dtype, array)}."""
+    """Writes a safetensors file. `tensors` is {name: (dtype, array)}."""
     header, end = {"__metadata__": metadata} if metadata else {}, 0
     for name, (dtype, array) in tensors.items():
         header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
@@ -55,7 +55,7 @@ def write(path, tensors, metadata=None):
 
 
 def read(path):
-    """({name: (dtype, array)}, metadata), all of it in memory."""
+    """Reads a whole file into memory. Returns ({name: (dtype, array)}, metadata)."""
     with open(path, "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         data = np.fromfile(file, np.uint8)
@@ -64,7 +64,7 @@ def read(path):
             for name, row in header.items()}, metadata
 
 
-# ------------------------------------------------------------------- what a script does: SURGERY SOURCE OUT
+# ------------------------------------------------------------------- the peer script: SURGERY SOURCE OUT
 
 
 def read_shards(directory):
@@ -168,7 +168,7 @@ class Layers:
 
         with self.bench.mounted(path, "-o", f"lora={directory / 'adapter'}") as mount:
             files = {kind: [(0, 2 * SIDE * SIDE, mount / f"{kind}{i}.weight") for i in range(count)] for kind in ("w", "raw")}
-            # BLAS adds in another order: some values differ by one unit in the last place.
+            # BLAS adds in another order, so some values differ by one unit in the last place.
             ours = np.fromfile(mount / "w0.weight", "<u2").reshape(SIDE, SIDE)
             if (ours != one(0)).mean() > 0.01:
                 raise RuntimeError("the mount shows other values than NumPy")
@@ -185,7 +185,7 @@ class Layers:
 
 class Surgeries:
     SHARD = 500_000_000
-    LINES = {  # what README says of each, and its words for stfs-info
+    LINES = {  # surgery: (name in README, source, arguments for stfs-info)
         "rename": ("rename a prefix", "model.safetensors", ["-e", r"rename s/^model\.//"]),
         "tie": ("tie lm_head", "model.safetensors",
                 ["-e", "drop lm_head.*", "-e", "copy s/^model.embed_tokens/lm_head/"]),
@@ -268,14 +268,14 @@ class Surgeries:
         }
         seconds, written = {each: [] for each in commands}, {each: [] for each in commands}
         for i in range(self.rounds):
-            for who in list(commands)[:: 1 if i % 2 else -1]:
+            for program in list(commands)[:: 1 if i % 2 else -1]:
                 subprocess.run(["sync", "-f", disk], check=True)
                 before = sectors_written(disk)
                 begin = time.perf_counter()
-                subprocess.run([str(word) for word in commands[who]], check=True, cwd=disk, stdout=subprocess.DEVNULL)
-                seconds[who].append(time.perf_counter() - begin)
+                subprocess.run([str(word) for word in commands[program]], check=True, cwd=disk, stdout=subprocess.DEVNULL)
+                seconds[program].append(time.perf_counter() - begin)
                 subprocess.run(["sync", "-f", disk], check=True)
-                written[who].append(512 * (sectors_written(disk) - before))
+                written[program].append(512 * (sectors_written(disk) - before))
                 shutil.rmtree(out) if out.is_dir() else out.unlink()
         self.bench.table.add(work, "a Python script that loads and writes", "",
                              [y / x for x, y in zip(seconds["stfs"], seconds["script"])],
@@ -284,7 +284,7 @@ class Surgeries:
 
 
 def sectors_written(path):
-    """Of the device below a path: the seventh field of its stat (block/stat.rst)."""
+    """Returns the sectors written to the device of a path: the seventh field of its stat (block/stat.rst)."""
     device = os.stat(path).st_dev
     fields = pathlib.Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
     return int(fields[6])

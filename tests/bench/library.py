@@ -1,6 +1,6 @@
-"""The rows of `import stfs`, in this process; bench.py runs them. docs/BENCHMARKS.md says what they mean.
+"""The rows of `import stfs`, measured in this process. bench.py runs them; docs/BENCHMARKS.md explains them.
 
-Peers: NumPy by hand; gguf-py where `gguf` can be imported; safetensors where it is installed; nginx and curl.
+The peers are NumPy, gguf-py if `gguf` can be imported, safetensors if it is installed, and nginx with curl.
 """
 import concurrent.futures
 import importlib
@@ -22,7 +22,7 @@ import remote
 MIB = 1 << 20
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 THREADS = len(os.sched_getaffinity(0))
-SIDE = 4096  # of a matrix
+SIDE = 4096  # elements of a side of a matrix
 BLOCKS = {"Q4_K": (12, 144, (0, 2)), "Q6_K": (14, 210, (208,))}  # number in GGUF, bytes, places of float16 scales
 
 
@@ -40,7 +40,7 @@ def seconds(action):
 
 
 def write_safetensors(path, tensors):
-    """`tensors` is (name, dtype, shape, function that gives an array) for each."""
+    """Writes a file. `tensors` is a list of (name, dtype, shape, function that returns an array)."""
     sizes = {"F32": 4, "BF16": 2}
     header, end = {}, 0
     for name, dtype, shape, _ in tensors:
@@ -89,7 +89,7 @@ class Library:
         self.opens()
         self.blocks()
         self.bf16()
-        self.elsewhere()
+        self.over_http()
         self.torch()
 
     def floats(self):
@@ -100,7 +100,7 @@ class Library:
         return path
 
     def by_hand(self, path):
-        """name -> array, as a program without a library reads a checkpoint."""
+        """Returns a dict from names to arrays, read like a program without a library."""
         raw = numpy.memmap(path, "u1", "r")
         length = int.from_bytes(raw[:8].tobytes(), "little")
         arrays = {}
@@ -120,7 +120,7 @@ class Library:
                          lambda: seconds(lambda: [a.sum() for a in self.by_hand(path).values()]))
 
     def views(self):
-        """Each tensor once, of a checkpoint that was just opened."""
+        """Measures the first view of each tensor of a newly opened checkpoint."""
         if not self.table.wants(self.WORKS[1]):
             return
         path = write_safetensors(self.directory / "small.safetensors", [
@@ -178,7 +178,7 @@ class Library:
             self.table.speed(work, peer, ">= 5", lambda: seconds(lambda: tensor.numpy("f32")), lambda: seconds(theirs))
 
     def bf16(self):
-        """The peer shifts pieces that fit the caches, on as many threads as there are processors."""
+        """The peer shifts pieces that fit the caches, with one thread per processor."""
         work = self.WORKS[5]
         if not self.table.wants(work):
             return
@@ -204,7 +204,7 @@ class Library:
                              lambda: seconds(lambda: [tensor.numpy("f32") for tensor in tensors]),
                              lambda: seconds(lambda: [shifted(values) for values in raw]))
 
-    def elsewhere(self):
+    def over_http(self):
         work, peer = self.WORKS[6], "8 parallel `curl` ranges to a file on the same disk"
         if not self.table.wants(work):
             return
@@ -238,7 +238,7 @@ class Library:
             raise RuntimeError("curl failed")
 
     def torch(self):
-        """Without safetensors the peer is what it does inside: one private mapping of the file, and views of it."""
+        """Without safetensors the peer does what safetensors does: it makes one private mapping of the file and views of it."""
         work, torch = self.WORKS[7], optional("torch")
         if not (self.table.wants(work) or self.table.wants(f"{work}, and their sum")):
             return

@@ -1,5 +1,6 @@
-// A web server at the end of a line: each answer begins after a latency, each connection has a
-// rate, and all together have one. It answers ranges of the files in a directory.
+// A web server on a simulated line: each response begins after a latency, each connection has a
+// rate limit, and all connections together have a rate limit. It serves ranges of the files in a
+// directory.
 //
 //   stfs_bench_line DIRECTORY [--latency MS] [--rate MB/S] [--total MB/S]
 //
@@ -29,7 +30,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Lets bytes pass at a rate: each step says when it may begin.
+// Limits a rate: wait_for() returns when the next bytes may be sent.
 class Rate {
  public:
   explicit Rate(double bytes_per_second) : bytes_per_second_(bytes_per_second) {}
@@ -55,8 +56,8 @@ class Rate {
 struct Line {
   std::string directory;
   double latency = 0;  // milliseconds
-  double rate = 0;     // megabytes a second, of a connection
-  double total = 0;    // of all
+  double rate = 0;     // megabytes per second of each connection
+  double total = 0;    // megabytes per second of all connections together
 };
 
 bool send_all(int to, const std::string& text) {
@@ -79,7 +80,7 @@ bool send_range(int to, int file, std::uint64_t begin, std::uint64_t end, Rate& 
   return true;
 }
 
-// Answers one request; returns whether the connection goes on.
+// Answers one request. Returns true if the connection can be used again.
 bool answer(int to, const std::string& request, const Line& line, Rate& own, Rate& total) {
   std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(line.latency));
   const std::size_t path = request.find(' ') + 1;
@@ -168,6 +169,6 @@ int main(int argc, char** argv) {
   app.add_option("--rate", line.rate, "megabytes a second, of a connection");
   app.add_option("--total", line.total, "megabytes a second, of all connections");
   CLI11_PARSE(app, argc, argv);
-  std::signal(SIGPIPE, SIG_IGN);  // a client ends while it is answered
+  std::signal(SIGPIPE, SIG_IGN);  // a client may close the connection during a response
   return stfs::bench::run(line);
 }

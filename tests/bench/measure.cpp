@@ -1,8 +1,8 @@
-// The timed loops of the benchmarks, in C++ to leave out an interpreter's time.
+// The timed loops of the benchmarks, in C++ so that they contain no time of an interpreter.
 //
 //   stfs_bench_measure VERB [--block BYTES] [--count N] [--readers N] [--direct]
 //
-// Standard input has a line for each range: OFFSET LENGTH PATH. Prints one number.
+// Standard input has one line per range: OFFSET LENGTH PATH. Prints one number.
 //
 //   read      nanoseconds to open each range's file, read the range in blocks, and close it
 //   random    nanoseconds for --count reads of --block bytes at random offsets in the ranges
@@ -10,9 +10,9 @@
 //   tmpfs     nanoseconds to read the ranges and write them into a file in memory
 //   open      nanoseconds to open each file, read --block bytes from its start, and close it
 //   walk      nanoseconds of nlohmann's SAX parser over the headers of the files, which are whole
-//             safetensors files, read into memory before
+//             safetensors files and are read into memory first
 //   drop      drops the cached pages of the files; prints 0
-//   resident  bytes of the ranges' pages that are in the page cache
+//   resident  bytes of the pages of the ranges that are in the page cache
 //
 // tests/bench/bench.py runs it.
 #include "core/base/posix.h"
@@ -97,7 +97,7 @@ template <class Use>
 void read_range(const Range& range, Buffer& buffer, int flags, const Use& use) {
   const UniqueFd fd = open_file(range.path, flags);
   for (std::uint64_t done = 0; done < range.length;) {
-    // With O_DIRECT read whole blocks; the last one is cut at the end of the file.
+    // Reads whole blocks with O_DIRECT. The last read is short at the end of the file.
     const std::uint64_t wanted =
         flags != 0 ? buffer.size() : std::min(buffer.size(), range.length - done);
     const ssize_t n =
@@ -134,7 +134,7 @@ std::uint64_t read_random(const std::vector<Range>& ranges, const Options& optio
     off_t offset;
   };
   std::vector<UniqueFd> files;
-  std::vector<std::uint64_t> ends;  // cumulative, of the ranges of at least a block
+  std::vector<std::uint64_t> ends;  // cumulative lengths of the ranges that contain a block
   std::vector<const Range*> used;
   for (const Range& range : ranges) {
     if (range.length < options.block) continue;
@@ -162,7 +162,7 @@ std::uint64_t read_random(const std::vector<Range>& ranges, const Options& optio
   });
 }
 
-// A range in memory, as a mapping gives it.
+// A mapped range.
 class MappedRange {
  public:
   explicit MappedRange(const Range& range) : skip_(range.offset % 4096), length_(range.length) {
@@ -200,7 +200,7 @@ class MappedRange {
 };
 
 std::uint64_t map_all(const std::vector<Range>& ranges) {
-  volatile std::uint64_t total = 0;  // volatile: keeps the compiler from removing the loop
+  volatile std::uint64_t total = 0;  // volatile, so that the compiler keeps the loop
   return nanoseconds_of([&] {
     for (const Range& range : ranges) {
       if (range.length > 0) total = total + MappedRange(range).sum();

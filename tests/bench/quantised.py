@@ -1,8 +1,8 @@
-"""The rows of quantised weights: the values as BF16, beside raw files of as many bytes and beside NumPy.
+"""The rows of quantised weights: the values as BF16, compared with raw files of the same size and with NumPy.
 
-Each checkpoint has weights of 4096 x 4096 in one scheme, and as many raw BF16 tensors of that size. NumPy reads the codes
-and scales from a memmap and computes what the mount shows, a weight at a time, with as many threads as the machine has
-processors.
+Each checkpoint has weights of 4096 x 4096 in one scheme, and the same number of raw BF16 tensors of that size. NumPy reads
+codes and scales from a memmap and computes the values that the mount shows, with one thread per processor and one weight
+per task.
 """
 import concurrent.futures
 import json
@@ -20,7 +20,7 @@ GROUP = 128
 
 
 def e4m3():
-    """The 256 values of F8_E4M3."""
+    """Returns the 256 values of F8_E4M3."""
     codes = np.arange(256)
     exponent, fraction = codes >> 3 & 15, codes & 7
     values = np.where(exponent == 0, fraction * 2.0**-9, (8 + fraction) * 2.0 ** (exponent - 10.0))
@@ -37,7 +37,7 @@ def bf16(values):
 
 
 def nibbles(packed):
-    """The fields of 4 bits along the last dimension, the low one of each byte first."""
+    """Returns the fields of 4 bits along the last dimension, with the low field of each byte first."""
     packed = packed.view(np.uint8)
     return np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], -1)
 
@@ -50,8 +50,8 @@ class Scheme:
     def __init__(self, name, method, parts, values):
         self.name = name
         self.config = {"quantization_config": method}
-        self.parts = parts  # ending -> dtype, shape, maker of bytes
-        self.values = values  # of the parts as arrays
+        self.parts = parts  # ending -> (dtype, shape, function that makes the bytes)
+        self.values = values  # computes the values from the parts as arrays
 
 
 def schemes():
@@ -113,11 +113,12 @@ class Quantised:
     def __init__(self, bench):
         self.bench = bench
         self.table = bench.table
-        # Weights, and as many raw tensors: more than the tiles that a mount keeps (64 MiB), so that each is computed anew.
+        # The number of weights, and of raw tensors. It exceeds the 64 MiB of tiles that a mount keeps, so that each
+        # tile is computed again.
         self.count = 4 if bench.size.is_quick else 12
 
     def make(self, scheme, directory):
-        """The checkpoint, and the offsets and types of its tensors."""
+        """Makes the checkpoint. Returns its path and the types, shapes and offsets of its tensors."""
         path = directory / "model.safetensors"
         directory.mkdir(exist_ok=True)
         (directory / "config.json").write_text(json.dumps(scheme.config))
@@ -151,8 +152,8 @@ class Quantised:
             assert sum(pool.map(one, range(self.count))) == self.count * OUT
         return time.perf_counter() - begin
 
-    def correct(self, scheme, mount, path, places):
-        """What is measured must be the same values."""
+    def check_values(self, scheme, mount, path, places):
+        """Raises if the mount shows other values than NumPy, because the comparison would be meaningless."""
         parts = {}
         for ending in scheme.parts:
             dtype, shape, offset = places[f"w0{ending}"]
@@ -180,7 +181,7 @@ class Quantised:
                 continue
             path, places = self.make(scheme, directory)
             with self.bench.mounted(directory, "-o", "dequantize=bf16") as mount:
-                self.correct(scheme, mount, path, places)
+                self.check_values(scheme, mount, path, places)
                 self.rows(scheme, work, mount, path, places)
             path.unlink()
 

@@ -1,7 +1,7 @@
-"""Measures sources elsewhere; bench.py runs it. docs/BENCHMARKS.md says what the rows mean.
+"""Measures remote sources. bench.py runs this; docs/BENCHMARKS.md explains the rows.
 
-The servers run on loopback and are stopped here: nginx, and stfs_bench_line, which plays a line with a latency and a
-rate. Each round begins with an empty cache, and reads the same random bytes.
+The servers run on loopback: nginx, and stfs_bench_line, which simulates a line with a latency and a rate. Each round begins
+with an empty cache and reads the same random bytes.
 """
 import contextlib
 import json
@@ -14,7 +14,7 @@ import subprocess
 import time
 
 MIB = 1 << 20
-LINE = {"latency": 30, "rate": 90, "total": 400}  # like S3: ms, MB/s of a connection, MB/s in all
+LINE = {"latency": 30, "rate": 90, "total": 400}  # like S3: milliseconds, MB/s per connection, MB/s in total
 
 
 def free_port():
@@ -25,7 +25,7 @@ def free_port():
 
 @contextlib.contextmanager
 def nginx(root, directory):
-    """nginx without TLS, which is the faster and so the harder peer. rclone needs the listing."""
+    """Runs nginx without TLS, because it is faster and thus a harder peer. rclone needs the listing."""
     work = directory / "nginx"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
@@ -70,7 +70,7 @@ def line(build, root, **limits):
 
 
 class Remote:
-    """One checkpoint of random bytes in one file, `size` bytes, of tensors of 8 MiB."""
+    """The rows of a checkpoint of random bytes: one file with tensors of 8 MiB."""
 
     def __init__(self, bench, build):
         self.bench = bench
@@ -119,7 +119,7 @@ class Remote:
         return [(0, 8 * MIB, mount / f"t{i:03d}") for i in range(self.tensors)]
 
     def read_remote(self, url, order=None, figures=None, keep=False, readers=1):
-        """Mounts with an empty cache, reads the tensors, and returns the seconds from the command's start."""
+        """Mounts with an empty cache unless `keep`, reads the tensors, and returns the seconds since the command started."""
         if not keep:
             shutil.rmtree(self.cache, ignore_errors=True)
         begin = time.perf_counter()
@@ -138,7 +138,7 @@ class Remote:
         return counters
 
     def download(self, url):
-        """8 ranges in parallel into one file, then the same reads through a mount of that file."""
+        """Downloads 8 ranges in parallel into one file, then reads the tensors through a mount of that file."""
         target = self.directory / "downloaded.safetensors"
         target.unlink(missing_ok=True)
         size = (self.directory / "remote-root/model.safetensors").stat().st_size
@@ -198,7 +198,7 @@ class Remote:
         self.second_touch(path, url)
 
     def second_touch(self, path, url):
-        """Everything is in the cache, and was checked: the reads of a mount of it, and of a mount of the local file."""
+        """Compares reads of a mount with all bytes cached and verified with reads of a mount of the local file."""
         if not self.table.wants(self.WORKS[1]):
             return
         programs, local = self.bench.programs, self.directory / "local-mnt"
@@ -211,9 +211,10 @@ class Remote:
                              lambda: programs.measure("drop", ours + theirs))
 
     def along_a_line(self, path, url):
-        """In sequence: against the line's own rate. At random: beside the prototype that chose the block size, which
-        fetched blocks of 256 KiB joined into requests of up to 8 MiB: 2.18 s for 64 tensors on the same line. One
-        reader alone waits for the beginning of each tensor, and so never less than 64 * (30 ms + 21 ms) = 3.3 s."""
+        """Compares sequential reads with the rate of the line. Compares random reads with the prototype that determined the
+        block size: it fetched blocks of 256 KiB, joined into requests of up to 8 MiB, in 2.18 s for 64 tensors on the
+        same line. A single reader waits for the beginning of each tensor, and therefore needs at least
+        64 * (30 ms + 21 ms) = 3.3 s."""
         size = self.tensors * 8 * MIB
         if self.table.wants(self.WORKS[2]):
             seconds = [self.read_remote(url) for _ in range(self.rounds)]

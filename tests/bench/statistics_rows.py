@@ -1,4 +1,4 @@
-"""The rows about statistics: `stfs-info stats` and `stfs-info report` beside NumPy. bench.py runs them."""
+"""The rows of statistics: `stfs-info stats` and `stfs-info report` compared with NumPy. bench.py runs them."""
 import json
 import shutil
 import struct
@@ -10,7 +10,7 @@ try:
 except ImportError:
     numpy = None
 
-ELEMENTS = 1 << 24  # of a tensor
+ELEMENTS = 1 << 24  # elements of a tensor
 
 
 def to_bf16(values):
@@ -22,7 +22,7 @@ def to_f16(values):
 
 
 class Statistics:
-    """Tensors as a model has them, without a NaN, no two of them equal."""
+    """Tensors like in a real model, without NaN and all different."""
 
     def __init__(self, bench):
         self.bench = bench
@@ -91,7 +91,7 @@ class Statistics:
             self.run_of_ten(path, run)
 
     def run_of_ten(self, path, run):
-        """Ten versions in one page, beside the reports of each."""
+        """Compares a page of ten versions with ten reports of one version."""
         directory = self.bench.directory / "versions"
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()

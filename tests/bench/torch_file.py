@@ -1,4 +1,4 @@
-"""A file as torch.save writes it, with the tensors of a safetensors file: without PyTorch."""
+"""Writes the tensors of a safetensors file like torch.save, without PyTorch."""
 import json
 import struct
 import zipfile

@@ -1,12 +1,12 @@
-// nlohmann's SAX parser over a header, ignoring its events: a lower bound for any reader built on
-// it.
+// Runs nlohmann's SAX parser over a header and ignores its events. This is a lower bound for any
+// reader that uses the parser.
 #pragma once
 
 #include <string_view>
 
 namespace stfs::bench {
 
-// Returns whether `text` is JSON.
+// Returns true if `text` is JSON.
 bool walk(std::string_view text);
 
 }  // namespace stfs::bench

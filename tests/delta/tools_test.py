@@ -1,4 +1,4 @@
-"""What the tools say and do about versions: `info`, `diff` over a server, `follow`."""
+"""What the tools print and do with versions: `info`, `diff` with a server, `delta`, `follow`."""
 
 import functools
 import http.server
@@ -16,24 +16,24 @@ info = delta_test.info
 
 
 class Counted(delta_test.Ranges):
-    asked = []
+    requests = []
 
     def do_GET(self):
-        self.asked.append((self.path, self.headers.get("Range")))
+        self.requests.append((self.path, self.headers.get("Range")))
         super().do_GET()
 
 
 class Found(delta_test.Base):
-    """A chain is found by whatever name its newest version has."""
+    """A chain is found by any name of its newest version."""
 
-    def test_numbers_without_leading_zeros(self):
+    def test_accepts_numbers_without_leading_zeros(self):
         for _ in range(10):
             self.step(names=["norm"])
         for number in range(1, 11):
             (self.run_ / f"weight_v{number:06d}").rename(self.run_ / f"step_{number}")
         self.assert_shows(10, self.base, f"--delta={self.run_ / 'step_10'}")
 
-    def test_links_and_the_working_directory(self):
+    def test_accepts_symlinks_and_relative_paths(self):
         first = self.run_ / "weight_v000000"
         first.mkdir(parents=True)
         self.full(self.states[0], first / "model.safetensors")
@@ -47,16 +47,16 @@ class Found(delta_test.Base):
             self.assert_shows(2, name)
             self.assert_shows(2, first, f"--delta={name}")
 
-    def test_a_name_without_a_number_says_nothing_of_the_versions_before(self):
+    def test_name_without_number_does_not_find_earlier_versions(self):
         self.step(names=["norm"])
         delta = self.step(names=["model.1.w"])
         first, second = self.work / "first", self.work / "second"
         (self.run_ / "weight_v000001").rename(first)
         delta.rename(second)
-        self.assert_shows(1, self.base, f"--delta={first}")  # upon version 0, which the source is
+        self.assert_shows(1, self.base, f"--delta={first}")  # applies to version 0, which is the source
         self.refused(second, "is based on version 1, which stfs cannot find")
 
-    def test_a_web_server_has_the_full_checkpoint_in_one_file(self):
+    def test_finds_full_checkpoint_on_web_server(self):
         first = self.run_ / "weight_v000000"
         first.mkdir(parents=True)
         self.full(self.states[0], first / "model.safetensors")
@@ -87,7 +87,7 @@ class Found(delta_test.Base):
 
 
 class Info(delta_test.Base):
-    def test_a_chain_upon_its_base_is_a_table(self):
+    def test_prints_table_of_chain(self):
         self.step(), self.step(encoding="overwrite", checksum="adler32", names=["norm"])
         delta = self.run_ / "weight_v000002"
         rows = [line.split() for line in info("info", self.base, f"--delta={delta}").splitlines()]
@@ -100,7 +100,7 @@ class Info(delta_test.Base):
         header = (delta / "model-00000-of-00001.safetensors").stat().st_size
         self.assertLess(deltas[1]["bytes"], header)
 
-    def test_a_delta_that_reaches_its_base_needs_no_option(self):
+    def test_delta_with_full_checkpoint_in_run_needs_no_option(self):
         first = self.run_ / "weight_v000000"
         first.mkdir(parents=True)
         self.full(self.states[0], first / "model.safetensors")
@@ -109,7 +109,7 @@ class Info(delta_test.Base):
         self.assertIn("parameters", text)
         self.assertIn("xxh3-128", text)
 
-    def test_a_delta_alone_says_what_it_needs(self):
+    def test_delta_without_base_says_what_it_needs(self):
         self.step()
         delta = self.step()
         text = info("info", delta)
@@ -121,7 +121,7 @@ class Info(delta_test.Base):
 
 
 class Differences(delta_test.Base):
-    def test_only_what_a_delta_touches_is_read(self):
+    def test_reads_only_tensors_of_delta(self):
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Counted, directory=str(self.work)))
         threading.Thread(target=server.serve_forever, daemon=True).start()
         self.addCleanup(server.server_close)
@@ -132,13 +132,13 @@ class Differences(delta_test.Base):
         delta = self.step(names=["norm"])  # in the last of three blocks of 256 KiB
         text = info("diff", base, base, f"--new-delta={delta}", "--values", status=1)
         self.assertIn("norm", text)
-        self.assertEqual({which for path, which in Counted.asked if path == "/base.safetensors"},
+        self.assertEqual({range_ for path, range_ in Counted.requests if path == "/base.safetensors"},
                          {"bytes=0-262143", f"bytes=524288-{self.base.stat().st_size - 1}"})
         self.assertEqual(info("diff", base, base, f"--old-delta={delta}", f"--new-delta={delta}"), "")
 
 
 class Written(delta_test.Base):
-    def test_a_name_that_safetensors_cannot_hold_is_refused(self):
+    def test_rejects_name_that_is_not_utf8(self):
         for file in ("old", "new"):
             header = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q2sIQIQ", 2, b"a\xff", 1, 4, 0, 0)
             (self.work / f"{file}.gguf").write_bytes(header + bytes(-len(header) % 32) + self.random.bytes(16) + bytes(16))
@@ -148,7 +148,7 @@ class Written(delta_test.Base):
 
 
 class Follow(delta_test.Base):
-    def test_it_waits_for_the_directory_names_versions_and_ends_as_a_shell_expects(self):
+    def test_waits_for_directory_prints_versions_and_ends_by_signal(self):
         follower = subprocess.Popen([delta_test.STFS_INFO, "follow", self.run_], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.addCleanup(follower.stdout.close)
         self.addCleanup(follower.stderr.close)
@@ -161,9 +161,9 @@ class Follow(delta_test.Base):
         self.assertEqual(follower.stdout.readline(), f"{second}\n")
         follower.send_signal(signal.SIGINT)
         self.assertEqual(follower.wait(), -signal.SIGINT)
-        self.assertEqual(follower.stderr.read(), "")  # one line was all
+        self.assertEqual(follower.stderr.read(), "")  # no second line
 
-    def test_the_newest_is_printed_and_what_cannot_be_followed_is_refused(self):
+    def test_prints_newest_version_and_rejects_bad_runs(self):
         self.step()
         last = self.step()
         self.assertEqual(info("follow", self.run_, "--latest"), f"{last}\n")

@@ -1,4 +1,4 @@
-"""Versions of a run as trainers publish them, made anew: a directory with frames of zstd and an index."""
+"""Writes versions of a run as trainers publish them: directories with zstd frames and an index."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ CHECKSUMS = {"xxh3-128": lambda data: xxhash.xxh3_128_hexdigest(data), "adler32"
 
 
 def write_file(path, tensors, metadata=None):
-    """tensors: {name: (dtype, shape, bytes)}."""
+    """Writes a safetensors file. `tensors` is {name: (dtype, shape, bytes)}."""
     header, offset = {}, 0
     if metadata:
         header["__metadata__"] = metadata
@@ -40,7 +40,7 @@ ENCODINGS = {"xor": xor, "overwrite": overwrite}
 
 
 def write_version(run, number, old, new, encoding="xor", checksum="xxh3-128", shards=1, base=None, frames=None, **changes):
-    """The changed tensors of {name: bytes}; `frames` replaces contents, `changes` the index's metadata."""
+    """Writes the changed tensors of {name: bytes}. `frames` replaces contents, `changes` replaces metadata of the index."""
     directory = run / f"weight_v{number:06d}"
     directory.mkdir(parents=True)
     changed = [name for name in new if old[name] != new[name]]
@@ -63,7 +63,7 @@ def write_version(run, number, old, new, encoding="xor", checksum="xxh3-128", sh
 
 
 def step(random, tensors, share=0.01):
-    """The tensors after a step that changes a share of their 16-bit elements."""
+    """Returns the tensors after a step that changes a share of their 16-bit elements."""
     changed = {}
     for name, data in tensors.items():
         elements = numpy.frombuffer(data, "<u2").copy()

@@ -1,9 +1,11 @@
-"""Checkpoints that `-o dequantize` must refuse, or must show right: each is a good variant with one thing changed.
+"""Checkpoints that `-o dequantize` must reject or must show correctly. Each is a valid variant with one change.
 
-The outcome of each: "refused" (the mount fails, and the message has one of the words: the tensor, or the scheme),
-"late" (the same, or the read of that tensor fails, because only its inputs' bytes tell), "either" (refused, or
-the right values all the same: what was changed need not be looked at), "right" (the right values) or "warned" (the
-same, with a line that has all of the words).
+The outcome of a checkpoint is one of these:
+"refused": the mount fails, and the message contains one of the words (the tensor or the scheme).
+"late": like "refused", or the read of that tensor fails, because only the bytes of its inputs show the error.
+"either": like "refused", or the values are correct, because the changed part need not be used.
+"right": the values are correct.
+"warned": the values are correct, and a line on standard error contains all of the words.
 """
 
 import json
@@ -38,7 +40,7 @@ def row(name, base, words, change, outcome="refused"):
 
 
 def make(name):
-    """The checkpoint, and {"outcome", "words"}: the message must have one of the words, in upper or lower case."""
+    """Returns the checkpoint and {"outcome", "words"}. The message must contain one of the words, in any case."""
     each = BROKEN[name]
     model = Checkpoint() if each.base == "plain" else variants.make(each.base)
     if each.base == "plain":
@@ -48,7 +50,7 @@ def make(name):
 
 
 def reshaped(name, shape, dtype=None):
-    """Gives a tensor another shape, and as many bytes of its own as that needs."""
+    """Gives a tensor another shape, and repeats or cuts its bytes to fit."""
 
     def change(model):
         old = model.tensors[name]
@@ -77,7 +79,7 @@ def stored(name, dtype, values):
 
 
 def config(*path, value):
-    """Sets a key below quantization_config, and below MLX's quantization."""
+    """Sets a key in quantization_config and in the section "quantization" of MLX."""
 
     def change(model):
         for top in ("quantization_config", "quantization"):
@@ -99,7 +101,7 @@ def both(*changes):
     return change
 
 
-# FP8: scales of the wrong shape, or none.
+# FP8: scales with the wrong shape, or without scales.
 
 row("fp8-scale-too-small", "fp8-block-f32", KV, reshaped(KV + "_scale_inv", (1, 3)))  # 192 / 1, but 260 / 3
 row("fp8-scale-too-large", "fp8-block-f32", KV, reshaped(KV + "_scale_inv", (5, 7)))
@@ -126,24 +128,24 @@ row("config-is-a-list", "fp8-block-f32", ("config.json",), lambda model: (model.
 row("quantization-config-is-text", "fp8-block-f32", ("quantization_config",), lambda model: model.config.update(quantization_config="fp8"), "either")
 row("dsv4-fp4-odd-scale", "deepseek-v4", "layers.0.ffn.experts.0.w1", reshaped("layers.0.ffn.experts.0.w1.scale", (35, 2)))
 
-# 192 rows with two scales are not 96 each: the config, which is missing, names 128.
+# Two scales for 192 rows do not mean blocks of 96 rows; the missing config would name 128.
 row("fp8-blocks-of-96-rows", "plain", W, both(added(W, tensor("F8_E4M3", np.zeros((192, 256)))), added(W + "_scale_inv", floats("F32", np.ones((2, 2))))))
 
 
-def alone(suffix, each):
-    """FP8 whose scale has a name that is not known."""
+def with_scale(suffix, each):
+    """FP8 codes with a scale of an unknown name."""
     return both(added(Q + ".weight", tensor("F8_E4M3", np.full((8, 32), 0x38))), added(Q + suffix, each))
 
 
-row("fp8-unknown-scale", "plain", (Q + ".weight", "new_scale"), alone(".new_scale", floats("F32", 0.5)))
-row("fp8-unknown-scales", "plain", (Q + ".weight", "scales_of_rows"), alone(".scales_of_rows", floats("F32", np.ones(8))))
+row("fp8-unknown-scale", "plain", (Q + ".weight", "new_scale"), with_scale(".new_scale", floats("F32", 0.5)))
+row("fp8-unknown-scales", "plain", (Q + ".weight", "scales_of_rows"), with_scale(".scales_of_rows", floats("F32", np.ones(8))))
 
 
-# Codes beside a tensor that may be their scale, or a part of their value, whatever either is called.
+# Codes next to a tensor that may be their scale or another part of their value, under any names.
 
 
 def codes(name, dtype, part, shape=(8, 32)):
-    """Codes that no scheme takes, and a part whose name and place are not known."""
+    """Codes that no scheme uses, and a part with an unknown name and place."""
     return both(added(name, tensor(dtype, np.full(shape, 0x38))), added(part, floats("F32", 0.5)))
 
 
@@ -157,7 +159,7 @@ for label, name, dtype, part in (
     row("scale-" + label, "plain", (f'"{name}"', part), codes(name, dtype, part))
 row("scale-of-fp4", "plain", (W, "_scale"), both(added(W, Tensor("F4", (8, 32), bytes(128))), added(W + "_quantizer._scale", floats("F32", 0.5))))
 row("scale-beside-other-codes", "fp8-channel", ("codes", "amax"), codes(Q + ".codes", "U8", Q + ".amax"))
-# Parameters of a model that only sound like it, and integers that are no codes.
+# Parameters of a model with names like scales, and integers that are not codes.
 row("scale-of-the-model", "plain", (), lambda model: [
     model.computed(model.put(name, tensor("F8_E4M3", np.full((4, 8), 0x38))), np.ones((4, 8), np.float32), [name])
     for name in ("text_projection", "dense/kernel", "scale_shift_table", "blocks.0.scale_shift_table", LAYER + "attn.q_bias", LAYER + "upscaler.conv.weight", W)] + [
@@ -174,7 +176,7 @@ HEADER = "blocks.0.attn.qkv"
 
 
 def marked(module, **about):
-    """Changes the text that names the format of a layer, wherever it stands."""
+    """Changes the text that names the format of a layer, in its tensor or in the header."""
 
     def change(model):
         name = module + ".comfy_quant"
@@ -217,7 +219,7 @@ row("comfy-int8-of-fp8", "comfy-formats-in-the-header", "float8_e4m3fn", marked(
 row("comfy-e5m2-beside-the-weight", "comfy-quant", "float8_e5m2", lambda model: [marked(name.removesuffix(".comfy_quant"), format="float8_e5m2")(model)
                                                                          for name in list(model.tensors) if name.endswith(".comfy_quant")])
 row("comfy-rotated-int8", "comfy-formats-in-the-header", "convrot", marked("blocks.0.int8.one", convrot=True))
-row("comfy-groupsize-alone", "comfy-nvfp4-tiles", "", marked(COMFY, convrot_groupsize=256, group_size=16, num_experts=1), "right")
+row("comfy-groupsize-only", "comfy-nvfp4-tiles", "", marked(COMFY, convrot_groupsize=256, group_size=16, num_experts=1), "right")
 row("comfy-not-named", "comfy-formats-in-the-header", HEADER, unnamed(HEADER))
 row("comfy-mxfp8-not-named", "comfy-formats-in-the-header", "blocks.0.mlp.up", unnamed("blocks.0.mlp.up"))
 row("comfy-mark-missing", "comfy-nvfp4-tiles", COMFY, removed(COMFY + ".comfy_quant"))
@@ -282,7 +284,7 @@ row("torchao-nvfp4-scale-of-three", "torchao-groups", AO, reshaped(AO + "per_ten
 row("torchao-nvfp4-groups-of-32", "torchao-groups", AO, class_of(W, block_size=32))
 row("torchao-nvfp4-tiles-of-two-matrices", "torchao-groups", "experts_of_tiles", lambda model: [reshaped(LAYER + "self_attn.experts_of_tiles._weight_qdata", (6, 64, 32))(model),
                                                                                            reshaped(LAYER + "self_attn.experts_of_tiles._weight_per_tensor_scale", (6, 1, 1))(model)])
-row("nvfp4-of-transformers-alone", "nvfp4-of-transformers", Q, removed(Q + ".weight_global_scale"))
+row("nvfp4-of-transformers-without-scale", "nvfp4-of-transformers", Q, removed(Q + ".weight_global_scale"))
 row("nvfp4-of-another-method", "nvfp4-of-transformers", Q, config("quant_method", value="fp8"))
 row("comfy-awq-without-zeros", "comfy-awq", "blocks.0.mod", removed("blocks.0.mod.weight_zeros"))
 row("comfy-awq-scales-turned", "comfy-awq", "blocks.0.mod", reshaped("blocks.0.mod.weight_scale", (24, 2)))
@@ -303,7 +305,7 @@ row("modelopt-nvfp4-for-comfy", "plain", "ModelOpt wrote for ComfyUI", both(
 row("modelopt-nvfp4-for-comfy-in-rows", "modelopt-nvfp4", "", metadata(quantization_config='{"quant_algo": "NVFP4"}'), "right")
 row("modelopt-pre-scale-of-rows", "modelopt-int4-awq", W, reshaped(Q + ".pre_quant_scale", (34,)))
 row("modelopt-pre-scale-of-integers", "modelopt-scaled-inputs", W, reshaped(Q + ".pre_quant_scale", (48,), "I32"))
-row("modelopt-pre-scale-alone", "modelopt-int4-awq", "o_proj", added(variants.LAYER + "self_attn.o_proj.pre_quant_scale", floats("BF16", np.ones(8))))
+row("modelopt-pre-scale-only", "modelopt-int4-awq", "o_proj", added(variants.LAYER + "self_attn.o_proj.pre_quant_scale", floats("BF16", np.ones(8))))
 row("modelopt-pre-scale-of-experts", "modelopt-int4-awq", "experts", added(variants.LAYER + "self_attn.experts.pre_quant_scale", floats("BF16", np.ones(64))))
 row("modelopt-scale-2-of-three", "modelopt-nvfp4-gate-up", GATE_UP, reshaped(GATE_UP + "_weight_scale_2", (3, 3)))
 row("modelopt-scale-2-of-fewer-experts", "modelopt-nvfp4-gate-up", GATE_UP, reshaped(GATE_UP + "_weight_scale_2", (2, 2)))
@@ -316,10 +318,10 @@ row("gptqmodel-weight-missing", "gptqmodel-bnb8", Q, removed(W))
 row("gptqmodel-absmax-missing", "gptqmodel-bnb4", W, removed(W + "_absmax"))
 row("gptqmodel-state-missing", "gptqmodel-bnb4", Q, removed(W + "_quant_state"))
 
-# In a checkpoint of plain numbers the names of other schemes mean nothing.
+# In a checkpoint without quantised weights, names of other schemes have no meaning.
 row("fp8-names-of-others", "plain", "", lambda model: [
     model.passes(variants.LAYER + name, floats("BF16", np.ones((4, 4)))) for name in ("attn.W_q", "attn.q_weight", "vq.codebooks", "vq.centroids.weight")], "right")
-# A part of the model without a quantisation says so with null.
+# A part of the model without quantisation has null in the config.
 row("fp8-config-null-in-a-part", "fp8-config-of-a-part", "", lambda model: model.config.update(audio_config={"quantization_config": None}, vision_config={"quantization_config": None}), "right")
 row("fp8-configs-of-two-parts", "fp8-config-of-a-part", "quantization_config",
     lambda model: model.config.update(vision_config={"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}}))
@@ -377,7 +379,7 @@ row("ct-int8-sparsity", "ct-int8", "sparsity_config", config("sparsity_config", 
 
 
 def packed(groups, **tensors):
-    """A checkpoint whose one quantised weight is Q, with one group of the config for each (bits, group size)."""
+    """A checkpoint with the single quantised weight Q, and one config group for each (bits, group size)."""
 
     def change(model):
         weights = [variants.ct_weights(bits, "group" if size else "channel", group=size) for bits, size in groups]
@@ -389,11 +391,11 @@ def packed(groups, **tensors):
     return change
 
 
-# 8 bits in groups of 64, or 4 bits in groups of 128: both fill 32 words, with 2 scales a row.
+# 8 bits in groups of 64 and 4 bits in groups of 128 both fill 32 words, with 2 scales per row.
 for label, groups in (("a", ((4, 128), (8, 64))), ("b", ((8, 64), (4, 128))), ("c", ((8, 64), (4, None)))):
     row("ct-columns-of-two-groups-" + label, "plain", Q,
         packed(groups, packed=tensor("I32", np.zeros((8, 32))), scale=tensor("BF16", np.zeros((8, 1 if label == "c" else 2)))))
-# 40 codes of 3 bits fill 4 words as a stream, and 10 in each word.
+# 40 codes of 3 bits fill 4 words both as a stream and as 10 codes per word.
 row("ct-two-packings", "plain", Q, packed(((3, None),), packed=tensor("I32", np.zeros((8, 4))), scale=tensor("BF16", np.zeros((8, 1))),
                                           shape=tensor("I64", np.array([8, 40]))))
 row("ct-two-of-one-name", "ct-pack-4", UP, both(added(UP + ".weight_blocks", tensor("U8", np.zeros((1, 8, 1, 16)))),
@@ -406,14 +408,14 @@ row("ct-nvfp4-other-columns", "ct-nvfp4", (Q, "number of columns"), added(Q + ".
 row("ct-nvfp4-scale-groups", "ct-nvfp4", Q, reshaped(Q + ".weight_scale", (33, 2)))
 row("ct-nvfp4-width-overflows", "ct-nvfp4", Q, both(reshaped(Q + ".weight_packed", (0, 2**63)), reshaped(Q + ".weight_scale", (0, 2**60))))
 
-# 240 columns have two scales in blocks of 128 as in blocks of 120.
+# 240 columns have two scales in blocks of 128 and in blocks of 120.
 BLOCKS = {f"group_{i}": {"targets": ["Linear"], "weights": variants.ct_weights(8, "block", "float", block_structure=[8, size])}
           for i, size in enumerate((128, 120))}
 row("ct-blocks-of-two-sizes", "plain", Q, both(
     lambda model: model.config.update(quantization_config={**variants.ct_config("float-quantized", {}), "config_groups": BLOCKS}),
     added(Q + ".weight", tensor("F8_E4M3", np.zeros((8, 240)))), added(Q + ".weight_scale", tensor("F32", np.ones((1, 2))))))
 
-# The config says that there is a part, and there is none. The library left out zero points that are all 0.
+# The config names a part that is missing. The library omits zero points that are all 0.
 
 for base in ("ct-pack-4-zero-points", "ct-pack-4-zero-points-channel", "ct-int8-zero-points"):
     row(base + "-missing", base, "_zero_point", lambda model: removed(*[name for name in model.tensors if name.endswith("_zero_point")])(model))
@@ -459,7 +461,8 @@ row("gptq-desc-act-of-static-groups", "gptq-4-no-g-idx", (), both(config("desc_a
 row("gptq-desc-act-of-one-group", "gptq-4-one-group", (), config("desc_act", value=True), "right")
 
 
-# A Conv1D's weight is [in, out], and libraries store that of a Linear. A Linear of the same model is right.
+# The weight of a Conv1D is [in, out], but libraries store it as the weight of a Linear. A Linear of the same model is
+# correct.
 
 CONV = "transformer.h.0.attn.c_attn"
 
@@ -557,17 +560,17 @@ for label, bits in (("5-for-4", 5), ("7", 7), ("0", 0), ("huge", 2**63), ("negat
     row(f"mlx-bits-{label}", "mlx-4", (UP, Q, "bits", "switch_mlp"), config("bits", value=bits), "either")
 for label, group in (("0", 0), ("huge", 2**63), ("48", 48)):
     row(f"mlx-group-size-{label}", "mlx-4", (UP, Q, "group_size", "switch_mlp"), config("group_size", value=group), "either")
-# 8 bits in groups of 32 fill as many words.
+# 8 bits in groups of 32 fill the same number of words.
 row("mlx-key-of-a-part-of-the-name", "mlx-4", Q, config(Q.split(".", 1)[1], value={"bits": 8, "group_size": 32}))
 row("mlx-key-of-equal-parameters", "mlx-4", (), config(Q.split(".", 1)[1], value={"bits": 4, "group_size": 64}), "right")
 row("mlx-mode-unknown", "mlx-4", ("mode", "nf9"), config("mode", value="nf9"))
 row("mlx-width-overflows", "mlx-4", Q, both(reshaped(Q + ".weight", (0, 2**61)), reshaped(Q + ".scales", (0, 2**58)), reshaped(Q + ".biases", (0, 2**58))))
 
-# Schemes that are known by name, and refused.
+# Schemes that are recognised by name and rejected.
 
 
 def refused(name, word, quantization, tensors, **files):
-    """A checkpoint of a scheme that stfs does not know the values of."""
+    """A checkpoint of a scheme that stfs cannot dequantise."""
 
     def change(model):
         model.config["quantization_config"] = quantization
@@ -631,7 +634,7 @@ refused("spqr", "spqr", {"quant_method": "spqr", "bits": 3}, {Q + ".dense_weight
 refused("bitnet", "bitnet", {"quant_method": "bitnet"}, {W: zeros("U8", 8, 32), Q + ".weight_scale": zeros("BF16", 1)})
 refused("eetq", "eetq", {"quant_method": "eetq"}, {W: zeros("I8", 32, 8), Q + ".weight_scales": zeros("F16", 8)})
 refused("unknown-method", "newest", {"quant_method": "newest"}, {W: zeros("U8", 8, 32)})
-# Other words for what is known, and a config that says a thing twice.
+# Synonyms of known words, and a config that states a thing twice.
 
 
 def twice(model):
@@ -641,7 +644,7 @@ def twice(model):
 
 row("ct-two-groups-of-equal-bits", "ct-pack-4", (), twice, "right")
 row("fp8-method-mxfp8", "fp8-block-mxfp8-u8", (), config("quant_method", value="mxfp8"), "right")
-# A format that is not known, and types that the config contradicts.
+# An unknown format, and types that contradict the config.
 for form in ("mixfp4-pack-quantized", "mixed-fp4-int4-pack-quantized", "lut-b-quantized"):
     row(f"ct-format-{form}", "ct-nvfp4", form, config("format", value=form))
 row("ct-format-of-a-group", "ct-pack-4", "mixfp4-pack-quantized", both(config("format", value="mixed-precision"), config("config_groups", "group_0", "format", value="mixfp4-pack-quantized")))
@@ -656,7 +659,8 @@ for label, base in (("modelopt", "modelopt-fp8"), ("fp8", "fp8-tensor-one"), ("f
 
 row("ct-spinquant", "ct-pack-4", "spinquant_config", config("spinquant_config", value={"r1": True}))
 
-# Rotated weights look like any: only a key tells. The same key without a value says that there is no rotation.
+# Rotated weights look like other weights, so only a key of the config shows the rotation. The key without a value
+# means that there is no rotation.
 
 HADAMARD = {"block_size": 32, "hadamard_type": "hadamard"}
 QUARK = {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4", "group_size": 32, "scale_format": "e8m0"}}, "exclude": ["lm_head"],
@@ -698,7 +702,7 @@ row("rotation-beside-modelopt", "fp8-channel", "spinquant_config",
     lambda model: (model.config.pop("quantization_config"), model.config.update(spinquant_config={"a": 1}),
                    model.files.update({"hf_quant_config.json": {"quantization": {"quant_algo": "FP8"}}})))
 
-# What the config says of GPTQModel's FP8, and of the scales of FP4.
+# Statements of the config about GPTQModel's FP8 and about the scales of FP4.
 
 row("ct-int8-semantics", "ct-int8", "weight_scale_semantics", config("weight_scale_semantics", value="inverse"))
 row("fp8-semantics-of-a-part", "gptqmodel-fp8-row", "weight_scale_semantics", lambda model: model.config.update(text_config={"quantization_config": {"quant_method": "gptq"}}))
@@ -712,10 +716,10 @@ row("nvfp4-ue5m3-of-compressed-tensors", "ct-mxfp4", ("UE5M3", Q), config("forma
 row("nvfp4-ue5m3-of-a-group", "ct-mxfp4", ("UE5M3", Q), both(config("format", value="mixed-precision"), config("config_groups", "group_0", "format", value="nvfp4-e5m3-pack-quantized")))
 row("nvfp4-mxfp4-of-a-group", "ct-mxfp4", (), both(config("format", value="mixed-precision"), config("config_groups", "group_0", "format", value="mxfp4-pack-quantized")), "right")
 
-# And only a text of the header may tell.
+# In some files only a text in the header shows the rotation.
 
 
-def told(**texts):
+def with_header(**texts):
     return metadata(**{key: text if isinstance(text, str) else json.dumps(text) for key, text in texts.items()})
 
 
@@ -726,10 +730,10 @@ for label, base, word, texts in (("size", "ct-int8", "hadamard_group_size", {"ha
                                  ("name", "fp8-channel", "quarot", {"quantization": {"name": "quarot"}}), ("transform", "fp8-channel", "hadamard", {"quantization_config": {"transform": {"name": "hadamard"}}}),
                                  ("properties", "ct-int8", "hadamard_properties", {"hadamard_properties": "1"}), ("angles", "ct-int8", "weight_rotations", {"weight_rotations": "1"}),
                                  ("text-in-a-text", "ct-int8", "rotation", {"about": {"more": json.dumps({"rotation": "r1"})}})):
-    row(f"rotation-of-the-header-{label}", base, word, told(**texts))
+    row(f"rotation-of-the-header-{label}", base, word, with_header(**texts))
 row("rotation-of-the-header-without-one", "ct-int8", (), lambda model: model.metadata.update(
     convrot="false", about=json.dumps({"rotation": None, "activation_rotation": "", "convrot_groupsize": 256, "rotary_base": 10000}), note="no Hadamard rotation"), "right")
-# Rotations of positions and of pictures, and words that people write.
+# Rotations of positions and of pictures, and free text.
 row("rotation-of-the-header-of-others", "ct-int8", (), lambda model: model.metadata.update(
     rope_rotation="interleaved", rotation_angle="90", ss_tag_frequency=json.dumps({"a": {"rotated": 3, "rotation": 2}}),
     training_args=json.dumps({"augment": {"rotation": 15}}), author="convrot", title="QuaRot", base_model="a/b-hadamard",
@@ -738,7 +742,7 @@ row("rotation-of-positions", "fp8-block-f32", (), beside_quantization("rope_para
 row("rotation-of-none", "gptq-4", (), config("rotation", value="none"), "right")
 row("rotation-of-the-config-by-another-name", "ct-int8", "activation_rotation", config("activation_rotation", value="hadamard"))
 
-# A part of a quantised weight that nothing uses.
+# A part of a quantised weight that stfs does not use.
 
 for label, base, name in (("new-scale", "fp8-channel", UP + ".weight_new_scale"), ("zero", "fp8-channel", UP + ".zeros"), ("zp", "fp8-channel", UP + ".weight_zp"),
                           ("absmax", "bnb-int8", Q + ".weight_absmax"), ("chan-scale", "fp8-channel", UP + ".weight_chan_scale"),
@@ -753,7 +757,7 @@ for label, base, name in (("new-scale", "fp8-channel", UP + ".weight_new_scale")
                               "lut", "weight_lut")),
                           ("upper-case", "fp8-channel", UP + ".Weight_Scale_3"),
                           ("scale-2-of-experts", "modelopt-nvfp4", EXPERTS + "gate_up_proj_weight_scale_2"), ("scale-of-w13", "fp8-channel", EXPERTS + "w13_weight_scale"),
-                          ("offset-alone", "fp8-channel", EXPERTS + "0.weight_offset"), ("torchao-alone", "torchao-float8", EXPERTS + "n._weight_per_tensor_scale")):
+                          ("offset-only", "fp8-channel", EXPERTS + "0.weight_offset"), ("torchao-scale-only", "torchao-float8", EXPERTS + "n._weight_per_tensor_scale")):
     row("leftover-" + label, base, name, added(name, floats("F32", np.ones(1))))
 row("leftover-of-the-module", "gptq-4", (Q + ".R1", "and 1 more", "not a known part of its values"), lambda model: [
     model.passes(Q + name, floats("F16", np.ones(shape))) for name, shape in ((".R1", (3, 2)), (".su", (5,)))], "warned")
@@ -763,13 +767,13 @@ row("leftover-norms-of-fp8-without-scales", "fp8-no-scales", (), lambda model: [
 row("leftover-scales-of-other-modules", "fp8-no-scales", ("double_blocks.0.img_mlp.0.weight", "quant.scales.a", "FP8 without a scale"), lambda model: model.passes("quant.scales.a", floats("F32", 2)), "warned")
 row("leftover-svd-of-fp8-without-scales", "fp8-no-scales", "svd_up", added("double_blocks.0.img_mlp.0.svd_up", floats("F32", np.ones((31, 1)))))
 row("leftover-scales", "fp8-channel", EXPERTS + "n.scales", added(EXPERTS + "n.scales", floats("BF16", np.ones((2, 2)))))
-# Parameters of a model that only sound like it.
+# Parameters of a model with names like scales.
 row("leftover-of-the-model", "fp8-channel", (), lambda model: [
     model.passes(variants.LAYER + name, floats("BF16", np.ones(3)))
     for name in ("mlp.gate.e_score_correction_bias_2", "residual", "mlp.proj_up.weight", "post_norm.scale", "attn.logit_scale", "layer_scale1.gamma", "layer_scale", "mlp.router.scale", "mlp.router.per_expert_scale",
                  "self_attn.per_dim_scale", "altup.correct_output_scale", "zero_conv.weight", "mlp.up_proj_norm.scale", "self_attn.position_offset",
                  "rel_pos_bias", "norm.scales", "sort.order", "mlp.perm", "color.lut", "smooth.weight", "self_attn.sampling_offsets.bias", "permute", "conv.shift", "x_min")], "right")
-# Names of scales that are none where they stand.
+# Tensors with names of scales in places where they are not scales.
 row("leftover-of-the-model-by-shape", "fp8-channel", (), lambda model: [
     model.passes(variants.LAYER + name, floats("BF16", np.ones(64)))
     for name in ("self_attn.q_scale", "self_attn.v_scale", "mlp.k_scale", "adapter.output_scale", "self_attn.input_scale", "adapter_input_scale")], "right")
@@ -792,11 +796,11 @@ row("leftover-that-vanishes", "fp8-channel", (), lambda model: [
     model.put(variants.LAYER + name, floats("F32", 1))
     for name in ("mlp.up_proj.input_scale", "self_attn.k_scale", "self_attn.v_scale", "mlp.up_proj.output_scale", "mlp.up_proj.output_zero_point")], "right")
 
-# The group of a module is that of its target, whatever else would fit.
+# The target of a module decides its config group, even if other groups would fit.
 
 row("ct-target-of-a-later-group", "ct-pack-targets", UP, config("config_groups", "group_2", "targets", value=[UP]))
 
-# Orders and sizes that look right.
+# Orders and sizes that look correct.
 
 row("bnb-int8-weight-format", "bnb-int8", W, stored(Q + ".weight_format", "U8", 1))
 row("bnb-nested-absmax-long", "bnb-nf4-double", W, lambda model: reshaped(W + ".nested_absmax", (len(model.tensors[W + ".nested_absmax"].data) // 4 + 1,))(model))
@@ -804,7 +808,7 @@ row("mlx-biases-turned", "mlx-4", Q, lambda model: reshaped(Q + ".biases", model
 row("mlx-biases-flat", "mlx-4", Q, lambda model: reshaped(Q + ".biases", (len(model.tensors[Q + ".biases"].data) // 2,))(model))
 
 
-# Codes that no scheme has: Marlin, QuIP#, SmoothQuant's OPT, and Ollama's form of MLX.
+# Codes that no known scheme uses: Marlin, QuIP#, SmoothQuant's OPT, and Ollama's form of MLX.
 
 
 def passes(name, each):
@@ -826,7 +830,7 @@ SMOOTH = both(*(passes(f"{EXPERTS}{i}.weight", tensor("I8", np.ones((4, 4)))) fo
 row("leftover-marlin", "plain", (UP + ".B", "I32 [2,32]", "no known quantisation scheme"), MARLIN, "warned")
 row("leftover-marlin-beside-others", "ct-pack-4", (EXPERTS, "1 more of integers", "I8 [4,4]"), SMOOTH, "warned")
 row("leftover-flat", "plain", ("extra.weight", "U8 [64]", "no known quantisation scheme"), passes("extra.weight", tensor("U8", np.ones(64))), "warned")
-row("leftover-fp4-alone", "plain", ("extra.weight", "F4 [4,8]", "no known quantisation scheme"), passes("extra.weight", Tensor("F4", (4, 8), bytes(16))), "warned")
+row("leftover-fp4-only", "plain", ("extra.weight", "F4 [4,8]", "no known quantisation scheme"), passes("extra.weight", Tensor("F4", (4, 8), bytes(16))), "warned")
 row("leftover-quip", "plain", "QuIP#", passes(UP + ".Qidxs", tensor("I64", np.ones((4, 2)))))
 for key in ("quant_type", W + ".quant_type"):
     row(f"leftover-ollama-{len(key)}", "plain", 'quant_type "int4"', ollama(key))

@@ -1,7 +1,7 @@
-"""What only looks like a quantised checkpoint is an error that names the tensor: broken_test.py PREFIX...
+"""broken_test.py PREFIX...: expects that checkpoints that only look quantised fail with an error that names the tensor.
 
-Each checkpoint of broken.py whose name begins with a prefix. The first one that is refused is also checked, mounted
-without the option, and read over HTTP.
+Tests each checkpoint of broken.py with one of the prefixes. The first checkpoint that is rejected is also checked with
+stfs-info, mounted without the option, and read over HTTP.
 """
 
 import pathlib
@@ -11,8 +11,8 @@ import unittest
 
 import broken
 import number_types as numbers
-from checkpoint import Computed, move_data_on
-from mounts import INFO, STFS, far, info, mounted, run, unmount
+from checkpoint import Computed, move_data_past_first_block
+from mounts import INFO, STFS, http_root, info, mounted, run, unmount
 
 
 class Broken(unittest.TestCase):
@@ -25,10 +25,10 @@ class Broken(unittest.TestCase):
                 raw, data = (numbers.without_nans(part, each.dtype) for part in (raw, each.data))
             else:
                 data = each.data
-            self.assertEqual(raw, data, f"mounted, and {name} has other values")
+            self.assertEqual(raw, data, f"mounted, but {name} has wrong values")
 
     def reads_fail(self, mount, words):
-        """The read of each tensor that a word names fails."""
+        """Expects that the read of each tensor with one of the words in its name fails."""
         named = [path for path in mount.iterdir() if any(word in path.name for word in words)]
         self.assertTrue(named)
         for path in named:
@@ -63,24 +63,24 @@ class Broken(unittest.TestCase):
         self.assertEqual(message.count("\n"), 1, message)
         self.assertTrue(message.startswith("stfs: "), message)
         self.assertTrue(any(word.lower() in message.lower() for word in expected["words"]), f"{message}: none of {expected['words']}")
-        told = run(INFO, "list", "--dequantize=bf16", source)
-        self.assertEqual(told.returncode, 1, told)
-        self.assertEqual(told.stderr.decode(errors="replace"), message.replace("stfs: ", "stfs-info: ", 1))
+        listed = run(INFO, "list", "--dequantize=bf16", source)
+        self.assertEqual(listed.returncode, 1, listed)
+        self.assertEqual(listed.stderr.decode(errors="replace"), message.replace("stfs: ", "stfs-info: ", 1))
         if self.is_first:
             checked = run(INFO, "check", "--dequantize=bf16", source)
             self.assertEqual(checked.returncode, 1, checked)
             info("check", source)
             with mounted(source, mountpoint):
                 pass
-        if self.is_first or name.startswith("gptq-symmetric"):  # refused once because of bytes that were local
+        if self.is_first or name.startswith("gptq-symmetric"):  # the error must not depend on local bytes
             self.is_first = False
             index = source / ("model.safetensors" if model.shards == 1 else "model.safetensors.index.json")
-            move_data_on(source)
-            told = run(INFO, "list", "--dequantize=bf16", f"{far()}{index}", STFS_CACHE=str(work / name / "cache"))
-            self.assertEqual(told.returncode, 1, told)
-            self.assertEqual(told.stderr.decode(errors="replace").replace(far(), ""), message.replace("stfs: ", "stfs-info: ", 1), "over http")
+            move_data_past_first_block(source)
+            listed = run(INFO, "list", "--dequantize=bf16", f"{http_root()}{index}", STFS_CACHE=str(work / name / "cache"))
+            self.assertEqual(listed.returncode, 1, listed)
+            self.assertEqual(listed.stderr.decode(errors="replace").replace(http_root(), ""), message.replace("stfs: ", "stfs-info: ", 1), "over http")
 
-    def test_broken_checkpoints(self):
+    def test_broken_checkpoints_have_expected_outcome(self):
         names = [name for name in broken.BROKEN if name.startswith(tuple(sys.argv[1:]))]
         self.assertTrue(names)
         with tempfile.TemporaryDirectory() as directory:

@@ -1,6 +1,6 @@
-"""A quantised checkpoint that a test makes: its tensors, its files, and what each must become.
+"""A quantised checkpoint that a test makes: its tensors, its files, and the expected result of each tensor.
 
-Uses struct and json alone for the safetensors files, so that no library's mistake is ours too.
+Reads and writes safetensors files only with struct and json, so that the tests do not share errors of a library.
 """
 
 import json
@@ -13,7 +13,7 @@ import numpy as np
 
 import number_types as numbers
 
-# NumPy's type of the elements of each dtype; a type that NumPy lacks is kept as its bits.
+# The NumPy type for the elements of each dtype. A type that NumPy lacks is stored as its bits.
 ELEMENTS = {
     "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1", "F64": "<f8",
     "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "BOOL": "u1",
@@ -40,13 +40,13 @@ def tensor(dtype, array):
 
 
 def floats(dtype, values):
-    """A tensor of BF16, F16 or F32 with these values, rounded."""
+    """Returns a tensor of BF16, F16 or F32 with these values, rounded."""
     values = np.asarray(values, np.float32)
     return Tensor(dtype, values.shape, numbers.bytes_of(values, dtype))
 
 
 def safetensors(tensors, metadata=None, shapes=None):
-    """The bytes of a safetensors file. `shapes` makes the header lie about some shapes."""
+    """Returns the bytes of a safetensors file. `shapes` replaces some shapes in the header by wrong shapes."""
     header, offset = {}, 0
     if metadata:
         header["__metadata__"] = metadata
@@ -59,8 +59,8 @@ def safetensors(tensors, metadata=None, shapes=None):
     return struct.pack("<Q", len(text)) + text + b"".join(each.data for each in tensors.values())
 
 
-def move_data_on(directory, to=256 << 10):
-    """Lets the tensors' bytes of each file begin behind the first block, which is fetched with the header."""
+def move_data_past_first_block(directory, to=256 << 10):
+    """Moves the bytes of the tensors past the first block of each file, which is fetched with the header."""
     for path in pathlib.Path(directory).glob("*.safetensors"):
         raw = path.read_bytes()
         begin = 8 + struct.unpack("<Q", raw[:8])[0]
@@ -87,7 +87,7 @@ def metadata_of(path):
 
 @dataclass
 class Computed:
-    """A tensor of the result: its values before the one rounding, and the tensors that it is made of."""
+    """A computed tensor of the result: its values before the single rounding, and the tensors it is computed from."""
 
     values: np.ndarray
     inputs: list
@@ -95,16 +95,16 @@ class Computed:
 
 @dataclass
 class Checkpoint:
-    """Tensors go round-robin into `shards` files, so that a weight and its scales lie in different ones."""
+    """Tensors are distributed round-robin to `shards` files, so that a weight and its scales are in different files."""
 
     shards: int = 2
     metadata: dict = field(default_factory=lambda: {"format": "pt"})
     tensors: dict = field(default_factory=dict)
-    results: dict = field(default_factory=dict)  # name -> Computed or Tensor, which passes byte for byte
+    results: dict = field(default_factory=dict)  # name -> Computed, or a Tensor that stays unchanged
     config: dict = field(default_factory=dict)
-    files: dict = field(default_factory=dict)  # other files: name -> an object (JSON) or bytes
-    keeps_names: bool = True  # whether the result has the names of the model's code (MLX: no)
-    hides: set = field(default_factory=set)  # the keys of `metadata` that the result has not
+    files: dict = field(default_factory=dict)  # other files: name -> a JSON object or bytes
+    keeps_names: bool = True  # True if the result has the tensor names of the model's code (not for MLX)
+    hides: set = field(default_factory=set)  # keys of `metadata` that the result lacks
 
     def put(self, name, each):
         assert name not in self.tensors, name
@@ -120,7 +120,7 @@ class Checkpoint:
         self.results[name] = Computed(values, list(inputs))
 
     def expected(self, word):
-        """name -> Tensor of the mount with `-o dequantize=WORD`."""
+        """Returns a dict from each name to the Tensor in the mount with `-o dequantize=WORD`."""
         dtype = numbers.RESULTS[word]
         return {
             name: each if isinstance(each, Tensor)
@@ -129,7 +129,7 @@ class Checkpoint:
         }
 
     def expected_config(self, word):
-        """config.json of `.stfs/model/`: nothing is left of the quantisation, and the type is the new one."""
+        """Returns config.json in `.stfs/model/`, without the quantisation and with the new type."""
         config = json.loads(json.dumps(self.config))
         for each in config.values():
             if isinstance(each, dict):

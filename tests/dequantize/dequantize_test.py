@@ -1,9 +1,10 @@
-"""A mount with `-o dequantize` shows the expectation, bit for bit: dequantize_test.py FAMILY, `random FIRST LAST` or `many`.
+"""Expects that a mount with `-o dequantize` shows the expected values, bit for bit.
 
-A family is all variants whose names begin with its word. Of each variant: each tensor's bytes, shape, type and
-attributes in F32, ranges and slices of it. Of a family's first one also what no scheme decides: the other types, the
-views, the merged file, `extract`, the merged file and the mount as sources, each verb of stfs-info in each type,
-`model/` in each type, and the checkpoint without the option. A NaN is compared by its class alone.
+dequantize_test.py FAMILY, `random FIRST LAST` or `many`. A family is all variants with the same first word. For each
+variant the tests compare the bytes, shape, type and attributes of each tensor in F32, and ranges and slices of it. For
+the first variant of a family they also compare everything that does not depend on the scheme: the other types, the views,
+the merged file, `extract`, the merged file and the mount as sources, each verb of stfs-info in each type, `model/` in
+each type, and the checkpoint without the option. All NaNs compare equal.
 """
 
 import functools
@@ -22,11 +23,11 @@ import checkpoint
 import number_types as numbers
 import variants
 from checkpoint import ELEMENTS, Computed, read_safetensors
-from mounts import INFO, attribute, far, info, mounted, run
+from mounts import INFO, attribute, http_root, info, mounted, run
 
 NPY = {"F32": "<f4", "F16": "<f2", "BF16": "V2", "I64": "<i8", "I32": "<i4", "U8": "|u1", "I8": "|i1"}
 FLOATS = ("BF16", "F16", "F32")
-# What `.stfs/model/` shows of the directory: loaders look for these.
+# The files of the directory that `.stfs/model/` shows, because loaders look for them.
 FOR_LOADERS = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
 
 
@@ -35,7 +36,7 @@ def comparable(raw, dtype):
 
 
 def random_slice(draw, shape):
-    """An expression for each dimension: a slice, a step, or an integer."""
+    """Returns an expression with a slice for each of the first dimensions."""
     words = []
     for size in shape[: draw.randint(0, len(shape))]:
         first, last = sorted(draw.randint(0, size) for _ in range(2))
@@ -45,14 +46,14 @@ def random_slice(draw, shape):
 
 
 def sliced(array, expression):
-    """NumPy's own slice of this expression."""
+    """Returns NumPy's slice for this expression."""
     return eval("array[" + expression + "]", {"array": array})  # made by random_slice
 
 
 class Values(unittest.TestCase):
-    """What a scheme decides."""
+    """The tests of everything that a scheme decides."""
 
-    VARIANT = None  # MODEL is made before
+    VARIANT = None  # None: the caller has set MODEL
 
     def setUp(self):
         global MODEL
@@ -79,7 +80,7 @@ class Values(unittest.TestCase):
             self.fail(f"{about}: {len(wrong)} of {len(mine)} differ, the first at {place}: {theirs[first]:#x}, expected {mine[first]:#x}")
 
     def shows(self, mount, expected, about):
-        """The mount has exactly these tensors."""
+        """Expects exactly these tensors in the mount. Returns its tensors.json."""
         rows = json.loads((mount / ".stfs/tensors.json").read_bytes())
         self.assertEqual({row["name"] for row in rows}, expected.keys(), about)
         self.assertEqual(sorted(os.listdir(mount)), sorted(expected), about)
@@ -94,7 +95,7 @@ class Values(unittest.TestCase):
         return rows
 
     def locators(self, mount, rows):
-        """A stored tensor has a locator, a computed one has none and names its inputs."""
+        """Expects that a stored tensor has a locator, and that a computed tensor has no locator and names its inputs."""
         for row in rows:
             computed = isinstance(MODEL.results[row["name"]], Computed)
             path = mount / row["path"]
@@ -112,7 +113,7 @@ class Values(unittest.TestCase):
                 self.assertIn(name, made_of)
 
     def ranges(self, mount, expected):
-        """Any range read alone is that of the whole. The kernel keeps no page of this mount."""
+        """Expects that any range equals the same range of the whole. The kernel caches no page of this mount."""
         for name, each in expected.items():
             descriptor = os.open(mount / name, os.O_RDONLY)
             for _ in range(12):
@@ -121,7 +122,7 @@ class Values(unittest.TestCase):
                 raw = os.pread(descriptor, length, offset)
                 self.assertEqual(len(raw), max(0, min(length, len(each.data) - offset)))
                 size = np.dtype(ELEMENTS[each.dtype]).itemsize
-                whole = -(-offset // size) * size  # NaN by class: from the first whole element on
+                whole = -(-offset // size) * size  # compare from the first whole element, because NaNs may differ
                 raw, data = raw[whole - offset :], each.data[whole : offset + length]
                 end = min(len(raw), len(data)) // size * size
                 self.assertEqual(comparable(raw[:end], each.dtype), comparable(data[:end], each.dtype), (name, offset, length))
@@ -142,9 +143,9 @@ class Values(unittest.TestCase):
             array = np.load(io.BytesIO(raw))
             self.assertEqual((array.dtype, array.shape), (np.dtype(NPY[each.dtype]), each.shape), name)
             self.same(array.tobytes(), each, f"npy of {name}")
-            alone = self.work / "alone.safetensors"
-            alone.write_bytes((mount / f".stfs/safetensors/{name}.safetensors").read_bytes())
-            (other,) = read_safetensors(alone).items()
+            single = self.work / "single.safetensors"
+            single.write_bytes((mount / f".stfs/safetensors/{name}.safetensors").read_bytes())
+            (other,) = read_safetensors(single).items()
             self.assertEqual((other[0], other[1].dtype, other[1].shape), (name, each.dtype, each.shape))
             self.same(other[1].data, each, f"safetensors of {name}")
             if each.dtype in FLOATS:
@@ -153,7 +154,7 @@ class Values(unittest.TestCase):
                 self.assertEqual(comparable(wide, "F32"), comparable(values, "F32"), f"f32 of {name}")
 
     def merged(self, mount, expected):
-        """The merged file has the same tensors, also to another reader, and is the same mount when it is mounted."""
+        """Expects that another reader finds the same tensors in the merged file. Returns a copy of the file."""
         file = self.work / "merged.safetensors"
         file.write_bytes((mount / ".stfs/merged.safetensors").read_bytes())
         others = read_safetensors(file)
@@ -172,9 +173,9 @@ class Values(unittest.TestCase):
             self.assertFalse(directory.exists())
             return
         names = set(os.listdir(directory))
-        # Without the option the quantisation stays what it is, and the files that tell of it may be there.
-        told = {"quantize_config.json", "quant_config.json", "hf_quant_config.json"} if word is None else set()
-        self.assertEqual(names - told, (FOR_LOADERS & files) | {"model.safetensors"})
+        # Without the option the quantisation stays, so the files that describe it may be present.
+        optional = {"quantize_config.json", "quant_config.json", "hf_quant_config.json"} if word is None else set()
+        self.assertEqual(names - optional, (FOR_LOADERS & files) | {"model.safetensors"})
         config = json.loads((directory / "config.json").read_bytes())
         if word is None:
             self.assertEqual(config, MODEL.config)
@@ -188,19 +189,19 @@ class Values(unittest.TestCase):
             each.pop("dtype", None)
         self.assertEqual(config, expected)
 
-    def test_f32(self):
+    def test_shows_expected_values_in_f32(self):
         expected = MODEL.expected("f32")
         with mounted(self.source, self.work / "mnt", "dequantize=f32", "page_cache=direct") as mount:
             self.ranges(mount, expected)
             self.slices(mount, expected)
             self.locators(mount, self.shows(mount, expected, "f32"))
 
-    def test_over_http(self):
-        """Elsewhere, and with nothing in the cache, it has the same values."""
+    def test_http_source_has_same_values(self):
+        """A remote checkpoint has the same values with an empty cache."""
         (index,) = [path for path in self.source.iterdir() if path.name in ("model.safetensors", "model.safetensors.index.json")]
-        checkpoint.move_data_on(self.source)
-        file, expected = self.work / "far.safetensors", MODEL.expected("f32")
-        done = run(INFO, "extract", "--dequantize=f32", "-o", file, f"{far()}{index}", "*", STFS_CACHE=str(self.work / "cache"))
+        checkpoint.move_data_past_first_block(self.source)
+        file, expected = self.work / "fetched.safetensors", MODEL.expected("f32")
+        done = run(INFO, "extract", "--dequantize=f32", "-o", file, f"{http_root()}{index}", "*", STFS_CACHE=str(self.work / "cache"))
         self.assertEqual((done.returncode, done.stderr), (0, b""))
         others = read_safetensors(file)
         self.assertEqual(others.keys(), expected.keys())
@@ -210,9 +211,9 @@ class Values(unittest.TestCase):
 
 
 class EveryStep(Values):
-    """And what no scheme decides."""
+    """Also the tests of everything that no scheme decides."""
 
-    def test_bf16(self):
+    def test_shows_expected_values_in_bf16(self):
         expected = MODEL.expected("bf16")
         with mounted(self.source, self.work / "mnt", "dequantize=bf16") as mount:
             rows = self.shows(mount, expected, "bf16")
@@ -222,30 +223,30 @@ class EveryStep(Values):
             self.merged(mount, expected)
             self.model_directory(mount, "bf16", {path.name for path in self.source.iterdir()})
 
-    def test_f16(self):
+    def test_shows_expected_values_in_f16(self):
         expected = MODEL.expected("f16")
         with mounted(self.source, self.work / "mnt", "dequantize=f16") as mount:
             self.shows(mount, expected, "f16")
 
-    def test_as_a_source(self):
-        """The merged file, and the mount itself, are the same when they are mounted."""
+    def test_works_as_source_of_another_mount(self):
+        """A mount of the merged file, and a mount of the mount, have the same tensors."""
         expected = MODEL.expected("bf16")
         with mounted(self.source, self.work / "mnt", "dequantize=bf16") as mount:
             file = self.merged(mount, expected)
             for options in ([], ["dequantize=bf16"]):
                 with mounted(file, self.work / "again", *options) as again:
                     self.shows(again, expected, f"merged, mounted with {options}")
-            self.another_type(mount)
+            self.reject_other_type(mount)
             with mounted(mount, self.work / "second") as second:
                 self.shows(second, expected, "the mount as a source")
 
-    def test_stfs_info(self):
+    def test_stfs_info_prints_expected_tensors(self):
         for word in numbers.RESULTS:
             expected, option = MODEL.expected(word), f"--dequantize={word}"
             for verb in ("list", "show"):
                 rows = json.loads(info(verb, option, "--json", self.source, *(["*"] if verb == "show" else [])))
-                told = {row["name"]: (row["dtype"], tuple(row["shape"])) for row in rows}
-                self.assertEqual(told, {name: (each.dtype, each.shape) for name, each in expected.items()})
+                listed = {row["name"]: (row["dtype"], tuple(row["shape"])) for row in rows}
+                self.assertEqual(listed, {name: (each.dtype, each.shape) for name, each in expected.items()})
             self.assertIn(f"{len(expected)} tensors".encode(), info("check", option, self.source))
             stats = info("stats", option, self.source).decode().splitlines()
             self.assertEqual(len(stats), 1 + len(expected), stats)
@@ -260,17 +261,17 @@ class EveryStep(Values):
             for name in self.draw.sample(computed, min(2, len(computed))):
                 self.same(info("cat", option, self.source, name), expected[name], f"cat: {name}")
 
-    def test_nothing_changes_without_the_option(self):
+    def test_stored_tensors_are_unchanged_without_option(self):
         info("check", self.source)
         rows = json.loads(info("list", "--json", self.source))
         self.assertEqual({row["name"]: row["dtype"] for row in rows}, {name: each.dtype for name, each in MODEL.tensors.items()})
         with mounted(self.source, self.work / "mnt") as mount:
             for name, each in MODEL.tensors.items():
                 self.assertEqual((mount / name).read_bytes(), each.data, name)
-            self.tensors_alone(mount)
+            self.reject_single_tensor(mount)
 
-    def tensors_alone(self, mount):
-        """A weight's path in a mount of the stored tensors: its scales may lie outside of it."""
+    def reject_single_tensor(self, mount):
+        """A single weight in a mount of the stored tensors is rejected as a source, because its scales may be outside."""
         name = sorted(MODEL.tensors)[0]
         done = run(INFO, "list", "--dequantize=bf16", mount / name)
         self.assertEqual(done.returncode, 2, done.stderr)
@@ -283,14 +284,14 @@ class EveryStep(Values):
             done = run(INFO, "list", part)
             self.assertEqual(done.returncode, 0, done.stderr)
 
-    def another_type(self, mount):
-        """A mount that shows BF16 shows no other type."""
+    def reject_other_type(self, mount):
+        """A mount in BF16 is rejected as a source for another type."""
         done = run(INFO, "list", "--dequantize=f32", mount)
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn(b"name the source of the mount for another type", done.stderr)
         info("list", "--dequantize=bf16", mount)
 
-    def test_model_directory(self):
+    def test_model_directory_has_expected_files(self):
         files = {path.name for path in self.source.iterdir()}
         for word in (None, *numbers.RESULTS):
             with mounted(self.source, self.work / "mnt", *([f"dequantize={word}"] if word else [])) as mount:
@@ -300,7 +301,7 @@ class EveryStep(Values):
 class ManyExperts(Values):
     """Thousands of quantised weights, in four files."""
 
-    def test_many_experts(self):
+    def test_shows_all_of_20000_experts(self):
         expected = MODEL.expected("bf16")
         with mounted(self.source, self.work / "mnt", "dequantize=bf16") as mount:
             rows = json.loads((mount / ".stfs/tensors.json").read_bytes())
@@ -323,7 +324,7 @@ def many_experts():
 
 
 class RandomCheckpoints(Values):
-    """The same of random schemes and shapes, with fewer steps each."""
+    """The same tests with random schemes and shapes, and fewer steps for each."""
 
     def setUp(self):
         directory = tempfile.TemporaryDirectory()
@@ -331,7 +332,7 @@ class RandomCheckpoints(Values):
         self.work = pathlib.Path(directory.name).resolve()
         self.draw = random.Random(SEEDS.start)
 
-    def test_random_checkpoints(self):
+    def test_show_expected_values(self):
         global MODEL
         for seed in SEEDS:
             with self.subTest(seed=seed):
@@ -352,7 +353,7 @@ def made(name):
 
 
 def family(word):
-    """The names of its variants."""
+    """Returns the names of the variants in a family."""
     names = [name for name in variants.VARIANTS if name.partition("-")[0] == word]
     if not names:
         raise SystemExit(f"{word}: no variant begins with it")
@@ -364,10 +365,10 @@ if __name__ == "__main__":
         import random_variants
 
         MODEL, SEEDS = None, range(int(sys.argv[2]), int(sys.argv[3]))
-        suite = [RandomCheckpoints("test_random_checkpoints")]
+        suite = [RandomCheckpoints("test_show_expected_values")]
     elif sys.argv[1] == "many":
         MODEL = many_experts()
-        suite = [ManyExperts("test_many_experts")]
+        suite = [ManyExperts("test_shows_all_of_20000_experts")]
     else:
         suite = []
         for place, name in enumerate(family(sys.argv[1])):

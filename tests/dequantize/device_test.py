@@ -1,8 +1,8 @@
-"""In host memory that stfs-gpu keeps, quantised weights are the expectation, bit for bit: device_test.py [VARIANT...].
+"""Expects the expected values, bit for bit, in the host memory that stfs-gpu keeps: device_test.py [VARIANT...].
 
-A variant's tensors are loaded from its directory with --dequantize, verified, and read by the paths that `get` prints; the
-two other ways to ask for them, a mount with -o dequantize and stfs_gpu.h, must find the same memory. A NaN is compared by
-its class alone.
+The tensors of a variant are loaded from its directory with --dequantize, verified, and read through the paths that `get`
+prints. The two other ways to request them, a mount with -o dequantize and stfs_gpu.h, must find the same memory. All NaNs
+compare equal.
 """
 
 import json
@@ -19,7 +19,7 @@ from dequantize_test import comparable
 from mounts import mounted, run
 
 GPU = os.environ["STFS_GPU_BINARY"]
-HAS_LIBRARY = "STFS_LIBRARY" in os.environ  # Python cannot load one with sanitizers
+HAS_LIBRARY = "STFS_LIBRARY" in os.environ  # Python cannot load a library with sanitizers
 if HAS_LIBRARY:
     import stfs_gpu
 
@@ -77,12 +77,12 @@ class Device(unittest.TestCase):
                         self.same(tensor.raw().tobytes(), expected[tensor.name], (name, word, tensor.name))
         run(GPU, "evict", "--all")
 
-    def test_variants(self):
+    def test_device_memory_equals_every_variant(self):
         for name in NAMES:
             with self.subTest(variant=name):
                 self.variant(name, "bf16")
 
-    def test_other_types(self):
+    def test_device_memory_equals_other_types(self):
         for name in NAMES[:: max(1, len(NAMES) // 5)]:
             for word in ("f16", "f32"):
                 with self.subTest(variant=name, word=word):

@@ -1,4 +1,4 @@
-"""Computed tensors under faults: no memory, signals, a source that is rewritten. A read is right, or it fails."""
+"""Computed tensors under faults: no memory, signals, a rewritten source. A read returns correct bytes or fails."""
 
 import errno
 import os
@@ -17,14 +17,14 @@ from checkpoint import Checkpoint
 from mounts import HANG, STFS, mounted, run
 
 READ = 1 << 20  # bytes
-TURNED = "model.layers.0.self_attn.q_proj.weight"  # computed in tiles
+TRANSPOSED = "model.layers.0.self_attn.q_proj.weight"  # computed in tiles
 PLAIN = "model.layers.0.mlp.up_proj.weight"
 
 
 def checkpoint():
     model, draw = Checkpoint(shards=1), schemes.Draw(17)
     registry.dress(model, draw, "Qwen2ForCausalLM", {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True})
-    schemes.gptq(model, draw, TURNED.removesuffix(".weight"), 1024, 1024, 4, 128, 1, "order")
+    schemes.gptq(model, draw, TRANSPOSED.removesuffix(".weight"), 1024, 1024, 4, 128, 1, "order")
     schemes.fp8_block(model, draw, PLAIN, (1024, 1024), (128, 128))
     return model
 
@@ -38,14 +38,14 @@ class Faults(unittest.TestCase):
         self.mount.mkdir()
         model = checkpoint()
         model.write(self.source)
-        self.expected = {name: model.expected("bf16")[name].data for name in (TURNED, PLAIN)}
+        self.expected = {name: model.expected("bf16")[name].data for name in (TRANSPOSED, PLAIN)}
 
     def same(self, raw, expected):
         self.assertEqual(len(raw), len(expected))
-        self.assertTrue(numbers.without_nans(raw, "BF16") == numbers.without_nans(expected, "BF16"), "other bytes")
+        self.assertTrue(numbers.without_nans(raw, "BF16") == numbers.without_nans(expected, "BF16"), "wrong bytes")
 
     def read(self, name, offset):
-        """Bytes from `offset` on, which are right; or the errno of the read."""
+        """Reads at `offset` and expects correct bytes. Returns 0 or the errno of the read."""
         descriptor = os.open(self.mount / name, os.O_RDONLY)
         try:
             raw = os.pread(descriptor, READ, offset)
@@ -58,8 +58,8 @@ class Faults(unittest.TestCase):
         self.same(raw[:whole], self.expected[name][offset : offset + whole])
         return 0
 
-    def test_a_read_without_memory_is_enomem_or_right(self):
-        daemon = subprocess.Popen([STFS, "-f", "-o", "dequantize=bf16,page_cache=direct", self.source, self.mount], stderr=subprocess.DEVNULL)
+    def test_read_without_memory_is_enomem_or_correct(self):
+        daemon = subprocess.Popen([STFS, "-f", "-o", "dequantize=bf16,cache=direct", self.source, self.mount], stderr=subprocess.DEVNULL)
         self.addCleanup(daemon.wait, HANG)
         self.addCleanup(run, STFS, "-u", "-z", self.mount)
         while not os.path.ismount(self.mount):
@@ -89,7 +89,7 @@ class Faults(unittest.TestCase):
         wrong = [each for each in outcomes if each not in (0, errno.ENOMEM) and getattr(each, "errno", None) != errno.ENOMEM]
         self.assertEqual(wrong, [])
 
-    def test_a_signal_during_a_read_changes_no_byte(self):
+    def test_signal_during_read_changes_no_byte(self):
         before = signal.signal(signal.SIGALRM, lambda *_: None)
         self.addCleanup(signal.signal, signal.SIGALRM, before)
         with mounted(self.source, self.mount, "dequantize=bf16", "page_cache=direct"):
@@ -101,15 +101,15 @@ class Faults(unittest.TestCase):
             for name, data in self.expected.items():
                 self.same(raw[name], data)
 
-    def test_a_source_that_is_rewritten_gives_no_byte_more(self):
-        """Neither of a tile that was computed before, nor of any view."""
-        with mounted(self.source, self.mount, "dequantize=bf16", "page_cache=direct"):
+    def test_rewritten_source_is_estale_in_every_view(self):
+        """This includes tiles that were computed before the change, and all views."""
+        with mounted(self.source, self.mount, "dequantize=bf16", "cache=direct"):
             for name in self.expected:
                 self.assertEqual(self.read(name, 0), 0)
             with open(self.source / "model.safetensors", "r+b") as file:
                 file.seek(-64, os.SEEK_END)
                 file.write(b"\1" * 64)
-            # An open may tell as much as a read.
+            # The open or the read may fail.
             for name in self.expected:
                 for view in (name, f".stfs/npy/{name}.npy", f".stfs/f32/{name}", f".stfs/slice/{name}/:3", f".stfs/sha256/{name}",
                              f".stfs/stats/{name}.json", ".stfs/merged.safetensors", ".stfs/model/model.safetensors"):

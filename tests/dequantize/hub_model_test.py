@@ -1,4 +1,4 @@
-"""`.stfs/model/` of a model of the Hub: the mount asks for config.json alone, and each other file is fetched when it is read."""
+"""`.stfs/model/` for a model of the Hub: mounting requests only config.json, and reading another file fetches it."""
 
 import json
 import os
@@ -30,8 +30,8 @@ class HubModel(unittest.TestCase):
         self.addCleanup(self.server.terminate)
         self.endpoint = json.loads(self.server.stdout.readline())["hub"]
 
-    def asked_for(self, name):
-        """The requests for a file, with their ranges."""
+    def requests_for(self, name):
+        """Returns the requests for a file."""
         rows = [json.loads(line) for line in self.log.read_text().splitlines()]
         return [row for row in rows if row["path"].split("?")[0].endswith("/" + name)]
 
@@ -45,7 +45,7 @@ class HubModel(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, b""))
         self.addCleanup(run, STFS, "-u", "-z", self.mount)
 
-    def test_a_file_is_fetched_when_it_is_read(self):
+    def test_fetches_file_only_when_read(self):
         for options in (["dequantize=bf16"], ["dequantize=bf16", "supervise"]):
             with self.subTest(options):
                 self.log.write_text("")
@@ -53,13 +53,13 @@ class HubModel(unittest.TestCase):
                 names = set(os.listdir(self.mount / ".stfs/model"))
                 self.assertEqual(names, {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"})
                 self.assertEqual((self.mount / ".stfs/model/tokenizer.json").stat().st_size, len(TOKENIZER))
-                self.assertTrue(self.asked_for("config.json"))
+                self.assertTrue(self.requests_for("config.json"))
                 for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-                    self.assertEqual(self.asked_for(name), [])
+                    self.assertEqual(self.requests_for(name), [])
 
                 self.assertEqual((self.mount / ".stfs/model/tokenizer.json").read_bytes(), TOKENIZER)
 
-                self.assertTrue(self.asked_for("tokenizer.json"))
+                self.assertTrue(self.requests_for("tokenizer.json"))
                 self.assertNotIn("quantization_config", json.loads((self.mount / ".stfs/model/config.json").read_bytes()))
                 self.assertEqual(run(STFS, "-u", self.mount).returncode, 0)
 

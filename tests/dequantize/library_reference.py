@@ -1,4 +1,4 @@
-"""The layouts of library_variants.py unpacked with PyTorch, the way that each library's own code goes. See reference.py."""
+"""Unpacks the layouts of library_variants.py with PyTorch, in the same way as the code of each library. See reference.py."""
 
 import json
 
@@ -8,7 +8,7 @@ from reference import F32, FP4, e4m3, e8m0, scale_of, torch_of, unpacked_fp4
 
 
 def rows_of_tiles(data, rows, columns):
-    """Tiles of 32 x 16 bytes back into rows, by reshapes and transpositions."""
+    """Returns the rows of a matrix that is stored in tiles of 32 x 16 bytes."""
     down, across = -(-rows // 128), -(-columns // 4)
     tiles = data.reshape(-1, 32, 4, 4).transpose(1, 2).reshape(down, across, 128, 4)
     return tiles.permute(0, 2, 1, 3).reshape(down * 128, across * 4)[:rows, :columns]
@@ -36,7 +36,7 @@ class Libraries:
         return None if each is None else torch_of(each)
 
     def values(self, name):
-        """The values of a result; None for a weight of another library."""
+        """Returns the values of a result, or None for a weight of another library."""
         module = name[: -len(".weight")] if name.endswith(".weight") else name
         if f"{module}._weight_qdata" in self.tensors:
             return self.torchao(module, json.loads(self.metadata[name]))

@@ -15,7 +15,7 @@ F32 = np.float32
 
 
 def tiles(bytes_):
-    """A matrix of bytes in tiles of 128 rows and 4 columns, as cuBLAS reads scales; padded with zeros."""
+    """Returns a matrix of bytes in tiles of 128 rows and 4 columns, as cuBLAS reads scales, padded with zeros."""
     lead, (rows, columns) = bytes_.shape[:-2], bytes_.shape[-2:]
     down, across = schemes.blocks(rows, 128), schemes.blocks(columns, 4)
     out = np.zeros((*lead, down * across * 512), np.uint8)
@@ -26,12 +26,12 @@ def tiles(bytes_):
 
 
 def high_first(codes):
-    """4-bit codes along the last axis as bytes, the first code in the high bits."""
+    """Packs 4-bit codes along the last axis into bytes, with the first code in the high bits."""
     return (codes[..., 0::2] << 4 | codes[..., 1::2]).astype(np.uint8)
 
 
 def by_column(values, scale, model, name):
-    """Scales the columns of a weight by a tensor, which the model multiplies its inputs by."""
+    """Scales the columns of a weight by the tensor that scales the inputs of the layer."""
     model.put(name, scale)
     return schemes.times(values, scale.values())
 
@@ -70,7 +70,7 @@ def comfy_nvfp4(model, draw, module, shape, whole=(), scale_dtype="F8_E4M3", in_
 
 @variant
 def comfy_nvfp4_tiles(model, draw):
-    """The first code of a byte in the high bits, the scales in tiles: more and fewer rows than a tile's, and columns that are padded."""
+    """The first code is in the high bits of a byte. The scales are in tiles, with more and fewer rows than a tile, and padded columns."""
     dress(model, draw, "FluxForCausalLM")
     comfy_nvfp4(model, draw, "double_blocks.0.img_attn.qkv", (144, 96))
     comfy_nvfp4(model, draw, "double_blocks.0.img_attn.proj", (48, 64), scale_dtype="U8")
@@ -81,7 +81,7 @@ def comfy_nvfp4_tiles(model, draw):
 
 @variant
 def comfy_formats_in_the_header(model, draw):
-    """NVFP4 beside FP8, MXFP8 and INT8."""
+    """NVFP4, FP8, MXFP8 and INT8 in one file."""
     dress(model, draw, "FluxForCausalLM")
     comfy_nvfp4(model, draw, "blocks.0.attn.qkv", (160, 128), in_header=True)
     module = "blocks.0.attn.proj"
@@ -106,7 +106,7 @@ def comfy_formats_in_the_header(model, draw):
 
 @variant
 def comfy_awq(model, draw):
-    """awq_w4a16: (code - 8) * scale + zero, and both lie [groups, rows]."""
+    """awq_w4a16: the value is (code - 8) * scale + zero; scales and zeros are [groups, rows]."""
     dress(model, draw, "QwenImageForCausalLM")
     for number, (shape, group, dtype) in enumerate((((24, 128), 64, "BF16"), ((35, 96), 32, "F32"), ((48, 192), 64, "F16"))):
         module = f"blocks.{number}.mod"
@@ -168,7 +168,7 @@ def torchao_float8(model, draw):
 
 @variant
 def torchao_int8(model, draw):
-    """Int8Tensor, with zero points and scaled inputs, and codes of fewer bits that are stored as I8."""
+    """Int8Tensor with zero points and scaled inputs, and codes of fewer bits that are stored as I8."""
     torchao(model, draw, "Int8WeightOnlyConfig")
     for name, zero, smooth in (("q_proj", None, False), ("k_proj", "I8", True), ("v_proj", None, True)):
         shape = (35, 64)
@@ -196,7 +196,7 @@ def torchao_int8(model, draw):
 
 @variant
 def torchao_int4(model, draw):
-    """Int4Tensor: the value is code * scale + zero point, and both lie as [groups, rows]."""
+    """Int4Tensor: the value is code * scale + zero point; scales and zero points are [groups, rows]."""
     torchao(model, draw, "Int4WeightOnlyConfig")
     for name, shape, group, dtype, smooth in (("q_proj", (37, 256), 128, "BF16", False), ("k_proj", (24, 96), 32, "F16", True),
                                               ("v_proj", (70, 80), 64, "F32", False), ("experts", (3, 20, 128), 64, "BF16", False)):
@@ -217,7 +217,7 @@ def torchao_int4(model, draw):
 
 
 def swizzled(scales):
-    """The tiles of all matrices one below the other, in the shape that torchao gives them."""
+    """Returns the tiles of all matrices, stacked, in the shape that torchao uses."""
     array = scales.array()
     flat = tiles(array.reshape(-1, array.shape[-1]))
     lead = array.shape[:-2]
@@ -226,7 +226,7 @@ def swizzled(scales):
 
 @variant
 def torchao_groups(model, draw):
-    """NVFP4Tensor and MXTensor, with the scales in rows and in tiles, and an NVFP4Tensor without a scale of the whole."""
+    """NVFP4Tensor and MXTensor with scales in rows and in tiles, and an NVFP4Tensor without a scale for the whole tensor."""
     torchao(model, draw, "NVFP4WeightOnlyConfig")
     for name, shape, in_tiles, whole in (("q_proj", (160, 96), True, ()), ("k_proj", (33, 48), False, ()), ("v_proj", (40, 64), True, None),
                                          ("experts", (3, 128, 64), True, ()), ("experts_of_tiles", (3, 128, 64), True, (3, 1, 1)), ("experts_of_rows", (3, 20, 64), False, (3, 1, 1))):
@@ -257,7 +257,7 @@ def torchao_groups(model, draw):
 
 @variant
 def modelopt_int4_awq(model, draw):
-    """W4A16_AWQ: packed along the rows, and the model multiplies its inputs."""
+    """W4A16_AWQ: packed along the rows, with scaled inputs."""
     modelopt(model, draw, "W4A16_AWQ", group=32, has_zero_point=False, pre_quant_scale=True)
     for name, shape, dtype, smooth in (("q_proj", (34, 96), "F32", True), ("k_proj", (8, 64), "BF16", False), ("experts", (3, 10, 64), "F16", False)):
         module = f"{LAYER}self_attn.{name}"
@@ -295,7 +295,7 @@ def modelopt_scaled_inputs(model, draw):
 
 @variant
 def modelopt_nvfp4_gate_up(model, draw):
-    """Fused experts whose gates and other projections have a second scale each."""
+    """Fused experts with separate second scales for the gate and the up projection."""
     modelopt(model, draw, "NVFP4", group=16, only_file=True)
     name = LAYER + "mlp.experts.gate_up_proj"
     codes = draw.integers(0, 16, (3, 22, 48))
@@ -343,7 +343,8 @@ def gptqmodel_bnb4(model, draw):
 
 @variant
 def mlx_in_text_config(model, draw):
-    """The quantisation of the language model, whose own names of modules lack the model's: 4 bits of 64 and 8 of 32 have equal shapes."""
+    """The quantisation is in text_config, and its module names lack the prefix of the language model. 4 bits in groups of 64
+    and 8 bits in groups of 32 have equal shapes."""
     own = {"group_size": 64, "bits": 4, "mode": "affine", "model.layers.0.mlp.down_proj": {"group_size": 32, "bits": 8},
            "language_model." + LAYER + "mlp.gate_proj": {"group_size": 32, "bits": 8}}
     mlx_config(model, draw, "Qwen3VLForConditionalGeneration", own)

@@ -1,7 +1,7 @@
-"""`.stfs/model/` through PyTorch, as a loader takes a directory: a module made from config.json alone, and its weights.
+"""PyTorch loads `.stfs/model/` like a directory: a module is made from config.json, and then gets its weights.
 
-The loader is strict: it takes nothing but config.json and model.safetensors, refuses a config that tells of any
-quantisation, needs every weight in the type that the config names, and no other. It is skipped without PyTorch.
+The loader is strict: it reads only config.json and model.safetensors, rejects a config that mentions quantisation, and
+needs exactly the weights of the module, in the type that the config names. The test is skipped without PyTorch.
 """
 
 import json
@@ -29,7 +29,7 @@ HIDDEN, WIDE, WORDS, LAYERS = 256, 384, 64, 2
 
 
 def read_strictly(path):
-    """A safetensors file as a dictionary of tensors. Offsets must follow one another and fill the file."""
+    """Returns the tensors of a safetensors file. The tensors must be contiguous and fill the file."""
     raw = bytearray(path.read_bytes())
     (length,) = struct.unpack("<Q", raw[:8])
     header = json.loads(raw[8 : 8 + length])
@@ -73,16 +73,16 @@ class Model(torch.nn.Module):
 def from_pretrained(directory):
     text = (directory / "config.json").read_text()
     if re.search(r"quant|compress", text):
-        raise ValueError("the config tells of a quantisation")
+        raise ValueError("the config mentions a quantisation")
     if any(path.name.endswith(".index.json") or "quant" in path.name for path in directory.iterdir()):
-        raise ValueError("a file tells of another layout")
+        raise ValueError("a file describes another layout")
     config = json.loads(text)
     dtype = getattr(torch, config["torch_dtype"])
     model = Model(config).to(dtype)
     weights = read_strictly(directory / "model.safetensors")
     wrong = [name for name, each in weights.items() if each.dtype != dtype]
     if wrong:
-        raise ValueError(f"another type: {wrong}")
+        raise ValueError(f"wrong type: {wrong}")
     model.load_state_dict(weights, strict=True)
     return model
 
@@ -116,7 +116,7 @@ class Loader(unittest.TestCase):
         self.model = fp8_model()
         self.model.write(self.work / "fp8")
 
-    def test_a_dequantised_checkpoint_loads_and_computes_as_the_expectation(self):
+    def test_dequantised_checkpoint_loads_and_computes_expected_result(self):
         with mounted(self.work / "fp8", self.work / "mnt", "dequantize=f32") as mount:
             ours = from_pretrained(mount / ".stfs/model")
             expected = Model(json.loads((mount / ".stfs/model/config.json").read_text()))
@@ -125,7 +125,7 @@ class Loader(unittest.TestCase):
         words = torch.arange(WORDS)
         self.assertTrue(torch.equal(ours(words), expected(words)))
 
-    def test_the_stored_checkpoint_is_refused_by_the_same_loader(self):
+    def test_loader_rejects_stored_checkpoint(self):
         with mounted(self.work / "fp8", self.work / "mnt") as mount:
             with self.assertRaisesRegex(ValueError, "quantisation"):
                 from_pretrained(mount / ".stfs/model")

@@ -1,6 +1,6 @@
-"""Runs stfs and stfs-info as a user does. STFS_BINARY and STFS_INFO_BINARY name them.
+"""Runs stfs and stfs-info like a user. STFS_BINARY and STFS_INFO_BINARY are the paths of the programs.
 
-Importing this ends the test with 77 (skipped) where there is no /dev/fuse; with STFS_REQUIRE_MOUNT=1 it fails.
+Importing this module ends the test with status 77 (skipped) if /dev/fuse is missing, or with 1 if STFS_REQUIRE_MOUNT=1.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "docs"))
 import object_server  # noqa: E402
 
 SKIPPED = 77
-HANG = 120  # seconds; nothing here takes one
+HANG = 120  # seconds; every command takes less than a second
 STFS = os.environ["STFS_BINARY"]
 INFO = os.environ["STFS_INFO_BINARY"]
 
@@ -25,19 +25,19 @@ if not os.path.exists("/dev/fuse"):
 
 
 def run(*command, **environment):
-    """The finished process, with what it wrote as bytes."""
+    """Runs a command. Returns the finished process with its output as bytes."""
     words = [str(word) for word in command]
     return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=HANG, env={**os.environ, **environment})
 
 
 @functools.cache
-def far():
-    """The URL of a web server that has every file of this machine."""
+def http_root():
+    """Returns the URL of a web server that serves every file of this machine."""
     return object_server.serve(pathlib.Path("/"))
 
 
 def info(verb, *words):
-    """What stfs-info prints. An exit status other than 0 is an error."""
+    """Returns the output of stfs-info. Any exit status other than 0 raises AssertionError."""
     done = run(INFO, verb, *words)
     if done.returncode != 0:
         raise AssertionError(f"stfs-info {verb} {words}: {done.returncode}: {done.stderr.decode(errors='replace')}")
@@ -45,14 +45,14 @@ def info(verb, *words):
 
 
 def unmount(mountpoint):
-    """Leaves nothing mounted, also where a test that failed has a file open."""
+    """Unmounts, lazily if a failed test still has a file open."""
     if run(STFS, "-u", mountpoint).returncode != 0 and os.path.ismount(mountpoint):
         run(STFS, "-u", "-z", mountpoint)
 
 
 @contextlib.contextmanager
 def mounted(source, mountpoint, *options):
-    """Mounts `source` without a word on standard error, and unmounts it at the end, however that comes."""
+    """Mounts `source`, expects nothing on standard error, and unmounts it at the end, even after an exception."""
     pathlib.Path(mountpoint).mkdir(exist_ok=True)
     words = ["-o", ",".join(options)] if options else []
     try:
@@ -68,11 +68,11 @@ def end(*_):
     raise SystemExit("ended by a signal")
 
 
-signal.signal(signal.SIGTERM, end)  # what is mounted is unmounted on the way out
+signal.signal(signal.SIGTERM, end)  # so that SIGTERM unmounts as well
 
 
 def attribute(path, name):
-    """An attribute user.stfs.NAME as text; None if there is none."""
+    """Returns the attribute user.stfs.NAME as text, or None."""
     try:
         return os.getxattr(path, "user.stfs." + name).decode()
     except OSError:

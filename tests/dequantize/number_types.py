@@ -1,10 +1,10 @@
-"""The number types of quantised checkpoints as tables of float32, and how float32 is rounded to them."""
+"""The number types of quantised checkpoints as tables of float32, and the rounding of float32 to these types."""
 
 import numpy as np
 
 
 def small_float(code, exponent_bits, mantissa_bits, bias):
-    """The value of a code of a small binary floating type; infinities and NaN are the caller's."""
+    """Returns the value of a code of a small binary floating type. The caller handles infinities and NaN."""
     sign = -1.0 if code >> (exponent_bits + mantissa_bits) else 1.0
     exponent = (code >> mantissa_bits) & ((1 << exponent_bits) - 1)
     mantissa = code & ((1 << mantissa_bits) - 1)
@@ -34,7 +34,7 @@ E2M1 = np.array([small_float(code, 2, 1, 1) for code in range(16)], np.float32)
 
 
 def bf16_of(values):
-    """The bits of float32 values rounded once to BF16, to nearest even."""
+    """Returns the bits of float32 values rounded once to BF16, to nearest even."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     kept, lost = bits >> 16, bits & 0xFFFF
     up = (lost > 0x8000) | ((lost == 0x8000) & (kept & 1 == 1))
@@ -48,7 +48,7 @@ def f16_of(values):
 
 
 def values_of(dtype, raw, shape=None):
-    """The float32 values of the bytes of a tensor of a floating type (U8 is read as E8M0)."""
+    """Returns the float32 values of the bytes of a floating type. U8 is read as E8M0."""
     if dtype == "F32":
         values = np.frombuffer(raw, "<f4")
     elif dtype == "F16":
@@ -61,11 +61,11 @@ def values_of(dtype, raw, shape=None):
     return values if shape is None else values.reshape(shape)
 
 
-RESULTS = {"bf16": "BF16", "f16": "F16", "f32": "F32"}  # the word of the option, the dtype
+RESULTS = {"bf16": "BF16", "f16": "F16", "f32": "F32"}  # the value of the option, and its dtype
 
 
 def bytes_of(values, dtype):
-    """Float32 values as the bytes of a tensor of BF16, F16 or F32: one rounding."""
+    """Returns float32 values, rounded once, as the bytes of a tensor of BF16, F16 or F32."""
     values = np.ascontiguousarray(values, np.float32)
     if dtype == "F32":
         return values.astype("<f4").tobytes()
@@ -73,7 +73,7 @@ def bytes_of(values, dtype):
 
 
 def without_nans(raw, dtype):
-    """The bytes with each NaN replaced by one NaN, because only its class is promised."""
+    """Returns the bytes with each NaN replaced by the same NaN, because stfs promises no payload."""
     kind, exponent, one = {
         "BF16": ("<u2", 0x7F80, 0x7FC0),
         "F16": ("<u2", 0x7C00, 0x7E00),

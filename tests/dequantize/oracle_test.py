@@ -1,7 +1,7 @@
-"""The expectation of each variant against PyTorch, which unpacks the files as the formats' own libraries do.
+"""Compares the expectation of each variant with PyTorch, which unpacks the files like the library of each format.
 
-Skipped (status 77) without PyTorch (Debian's python3-torch). oracle_test.py [VARIANT...]; ORACLE_SEEDS=N tries N
-random checkpoints too.
+oracle_test.py [VARIANT...]. ORACLE_SEEDS=N also compares N random checkpoints. Skipped (status 77) without PyTorch
+(Debian's python3-torch).
 """
 
 import os
@@ -39,17 +39,17 @@ class Oracle(unittest.TestCase):
                     self.assertEqual(numbers.without_nans(reference.bytes_of(values, word), dtype),
                                      numbers.without_nans(mine.data, dtype), f"{name} as {word}")
 
-    def test_every_variant(self):
+    def test_every_variant_equals_pytorch(self):
         for name in NAMES:
             with self.subTest(name):
                 self.agree(variants.make(name))
 
-    def test_random_checkpoints(self):
+    def test_random_checkpoints_equal_pytorch(self):
         for seed in range(int(os.environ.get("ORACLE_SEEDS", "100"))):
             with self.subTest(seed=seed):
                 self.agree(random_variants.make(seed))
 
-    def test_every_code_of_the_small_types(self):
+    def test_every_code_of_small_types_equals_pytorch(self):
         codes = torch.arange(256, dtype=torch.uint8)
         for table, function in ((numbers.E4M3, reference.e4m3), (numbers.E5M2, reference.e5m2), (numbers.E8M0, reference.e8m0)):
             self.assertEqual(numbers.without_nans(reference.bytes_of(function(codes), "f32"), "F32"),

@@ -1,4 +1,4 @@
-"""Variants whose elements are packed integers, or codes of a table: compressed-tensors, GPTQ, AWQ, bitsandbytes, MLX."""
+"""Variants with packed integers or codes of a table: compressed-tensors, GPTQ, AWQ, bitsandbytes, MLX."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ def ct_config(form, weights, targets=("Linear",), **more):
 
 
 def ct_packed(name, bits, layout="dense", **more):
-    """Registers a variant of pack-quantized with this many bits."""
+    """Registers a variant of pack-quantized with `bits` bits."""
 
     def function(model, draw):
         group = more.get("group", 32)
@@ -57,7 +57,7 @@ ct_packed("ct_pack_4_g_idx_unused", 4, order="unused")
 
 @variant
 def ct_pack_shape_decides(model, draw):
-    """93 columns fill as many words as 96 do, which the config's groups of 32 would be: weight_shape alone tells."""
+    """93 columns fill the same number of words as 96, which the groups of 32 suggest; only weight_shape decides."""
     dress(model, draw, "LlamaForCausalLM", ct_config("pack-quantized", ct_weights(4, "group", group=32)))
     schemes.ct_pack(model, draw, LAYER + "mlp.up_proj", (35, 93), 4, 31)
 
@@ -69,7 +69,7 @@ ct_packed("ct_pack_w4a8_zero_points", 4, dtype="BF16", rows_dtype="BF16", zero="
 
 @variant
 def ct_pack_targets(model, draw):
-    """Ten words are 37 codes of 8 bits, and of 7 bits in the older layout: only the targets tell."""
+    """Ten words hold 37 codes of 8 bits, or of 7 bits in the older layout; only the targets decide."""
     config = ct_config("pack-quantized", ct_weights(8, "channel"))
     config["config_groups"]["group_1"] = {"targets": [r"re:.*self_attn\.(q|k)_proj$", LAYER + "mlp.up_proj"], "weights": ct_weights(7, "channel")}
     config["config_groups"]["group_2"] = {"targets": [r"re:.*self_attn\.(?!q_proj|k_proj).*", LAYER + "self_attn.q_proj"], "weights": ct_weights(6, "channel")}
@@ -154,11 +154,11 @@ def ct_float_block_string(model, draw):
 
 
 def divided(model, draw, module):
-    """NVFP4 of compressed-tensors: the scale of a group is divided by the tensor's."""
+    """NVFP4 of compressed-tensors: the scale of a group is divided by the scale of the tensor."""
 
     def factor(values):
         whole = np.float32(draw.rng.uniform(100, 30000))
-        for _ in range(100):  # one whose reciprocal would give other values
+        for _ in range(100):  # until multiplication by the reciprocal would give other values
             finite = np.nan_to_num(values)
             if np.any(finite / whole != finite * (np.float32(1) / whole)):
                 break
@@ -197,7 +197,7 @@ def ct_mxfp8(model, draw):
 
 @variant
 def ct_mixed(model, draw):
-    """mixed-precision: a format for each group."""
+    """mixed-precision: each group has its own format."""
     config = ct_config("mixed-precision", ct_weights(4, "group", group=32), [r"re:.*mlp\..*_proj$"])
     config["config_groups"]["group_0"]["format"] = "pack-quantized"
     config["config_groups"]["group_1"] = {"format": "float-quantized", "targets": ["re:.*self_attn.*"], "input_activations": None,
@@ -265,14 +265,14 @@ awq_variant("awq_old_config", True, True)
 
 @variant
 def gptq_4_sym_as_stored(model, draw):
-    """Qwen3.5-27B-GPTQ-Int4 stores zero points as they are, and names the first version (vllm #38966)."""
+    """Qwen3.5-27B-GPTQ-Int4 stores zero points unchanged, but names the first version (vllm #38966)."""
     dress(model, draw, "Qwen3ForCausalLM", {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "checkpoint_format": "gptq"})
     schemes.gptq(model, draw, LAYER + "mlp.up_proj", 40, 64, 4, 32, 2, sym=True)
 
 
 @variant
 def gptq_4_sym_but_one(model, draw):
-    """A symmetric config, and a zero point that is not the middle: the library's kernels use the stored one."""
+    """A symmetric config with one zero point that is not the middle; the kernels of the library use the stored value."""
     dress(model, draw, "Qwen3ForCausalLM", {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "checkpoint_format": "gptq"})
     schemes.gptq(model, draw, LAYER + "mlp.up_proj", 40, 64, 4, 32, 1, sym="but one")
 
@@ -293,7 +293,7 @@ def auto_round_awq(model, draw):
 
 @variant
 def auto_round_zeros_as_stored(model, draw):
-    """packing_format "auto_round" stores zero points as they are, unlike "auto_round:auto_gptq"."""
+    """packing_format "auto_round" stores zero points unchanged, unlike "auto_round:auto_gptq"."""
     config = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False, "packing_format": "auto_round", "data_type": "int"}
     dress(model, draw, "Qwen3ForCausalLM", config)
     schemes.gptq(model, draw, LAYER + "mlp.up_proj", 40, 64, 4, 32, 2, None)
@@ -301,7 +301,7 @@ def auto_round_zeros_as_stored(model, draw):
 
 @variant
 def auto_round_mixed_bits(model, draw):
-    """AutoScheme: extra_config has other bits and groups for some modules, and nothing but the shapes tells them here."""
+    """AutoScheme: extra_config has other bits and groups for some modules, but only the shapes decide here."""
     extra = {LAYER + "mlp.down_proj": {"bits": 8, "group_size": 16}, LAYER + "mlp.gate_proj": {"bits": 2}}
     config = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False, "packing_format": "auto_round:auto_gptq", "extra_config": extra}
     dress(model, draw, "Qwen3ForCausalLM", config)
@@ -312,7 +312,7 @@ def auto_round_mixed_bits(model, draw):
 
 @variant
 def auto_round_ragged_groups(model, draw):
-    """192 columns in groups of 128, where extra_config has a group size for another module: the last group is short."""
+    """192 columns in groups of 128 have a short last group; extra_config has group sizes for other modules."""
     extra = {LAYER + "mlp.down_proj": {"group_size": 32}, r".*gate_proj.*": {"group_size": 80}, "lm_head": {"bits": 16}}
     config = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": False, "packing_format": "auto_round:auto_gptq",
               "data_type": "int", "extra_config": extra, "autoround_version": "0.9.2", "iters": 200, "nsamples": 512, "seqlen": 4096}
@@ -333,7 +333,7 @@ def auto_round_awq_ragged_groups(model, draw):
 
 @variant
 def auto_round_gptq(model, draw):
-    """AutoRound's export to GPTQ says so with `provider`."""
+    """AutoRound's export to GPTQ, which names AutoRound in `provider`."""
     config = {"quant_method": "gptq", "bits": 8, "group_size": 32, "sym": False, "desc_act": False, "damp_percent": 0.01,
               "true_sequential": False, "lm_head": False, "provider": "auto-round", "data_type": "int"}
     dress(model, draw, "Qwen3ForCausalLM", config)
@@ -349,7 +349,7 @@ def auto_round_mxfp4(model, draw):
 
 
 def gptqmodel_variant(bits, **more):
-    """The first version's zero points as GPTQModel writes them; a module of its own group size by an expression."""
+    """Zero points of the first version as GPTQModel writes them; an expression gives one module its own group size."""
 
     def function(model, draw):
         config = {"bits": bits, "checkpoint_format": "gptq", "desc_act": False, "format": "gptq", "group_size": 128, "lm_head": False,
@@ -369,7 +369,7 @@ gptqmodel_variant(4, dynamic={r"+:model\.layers\.\d+\.mlp\.down_proj": {"group_s
 
 
 def gptqmodel_embeddings(bits, order):
-    """GPTQModel stores a table of embeddings as it is, without a transposition."""
+    """GPTQModel stores a table of embeddings without a transposition."""
 
     def function(model, draw):
         config = {"bits": bits, "checkpoint_format": "gptq", "desc_act": bool(order), "group_size": 32, "meta": {"quantizer": ["gptqmodel:7.2.0"]},
@@ -454,7 +454,7 @@ mlx_variant("mlx_8", 8, 128)
 
 @variant
 def mlx_overrides(model, draw):
-    """A module of its own bits and group, one that is not quantised, and quantised embeddings."""
+    """A module with its own bits and group size, a module without quantisation, and quantised embeddings."""
     overrides = {"model.quantised_embed": {"group_size": 32, "bits": 8}, "lm_head": False}
     mlx_config(model, draw, "Qwen3ForCausalLM", {"group_size": 64, "bits": 4, "mode": "affine", **overrides})
     schemes.mlx_affine(model, draw, "model.quantised_embed", (17, 96), 8, 32)
@@ -464,7 +464,7 @@ def mlx_overrides(model, draw):
 
 @variant
 def mlx_mxfp4_overrides(model, draw):
-    """gpt-oss MXFP4-Q8: a module's own parameters do not inherit the mode, nor the size of a group."""
+    """gpt-oss MXFP4-Q8: the parameters of a module inherit neither the mode nor the group size."""
     overrides = {LAYER + "mlp.router": {"group_size": 64, "bits": 8}, "model.quantised_embed": {"bits": 8}, LAYER + "self_attn.o_proj": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}
     mlx_config(model, draw, "GptOssForCausalLM", {"group_size": 32, "bits": 4, "mode": "mxfp4", **overrides})
     schemes.mlx_affine(model, draw, LAYER + "mlp.router", (5, 128), 8, 64)

@@ -1,4 +1,4 @@
-"""Checkpoints of random schemes and shapes, the same for the same seed: for properties and as seeds of a fuzzer."""
+"""Checkpoints with random schemes and shapes. The same seed gives the same checkpoint. Also used as seeds of a fuzzer."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ MODULES = ["self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.experts.0
 
 
 def size(draw, step=1, most=300):
-    """Small sizes more often than large ones, a multiple of `step`."""
+    """Returns a multiple of `step`; small sizes are more frequent than large sizes."""
     return step * max(1, int(most ** draw.rng.random()) // step)
 
 
@@ -48,7 +48,7 @@ def ct_pack(model, draw, modules):
     for module in modules:
         columns = size(draw, group or 1)
         if bits in (3, 5, 6, 7) and schemes.blocks(columns * bits, 32) == schemes.blocks(columns, 32 // bits):
-            columns = 320  # short rows may have one width in both layouts
+            columns = 320  # short rows may have the same width in both layouts
         columns = columns if not group or columns % group == 0 else 5 * group
         schemes.ct_pack(model, draw, module, (size(draw), columns), bits, group, str(draw.rng.choice(["BF16", "F16", "F32"])),
                         layout, zero, order)

@@ -1,7 +1,7 @@
-"""Unpacks quantised checkpoints from their files with PyTorch, as the formats' own libraries do.
+"""Unpacks quantised checkpoints from their files with PyTorch, like the library of each format.
 
-A second way to the values of schemes.py, which computes them from the codes before they are packed. All of it is
-float32 with one rounding at the end, also where a library works in the type of the scales.
+This is an independent check of schemes.py, which computes the values from the codes before they are packed. All
+computations are in float32 with one rounding at the end, even if a library computes in the type of the scales.
 """
 
 import json
@@ -17,7 +17,7 @@ F32 = torch.float32
 
 
 def e4m3(codes):
-    """E4M3 by way of half precision: the same fields, with another bias."""
+    """Converts E4M3 through half precision, which has the same fields with another bias."""
     codes = codes.to(torch.int32)
     half = (((codes & 0x80) << 8) | ((codes & 0x7F) << 7)).to(torch.int16).view(torch.float16)
     return torch.where(codes & 0x7F == 0x7F, torch.tensor(float("nan")), half.to(F32) * 256)
@@ -28,7 +28,7 @@ def e5m2(codes):
 
 
 def e8m0(codes):
-    """E8M0 by its bits as float32; 0 is a subnormal number."""
+    """Converts E8M0 through the bits of float32. The code 0 is a subnormal number."""
     codes = codes.to(torch.int32)
     bits = torch.where(codes == 0, torch.tensor(1 << 22, dtype=torch.int32), codes << 23)
     return torch.where(codes == 255, torch.tensor(float("nan")), bits.view(F32))
@@ -38,7 +38,7 @@ FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1
 
 
 def torch_of(each):
-    """A tensor of a file; BF16, F16 and F32 keep their type, the small floats are their codes."""
+    """Returns a tensor of a file. BF16, F16 and F32 keep their type; small floats are returned as codes."""
     kinds = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": F32, "I32": torch.int32, "U32": torch.int32,
              "I64": torch.int64, "I8": torch.int8}
     kind = kinds.get(each.dtype, torch.uint8)
@@ -49,7 +49,7 @@ def torch_of(each):
 
 
 def scale_of(each):
-    """A scale as float32; U8 is E8M0."""
+    """Returns a scale as float32. U8 means E8M0."""
     codes = torch_of(each)
     if each.dtype in ("U8", "F8_E8M0"):
         return e8m0(codes)
@@ -57,14 +57,14 @@ def scale_of(each):
 
 
 def unpacked_fp4(data):
-    """Low nibble first, interleaved."""
+    """Unpacks interleaved FP4 codes, low nibble first."""
     data = data.view(torch.uint8)
     pairs = torch.stack((FP4[(data & 15).long()], FP4[(data >> 4).long()]), dim=-1)
     return pairs.reshape(*data.shape[:-1], 2 * data.shape[-1])
 
 
 def block_of(shape, grid, configured):
-    """The rule of transformers' FineGrainedDequantize."""
+    """Returns the block size by the rule of FineGrainedDequantize in transformers."""
     if configured and all(-(-n // b) == g for n, b, g in zip(shape, configured, grid)):
         return configured
     assert all(n % g == 0 for n, g in zip(shape, grid)), (shape, grid)
@@ -72,7 +72,7 @@ def block_of(shape, grid, configured):
 
 
 def blockwise(values, scales, block):
-    """Pads to whole blocks, multiplies block by block, and crops, as the dequantisers of DeepSeek's files do."""
+    """Pads to whole blocks, multiplies block by block, and crops, like the dequantiser of DeepSeek."""
     rows, columns = values.shape[-2:]
     down, across = scales.shape[-2:]
     padded = torch.zeros(*values.shape[:-2], down * block[0], across * block[1])
@@ -83,7 +83,7 @@ def blockwise(values, scales, block):
 
 
 def whole_numbers(packed, bits, count):
-    """The first `count` fields of each row, read from the row as one long number."""
+    """Returns the first `count` fields of each row, read from the row as one long number."""
     rows = packed.contiguous().reshape(-1, packed.shape[-1]).numpy().astype("<i4")
     mask = (1 << bits) - 1
     result = []
@@ -94,7 +94,7 @@ def whole_numbers(packed, bits, count):
 
 
 def unpacked_int32(packed, bits, count, dense):
-    """compressed-tensors' unpack_from_int32, signed, of either layout."""
+    """Unpacks signed codes in either layout, like unpack_from_int32 of compressed-tensors."""
     factor = 32 // bits
     if dense:
         fields = whole_numbers(packed, bits, count)
@@ -108,7 +108,7 @@ def unpacked_int32(packed, bits, count, dense):
 
 
 def grouped(codes, scales, zeros, order):
-    """(q - zp) * s; columns are sorted by their group first, and put back after."""
+    """Returns (q - zp) * s. Sorts the columns by their group first, and restores their order at the end."""
     groups, columns = scales.shape[1], codes.shape[1]
     permutation = torch.arange(columns) if order is None or -1 in order else torch.argsort(order, stable=True)
     each = columns // groups
@@ -130,7 +130,7 @@ class Reference:
         for path in sorted(directory.glob("*.safetensors")):
             self.tensors.update(read_safetensors(path))
             metadata.update(metadata_of(path))
-        import library_reference  # which needs the functions above
+        import library_reference  # imported here because it needs the functions above
 
         self.libraries = library_reference.Libraries(self.tensors, metadata)
         self.config = {}
@@ -149,9 +149,9 @@ class Reference:
         return None if each is None else torch_of(each)
 
     def values(self, name):
-        """The values of the result `name` in float32."""
+        """Returns the values of the result `name` in float32."""
         module = name[: -len(".weight")] if name.endswith(".weight") else None
-        # The longest names first, because a scheme may have the parts of another.
+        # Checks the most specific names first, because a scheme may contain the parts of another scheme.
         if f"{name}_blocks" in self.tensors or f"{name}.blocks" in self.tensors:
             return self.mxfp4_blocks(name)
         if f"{name}.absmax" in self.tensors or f"{name}_absmax" in self.tensors:
@@ -176,7 +176,7 @@ class Reference:
         return "awq" in (self.config.get("quant_method", "awq" if "w_bit" in self.config else ""), *self.config.get("packing_format", "").split("_"))
 
     def mxfp4_blocks(self, name):
-        """gpt-oss: a table in BF16, torch.ldexp, and (but for original/) a transposition."""
+        """Unpacks gpt-oss: a table in BF16, torch.ldexp, and a transposition, except for the files of original/."""
         mark = "_" if f"{name}_blocks" in self.tensors else "."
         data, scales = self.get(f"{name}{mark}blocks"), self.get(f"{name}{mark}scales")
         exponents = scales.to(torch.int32) - 127
@@ -218,7 +218,7 @@ class Reference:
             zeros = zeros.reshape(len(qzeros), -1)
             weight = torch.bitwise_right_shift(qweight[:, None].expand(-1, 32 // bits, -1), shifts[None, :, None]) & mask
             weight = weight.reshape(-1, rows)
-        # Some symmetric ones are stored as the second version does, and name the first.
+        # Some symmetric checkpoints name the first version but store zero points like the second.
         is_second = bool(config.get("sym")) and int(zeros[0, 0]) == 1 << (bits - 1)
         if config.get("checkpoint_format") != "gptq_v2" and config.get("packing_format") != "auto_round" and not is_second:
             zeros = (zeros + 1) & mask
@@ -241,7 +241,7 @@ class Reference:
 
     @staticmethod
     def three_bits(packed):
-        """32 codes in 3 words: ten, one split, ten, one split, ten."""
+        """Unpacks 32 codes from 3 words: ten codes, a split code, ten codes, a split code, ten codes."""
         packed = packed.long() & 0xFFFFFFFF
         first, second, third = packed[:, 0::3], packed[:, 1::3], packed[:, 2::3]
         codes = [(first >> (3 * i)) & 7 for i in range(10)]
@@ -317,7 +317,7 @@ class Reference:
         return [int(each) for each in block.split("x")] if isinstance(block, str) else block
 
     def scaled_weight(self, name, module):
-        """A weight of 8 bits, or FP4 in bytes, beside its scale."""
+        """Returns the values of a weight of 8 bits, or of FP4 in bytes, with its scale."""
         each, codes = self.tensors[name], self.get(name)
         names = (f"{name}_scale_inv", f"{name}_scale", f"{module}.scale", f"{name}_weight_scale",
                  f"{module}.scale_weight", f"{module}.qscale_weight")
@@ -347,7 +347,7 @@ class Reference:
             return values * scales.reshape(len(scales), 1, -1)
         if scales.ndim == values.ndim + 2:  # [rows, 1, columns, 1]
             return blockwise(values, scales.squeeze(-1).squeeze(-2), [128, 128])
-        if scales.ndim < values.ndim:  # a scale for each leading index
+        if scales.ndim < values.ndim:  # one scale per leading index
             return values * scales.reshape(*scales.shape, *[1] * (values.ndim - scales.ndim))
         if scales.shape[-1] == 1 and scales.shape[-2] == values.shape[-2]:
             return values * scales
@@ -359,7 +359,7 @@ class Reference:
         if bmm:
             codes, scales = codes.transpose(1, 2).contiguous(), scales.transpose(1, 2)
         values = unpacked_fp4(codes)
-        if whole is not None and whole.ndim == 2:  # of the two halves of an expert
+        if whole is not None and whole.ndim == 2:  # one scale for each half of an expert
             whole = whole.repeat_interleave(scales.shape[1] // 2, dim=1)
         if whole is not None:
             scales = scales * whole.reshape(*whole.shape, *[1] * (scales.ndim - whole.ndim))
@@ -369,7 +369,7 @@ class Reference:
 
 
 def bytes_of(values, word):
-    """The bytes of float32 values in the type of the option's word, rounded by PyTorch."""
+    """Returns the bytes of float32 values in the type of the option's value, rounded by PyTorch."""
     kind = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": F32}[word]
     flat = values.reshape(-1).to(kind).contiguous()
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

@@ -1,4 +1,4 @@
-"""The list of the variants of quantised checkpoints, and what all of them have: tensors that are not quantised, a config."""
+"""The list of the variants of quantised checkpoints, and the tensors and the config that all of them share."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def variant(function):
 
 
 def make(name, seed=0):
-    """The checkpoint of a variant; the same for the same seed."""
+    """Returns the checkpoint of a variant. The same seed gives the same checkpoint."""
     number = sum(ord(letter) * (i + 1) for i, letter in enumerate(name))
     model = Checkpoint()
     VARIANTS[name](model, Draw((number, seed)))
@@ -23,7 +23,7 @@ def make(name, seed=0):
 
 
 def dress(model, draw, architecture, quantization=None, **more):
-    """The tensors that are not quantised, the config, and the other files of a repository."""
+    """Adds tensors without quantisation, the config, and the other files of a repository."""
     model.passes("model.embed_tokens.weight", draw.floats("BF16", (17, 24)))
     model.passes(LAYER + "input_layernorm.weight", draw.floats("BF16", (24,)))
     model.passes(LAYER + "mlp.gate.e_score_correction_bias", draw.floats("F32", (5,)))

@@ -1,4 +1,4 @@
-"""Variants whose elements are numbers of a type: FP8, gpt-oss, ModelOpt. Names and configs are those of real ones."""
+"""Variants with elements of a floating type: FP8, gpt-oss, ModelOpt. Names and configs are copied from real checkpoints."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ def fp8_config(block=(128, 128), **more):
 
 @variant
 def fp8_block_f32(model, draw):
-    """DeepSeek-V3: ragged in both dimensions, 576-like rows, and sizes below one block."""
+    """DeepSeek-V3: ragged in both dimensions, and sizes below one block."""
     model.shards = 3
     dress(model, draw, "DeepseekV3ForCausalLM", fp8_config())
     for name, shape in (("self_attn.kv_a_proj_with_mqa", (192, 260)), ("self_attn.o_proj", (256, 128)),
@@ -60,7 +60,7 @@ def fp8_block_mxfp8_u8(model, draw):
 
 @variant
 def fp8_mixed_blocks(model, draw):
-    """Blocks other than the config's, which only the grid of scales tells."""
+    """Blocks that differ from the config, which only the grid of scales shows."""
     dress(model, draw, "DeepseekV4ForCausalLM", fp8_config())
     schemes.fp8_block(model, draw, LAYER + "self_attn.q_proj.weight", (256, 384), (128, 128))
     schemes.fp8_block(model, draw, LAYER + "self_attn.k_proj.weight", (96, 320), (1, 32), "F8_E8M0")
@@ -77,7 +77,7 @@ def fp8_block_fused_experts(model, draw):
 
 @variant
 def fp8_tensor_scalar(model, draw):
-    """Mistral: weight_block_size is null, the scale of a tensor has shape []. In a text_config too."""
+    """Mistral: weight_block_size is null, and the scale of a tensor has the shape []. The config is also in text_config."""
     dress(model, draw, "Mistral3ForConditionalGeneration", fp8_config(None, activation_scheme="static"),
           text_config={"model_type": "mistral", "torch_dtype": "bfloat16", "quantization_config": fp8_config(None)})
     for name in ("q_proj", "k_proj"):
@@ -88,7 +88,7 @@ def fp8_tensor_scalar(model, draw):
 
 @variant
 def fp8_tensor_one(model, draw):
-    """AutoFP8 and vLLM: weight_scale of shape [1] or [], and input_scale. A scale is NaN, one is 0."""
+    """AutoFP8 and vLLM: weight_scale of shape [1] or [], and input_scale. One scale is NaN, and one is 0."""
     dress(model, draw, "LlamaForCausalLM", {"quant_method": "fp8", "activation_scheme": "static"}, dtype="bfloat16")
     del model.config["torch_dtype"]
     for name, shape, value in (("q_proj", (1,), 0.0123), ("k_proj", (), 1e-39), ("v_proj", (1,), np.nan), ("o_proj", (1,), 0)):
@@ -103,7 +103,7 @@ def fp8_tensor_one(model, draw):
 
 @variant
 def fp8_channel(model, draw):
-    """A scale a row: vLLM's fp8 with weight_scale [out,1]."""
+    """One scale per row: vLLM's fp8 with weight_scale [out,1]."""
     dress(model, draw, "LlamaForCausalLM", {"quant_method": "fp8", "activation_scheme": "dynamic"})
     schemes.fp8_with(model, draw, LAYER + "mlp.up_proj.weight", (67, 40), LAYER + "mlp.up_proj.weight_scale", (67, 1))
     schemes.fp8_with(model, draw, LAYER + "mlp.down_proj.weight", (40, 67), LAYER + "mlp.down_proj.weight_scale", (40, 1), "BF16")
@@ -122,7 +122,7 @@ def fbgemm(model, draw):
 
 @variant
 def fbgemm_llama4(model, draw):
-    """Llama-4-Maverick-FP8: the scale of the experts belongs to the last dimension, whatever its own shape."""
+    """Llama-4-Maverick-FP8: the scale of the experts belongs to the last dimension for any shape of the scale."""
     dress(model, draw, "Llama4ForConditionalGeneration", {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
           text_config={"model_type": "llama4_text", "hidden_size": 24})
     experts = "language_model.model.layers.0.feed_forward.experts."
@@ -132,7 +132,7 @@ def fbgemm_llama4(model, draw):
 
 @variant
 def deepseek_v4(model, draw):
-    """FP8 with X.scale beside routed experts in FP4 (I8)."""
+    """FP8 with X.scale, and routed experts in FP4 (I8)."""
     dress(model, draw, "DeepseekV4ForCausalLM", fp8_config(scale_fmt="ue8m0"), expert_dtype="fp4")
     for name, shape in (("attn.wq_a", (300, 260)), ("ffn.shared_experts.w1", (128, 129))):
         schemes.fp8_block(model, draw, f"layers.0.{name}.weight", shape, (128, 128), "F8_E8M0", f"layers.0.{name}.scale")
@@ -143,7 +143,7 @@ def deepseek_v4(model, draw):
 
 @variant
 def deepseek_v4_base(model, draw):
-    """V4-Base: the experts are FP8 too, and the scales F32."""
+    """V4-Base: the experts are also FP8, and the scales are F32."""
     dress(model, draw, "DeepseekV4ForCausalLM", fp8_config())
     for name in ("ffn.experts.0.w1", "ffn.experts.1.w1", "attn.wo_a"):
         schemes.fp8_block(model, draw, f"layers.0.{name}.weight", (129, 140), (128, 128), "F32", f"layers.0.{name}.scale")
@@ -151,17 +151,17 @@ def deepseek_v4_base(model, draw):
 
 @variant
 def fp8_no_scales(model, draw):
-    """A checkpoint that was cast: FP8, and no scale in it."""
+    """A checkpoint that was cast to FP8, without scales."""
     model.shards = 1
     dress(model, draw, "FluxForCausalLM")
-    schemes.fp8_alone(model, draw, "double_blocks.0.img_mlp.0.weight", (31, 33))
-    schemes.fp8_alone(model, draw, "double_blocks.0.img_mlp.2.weight", (256,))
-    schemes.fp8_alone(model, draw, "single_blocks.0.linear1.weight", (16, 17), "F8_E5M2")
-    schemes.fp8_alone(model, draw, "single_blocks.0.linear1.alpha", ())
+    schemes.fp8_without_scales(model, draw, "double_blocks.0.img_mlp.0.weight", (31, 33))
+    schemes.fp8_without_scales(model, draw, "double_blocks.0.img_mlp.2.weight", (256,))
+    schemes.fp8_without_scales(model, draw, "single_blocks.0.linear1.weight", (16, 17), "F8_E5M2")
+    schemes.fp8_without_scales(model, draw, "single_blocks.0.linear1.alpha", ())
 
 
 def gptqmodel_fp8(name, grid_of, **config):
-    """GPTQModel's FP8 of 2026: the scales are those that the weights were multiplied by."""
+    """GPTQModel's FP8 of 2026: the stored scales are the factors that the weights were multiplied by."""
 
     def function(model, draw):
         dress(model, draw, "LlamaForCausalLM",
@@ -199,7 +199,7 @@ def gpt_oss(model, draw):
 
 @variant
 def gpt_oss_original(model, draw):
-    """The files of original/: not transposed, other names, and another config."""
+    """The files of original/: without transposition, with other names and another config."""
     model.shards = 1
     dress(model, draw, "GptOssForCausalLM")
     schemes.gpt_oss(model, draw, "block.0.mlp.mlp1_weight", 2, 35, 64, ".", transposed=False)
@@ -227,7 +227,7 @@ def modelopt(model, draw, algorithm, architecture="LlamaForCausalLM", group=None
 
 @variant
 def modelopt_fp8(model, draw):
-    """The older kind, with hf_quant_config.json alone."""
+    """The older kind, which has only hf_quant_config.json."""
     modelopt(model, draw, "FP8", only_file=True)
     for name, shape in (("q_proj", ()), ("k_proj", (1,))):
         module = f"{LAYER}self_attn.{name}"
@@ -240,7 +240,7 @@ def modelopt_fp8_channel(model, draw):
     modelopt(model, draw, "FP8_PER_CHANNEL_PER_TOKEN")
     module = LAYER + "self_attn.q_proj"
     schemes.fp8_with(model, draw, module + ".weight", (31, 33), module + ".weight_scale", (31,), aligned=(31, 1))
-    module = LAYER + "self_attn.o_proj"  # square: the scale is a row's all the same
+    module = LAYER + "self_attn.o_proj"  # square, but the scale still belongs to the rows
     schemes.fp8_with(model, draw, module + ".weight", (24, 24), module + ".weight_scale", (24,), aligned=(24, 1))
 
 
@@ -267,7 +267,7 @@ def modelopt_fp8_pb_wo(model, draw):
 
 
 def multiplied(model, draw, name, shape):
-    """NVFP4 of ModelOpt: the scale of a group is multiplied by the tensor's, or by the expert's."""
+    """NVFP4 of ModelOpt: the scale of a group is multiplied by the scale of the tensor or the expert."""
 
     def factor(values):
         whole = np.asarray(draw.rng.uniform(1e-5, 1e-2, shape), np.float32)
@@ -289,7 +289,7 @@ def modelopt_nvfp4(model, draw):
 
 @variant
 def fp4_of_its_own_type(model, draw):
-    """The codes are F4, not bytes."""
+    """The codes have the dtype F4 instead of bytes."""
     modelopt(model, draw, "NVFP4", group=16)
     for name, shape, scale, dtype, group in (("q_proj", (33, 48), "_scale", "F8_E4M3", 16), ("k_proj", (3, 20, 64), "_scale", "U8", 32)):
         weight = f"{LAYER}self_attn.{name}.weight"
@@ -299,7 +299,7 @@ def fp4_of_its_own_type(model, draw):
 
 @variant
 def nvfp4_of_transformers(model, draw):
-    """I8, and names of the second scale that others use for a divisor."""
+    """I8, with names of the second scale that other libraries use for a divisor."""
     dress(model, draw, "Qwen3MoeForCausalLM", {"quant_method": "nvfp4", "modules_to_not_convert": ["lm_head"]})
     for name, shape, second, whole in (("self_attn.q_proj.weight", (33, 48), "self_attn.q_proj.weight_global_scale", ()),
                                        ("mlp.experts.gate_up_proj", (3, 20, 48), "mlp.experts.gate_up_proj_weight_global_scale", (3,))):
@@ -310,7 +310,7 @@ def nvfp4_of_transformers(model, draw):
 
 @variant
 def modelopt_nvfp4_experts(model, draw):
-    """Three dimensions, packed along the last one."""
+    """Three dimensions, packed along the last dimension."""
     modelopt(model, draw, "NVFP4", group=16, only_file=True)
     experts = LAYER + "mlp.experts."
     for name, shape, whole in (("gate_up_proj", (3, 20, 48), (3,)), ("down_proj", (3, 24, 32), ())):
@@ -364,7 +364,7 @@ def modelopt_mixed(model, draw):
 
 @variant
 def mistral_consolidated(model, draw):
-    """Mistral's own format: qscale_weight multiplies, qscale_act vanishes; params.json, which stfs does not read, names FP8."""
+    """Mistral's own format: qscale_weight multiplies, and qscale_act is left out. params.json names FP8, but stfs does not read it."""
     dress(model, draw, "MistralForCausalLM")
     for name, dtype in (("wq", "F32"), ("wk", "BF16")):
         module = f"layers.0.attention.{name}"
@@ -375,7 +375,7 @@ def mistral_consolidated(model, draw):
 
 @variant
 def comfy_scaled(model, draw):
-    """ComfyUI's older way: scale_weight multiplies, scale_input vanishes, and scaled_fp8 marks the file."""
+    """ComfyUI's older layout: scale_weight multiplies, scale_input is left out, and scaled_fp8 marks the file."""
     dress(model, draw, "FluxForCausalLM")
     for name, shape in (("img_attn.qkv", ()), ("img_attn.proj", (1,))):
         module = "double_blocks.0." + name
@@ -386,7 +386,7 @@ def comfy_scaled(model, draw):
 
 @variant
 def comfy_quant(model, draw):
-    """ComfyUI's newer way: weight_scale, and a text for each weight."""
+    """ComfyUI's newer layout: weight_scale, and a text for each weight."""
     dress(model, draw, "FluxForCausalLM")
     module = "double_blocks.0.img_attn.qkv"
     schemes.fp8_with(model, draw, module + ".weight", (33, 65), module + ".weight_scale", (), "F32", positive=True)
@@ -397,7 +397,7 @@ def comfy_quant(model, draw):
 
 @variant
 def fp8_config_of_a_part(model, draw):
-    """The config of the language model, where text_config is not its name."""
+    """The config of the language model under a name other than text_config."""
     dress(model, draw, "InternVLChatModel", llm_config={"model_type": "qwen3", "quantization_config": fp8_config((64, 96))})
     schemes.fp8_block(model, draw, "language_model.model.layers.0.mlp.up_proj.weight", (192, 192), (64, 96))
     schemes.fp8_block(model, draw, "language_model.model.layers.0.mlp.down_proj.weight", (200, 100), (64, 96))

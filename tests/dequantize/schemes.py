@@ -1,7 +1,7 @@
-"""One function a scheme: draws codes and scales at random, packs them as the scheme stores them, and computes the result from the codes.
+"""One function per scheme: draws random codes and scales, packs them like the scheme, and computes the result.
 
-The result never comes from unpacking: it is computed from the codes before they were packed. Every operation is
-one NumPy operation on float32, so each is rounded.
+The result is computed from the codes before they are packed, and never by unpacking. Every step is one NumPy operation
+on float32, so each step is rounded.
 """
 
 import json
@@ -15,7 +15,7 @@ F32 = np.float32
 
 
 class Draw:
-    """Random numbers of one seed. With `edges`, the first rows have the codes that are easy to get wrong."""
+    """Random numbers from one seed. With `edges`, the arrays also contain codes that are easy to get wrong."""
 
     def __init__(self, seed, edges=True):
         self.rng = np.random.default_rng(seed)
@@ -25,19 +25,19 @@ class Draw:
         return self.rng.integers(low, high, size=shape, dtype=np.int64)
 
     def spread(self, array, special):
-        """Puts each special value somewhere, if there is room for all and as many others."""
+        """Puts each special value at a random place, if the array has at least twice as many elements."""
         if self.edges and array.size >= 2 * len(special):
             places = self.rng.choice(array.size, len(special), replace=False)
             array.reshape(-1)[places] = special
         return array
 
     def f8_codes(self, shape):
-        """E4M3: every code at random, and NaN, zeros, subnormals, the smallest and the largest."""
+        """Returns random E4M3 codes that include NaN, zeros, subnormals, the smallest and the largest value."""
         codes = self.integers(0, 256, shape).astype(np.uint8)
         return self.spread(codes, [0x7F, 0xFF, 0, 0x80, 1, 0x81, 7, 8, 0x7E, 0xFE])
 
     def scales(self, dtype, shape, positive=False):
-        """A tensor of scales, and their values in float32."""
+        """Returns a tensor of scales, and their values in float32."""
         size = int(np.prod(shape))
         if dtype in ("F8_E8M0", "U8"):
             codes = self.integers(110, 135, size).astype(np.uint8)
@@ -49,7 +49,7 @@ class Draw:
             values = np.exp2(self.rng.uniform(-14, 3, size)).astype(F32)
             if not positive:
                 values *= self.rng.choice(np.array([1, -1], F32), size, p=[0.9, 0.1])
-            values[::2] = numbers.values_of("BF16", numbers.bytes_of(values[::2], "BF16"))  # few bits: the results have ties
+            values[::2] = numbers.values_of("BF16", numbers.bytes_of(values[::2], "BF16"))  # few bits, so that results have ties
             special = {
                 "F32": [np.nan, 0, -0.0, 1e-40, 3.4e38, np.inf, 1.17549435e-38],
                 "BF16": [np.nan, 0, -0.0, 1e-40, 3.38e38, np.inf],
@@ -64,7 +64,7 @@ class Draw:
 
 
 def stream(codes, bits):
-    """Codes as a dense stream of bits along the last axis, the lowest bit first, in words of 32 bits (uint32)."""
+    """Packs codes along the last axis into a dense stream of bits, lowest bit first, in words of 32 bits (uint32)."""
     codes = np.asarray(codes, np.int64)
     spread = (codes[..., None] >> np.arange(bits)) & 1
     spread = spread.reshape(*codes.shape[:-1], codes.shape[-1] * bits)
@@ -74,7 +74,7 @@ def stream(codes, bits):
 
 
 def words(codes, bits):
-    """The older layout of compressed-tensors: 32 // bits codes a word, the upper bits of it unused."""
+    """Packs codes in the older layout of compressed-tensors: 32 // bits codes per word, with unused upper bits."""
     codes = np.asarray(codes, np.int64)
     each = 32 // bits
     filled = np.zeros((*codes.shape[:-1], each * blocks(codes.shape[-1], each)), np.int64)
@@ -87,12 +87,12 @@ def along(packer, codes, bits, axis):
 
 
 def nibbles(codes):
-    """4-bit codes along the last axis as bytes, the first code in the low bits."""
+    """Packs 4-bit codes along the last axis into bytes, with the first code in the low bits."""
     return stream(codes, 4).view(np.uint8)[..., : codes.shape[-1] // 2]
 
 
 def spread_blocks(scales, shape, block):
-    """Scales of blocks of the last axes as one scale an element; the last block of an axis may be cut."""
+    """Expands scales of blocks of the last axes to one scale per element. The last block of an axis may be incomplete."""
     first = scales.ndim - len(block)
     for i, size in enumerate(block):
         axis = first + i
@@ -109,7 +109,7 @@ def times(a, b):
 
 
 def fp8_block(model, draw, name, shape, block, dtype="F32", scale="_scale_inv"):
-    """E4M3 with a scale for each block of the last two axes; `scale` is a suffix, or a whole name with a dot."""
+    """E4M3 with one scale per block of the last two axes. `scale` is a suffix, or a whole name if it contains a dot."""
     codes = draw.f8_codes(shape)
     grid = (*shape[:-2], blocks(shape[-2], block[0]), blocks(shape[-1], block[1]))
     scales, values = draw.scales(dtype, grid)
@@ -119,7 +119,7 @@ def fp8_block(model, draw, name, shape, block, dtype="F32", scale="_scale_inv"):
 
 
 def fp8_powers(model, draw, name, shape, block):
-    """As fp8_block, with scales that are powers of two stored as F32."""
+    """Like fp8_block, but the scales are powers of two stored as F32."""
     codes = draw.f8_codes(shape)
     grid = (blocks(shape[0], block[0]), blocks(shape[1], block[1]))
     values = np.exp2(draw.integers(-20, 4, grid)).astype(F32)
@@ -129,7 +129,7 @@ def fp8_powers(model, draw, name, shape, block):
 
 
 def fp8_with(model, draw, name, shape, other, scale_shape, dtype="F32", aligned=None, positive=False):
-    """E4M3 with a scale that NumPy broadcasts once its shape is `aligned`: a tensor's, a channel's, an expert's."""
+    """E4M3 with scales of a tensor, channel or expert, which NumPy broadcasts after a reshape to `aligned`."""
     codes = draw.f8_codes(shape)
     scales, values = draw.scales(dtype, scale_shape, positive)
     model.put(name, tensor("F8_E4M3", codes))
@@ -138,7 +138,7 @@ def fp8_with(model, draw, name, shape, other, scale_shape, dtype="F32", aligned=
 
 
 def fp8_divided(model, draw, name, shape, grid, block=None):
-    """GPTQModel's own FP8: 448 / amax is stored, and a value is divided by it."""
+    """GPTQModel's own FP8, which stores 448 / amax; values are divided by it."""
     codes = draw.f8_codes(shape)
     scales, values = draw.scales("F32", grid, positive=True)
     model.put(name, tensor("F8_E4M3", codes))
@@ -148,14 +148,14 @@ def fp8_divided(model, draw, name, shape, grid, block=None):
         model.computed(name, (numbers.E4M3[codes] / values).astype(F32), [name, other])
 
 
-def fp8_alone(model, draw, name, shape, dtype="F8_E4M3"):
+def fp8_without_scales(model, draw, name, shape, dtype="F8_E4M3"):
     codes = draw.f8_codes(shape)
     model.put(name, tensor(dtype, codes))
     model.computed(name, (numbers.E4M3 if dtype == "F8_E4M3" else numbers.E5M2)[codes], [name])
 
 
 def fp4(model, draw, packed, result, shape, scale, group, dtype, packed_dtype="U8", factor=None):
-    """E2M1 along the last axis with a scale a group; `factor` makes of the scales what multiplies the elements."""
+    """E2M1 along the last axis with one scale per group. `factor` computes the multipliers of the elements from the scales."""
     codes = draw.integers(0, 16, shape)
     scales, values = draw.scales(dtype, (*shape[:-1], shape[-1] // group))
     stored = nibbles(codes)
@@ -181,9 +181,9 @@ def gpt_oss(model, draw, name, experts, rows, columns, separator="_", transposed
 
 
 def ct_pack(model, draw, module, shape, bits, group=0, dtype="BF16", layout="dense", zero=None, order=None, shape_type="I64", rows_dtype=None):
-    """pack-quantized. group 0 is a scale a channel; zero is None, "packed" or "I8"; order is None, "g_idx" or "unused".
+    """pack-quantized. Group 0 means one scale per channel; zero is None, "packed" or "I8"; order is None, "g_idx" or "unused".
 
-    `rows_dtype`: W4A8, a scale more for each row, of this type.
+    `rows_dtype` is for W4A8: the type of an additional scale per row.
     """
     packer = {"dense": stream, "words": words}[layout]
     rows, columns = shape[-2:]
@@ -215,7 +215,7 @@ def ct_pack(model, draw, module, shape, bits, group=0, dtype="BF16", layout="den
 
 
 def ct_int8(model, draw, module, shape, strategy, zero=False, dtype="BF16"):
-    """int-quantized: strategy is "tensor", "channel" or the size of a group."""
+    """int-quantized. `strategy` is "tensor", "channel" or the size of a group."""
     rows, columns = shape
     grid = {"tensor": (1,), "channel": (rows, 1)}.get(strategy) or (rows, columns // strategy)
     codes = draw.spread(draw.integers(-128, 128, shape), [-128, 127, 0])
@@ -234,10 +234,10 @@ def ct_int8(model, draw, module, shape, strategy, zero=False, dtype="BF16"):
 
 
 def gptq(model, draw, module, rows, columns, bits, group, version=1, g_idx="plain", sym=False, dtype="F16", bias=False, borrows=False):
-    """g_idx is "plain", "order" (a permutation) or None (absent). group -1 is one group. sym "but one": the last zero point is
-    another.
+    """g_idx is "plain", "order" (a permutation) or None (absent). Group -1 means one group. With sym "but one" the last zero
+    point differs.
 
-    `borrows`: GPTQModel and AutoRound take 1 from all zero points of a word by one subtraction.
+    `borrows`: GPTQModel and AutoRound subtract 1 from all zero points of a word in one subtraction.
     """
     size = columns if group == -1 else group
     groups, mask = blocks(columns, size), (1 << bits) - 1

@@ -1,4 +1,7 @@
-"""Every variant, and the functions that make their configs. variants.py prints the names; variants.py NAME DIR writes a checkpoint."""
+"""All variants, and the functions that make their configs.
+
+variants.py prints the names, and variants.py NAME DIR writes a checkpoint.
+"""
 
 import sys
 

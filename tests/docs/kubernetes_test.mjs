@@ -1,7 +1,7 @@
-// kubernetes_test.mjs SOURCE BUILD: the manifests of docs/examples/kubernetes are what the Kubernetes API takes,
-// ask for no right without saying why, and call stfs with options and variables that it knows.
-// STFS_KUBERNETES names the folder that install_kubernetes made; without it the test is skipped, and
-// fails with STFS_REQUIRE_KUBERNETES=1.
+// kubernetes_test.mjs SOURCE BUILD: checks that the Kubernetes API accepts the manifests of docs/examples/kubernetes,
+// that they give a reason for each permission, and that they call stfs with options and variables that it knows.
+// STFS_KUBERNETES is the folder that install_kubernetes made. Without it the test is skipped, or fails if
+// STFS_REQUIRE_KUBERNETES=1.
 
 import { spawnSync } from 'node:child_process';
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
@@ -21,8 +21,8 @@ const YAML = (await load('yaml/dist/index.js')).default;
 
 // ---- The schema
 
-// Wraps a value so that `unread` has the paths of all properties that nobody has read: the validators read each
-// property that their schema has, and no other.
+// Wraps a value so that `unread` contains the paths of all properties that were not read. The validators read exactly
+// the properties in their schema, so the rest is unknown.
 function watched(value, path, unread) {
   if (value === null || typeof value !== 'object') return value;
   const children = new Map();
@@ -53,7 +53,7 @@ async function against_schema(object) {
   return wrong;
 }
 
-// ---- What the schema does not say
+// ---- Rules that the schema lacks
 
 const kWords = {
   restartPolicy: ['Always', 'Never', 'OnFailure'], mountPropagation: ['None', 'HostToContainer', 'Bidirectional'],
@@ -67,13 +67,13 @@ function* misspelt(value, path = '') {
   }
 }
 
-// Each line that gives a right says why, after a #.
-const kRight = /privileged: true|allowPrivilegeEscalation: true|\badd:|mountPropagation: Bidirectional|Unconfined|runAsUser: 0|hostPath:|hostNetwork: true|hostPID: true/;
+// Each line that grants a permission must state the reason after a #.
+const kPermission = /privileged: true|allowPrivilegeEscalation: true|\badd:|mountPropagation: Bidirectional|Unconfined|runAsUser: 0|hostPath:|hostNetwork: true|hostPID: true/;
 function* unexplained(text) {
   for (const [number, line] of text.split('\n').entries()) {
     const [code, ...reason] = line.split(' #');
-    if (kRight.test(code) && !code.trimStart().startsWith('#') && reason.join('').trim().length < 10) {
-      yield `line ${number + 1}: a right without its reason: ${line.trim()}`;
+    if (kPermission.test(code) && !code.trimStart().startsWith('#') && reason.join('').trim().length < 10) {
+      yield `line ${number + 1}: a permission without a reason: ${line.trim()}`;
     }
   }
 }
@@ -85,13 +85,13 @@ function* about_container(container, pod) {
   const place = container.name;
   if (context.readOnlyRootFilesystem !== true) yield `${place}: the root is not read-only`;
   if (!same(context.capabilities?.drop, ['ALL'])) yield `${place}: capabilities are not dropped`;
-  if (![true, false].includes(context.allowPrivilegeEscalation)) yield `${place}: allowPrivilegeEscalation is not said`;
+  if (![true, false].includes(context.allowPrivilegeEscalation)) yield `${place}: allowPrivilegeEscalation is not set`;
   for (const kind of ['requests', 'limits']) {
     for (const what of ['cpu', 'memory']) if (!container.resources?.[kind]?.[what]) yield `${place}: no ${kind} of ${what}`;
   }
-  // As the API's own checks, which are not in its schema.
+  // The API checks this itself, but it is not in the schema.
   if (context.allowPrivilegeEscalation === false && (context.privileged || context.capabilities?.add?.includes('SYS_ADMIN'))) {
-    yield `${place}: allowPrivilegeEscalation is false beside a right that needs it`;
+    yield `${place}: allowPrivilegeEscalation is false with a permission that needs it`;
   }
   for (const mount of container.volumeMounts ?? []) {
     if (mount.mountPropagation === 'Bidirectional' && !context.privileged) yield `${place}: only a privileged container may have Bidirectional`;
@@ -99,9 +99,9 @@ function* about_container(container, pod) {
   }
   const cache = container.env?.find(({ name }) => name === 'STFS_CACHE')?.value;
   const holder = container.volumeMounts?.find((mount) => cache?.startsWith(`${mount.mountPath}/`) || cache === mount.mountPath);
-  // A volume belongs to root, and stfs takes no cache of another user.
+  // A volume belongs to root, and stfs rejects a cache that belongs to another user.
   if (holder?.mountPath === cache && cache) yield `${place}: STFS_CACHE is a volume itself`;
-  // The kubelet evicts a pod when a volume grows over its limit.
+  // The kubelet evicts a pod if a volume exceeds its limit.
   const bound = /cache[-_]size[= ](\d+)G/.exec((container.args ?? []).join(' '))?.[1];
   const limit = pod.volumes?.find((volume) => volume.name === holder?.name)?.emptyDir?.sizeLimit;
   if (bound && !(Number(bound) < Number(/^(\d+)Gi$/.exec(limit ?? '')?.[1]))) yield `${place}: the cache may grow over sizeLimit`;
@@ -122,7 +122,7 @@ function* about_pod(pod) {
   if (pod.restartPolicy !== 'Never' && !probed) yield 'no container has a probe';
 }
 
-// ---- What stfs itself says
+// ---- Options and variables of stfs
 
 const pages = ['stfs', 'stfs-info', 'stfs-gpu'].map((name) => readFileSync(join(source, `docs/man/${name}.1.in`), 'utf8')).join('');
 const kOthers = ['NVIDIA_DRIVER_CAPABILITIES'];
@@ -137,7 +137,7 @@ function* about_variables(container, secret) {
   }
 }
 
-// The commands of stfs in a container, as lists of words. A script here has no quotes.
+// Returns the commands of stfs in a container as lists of words. The scripts must not contain quotes.
 function commands_of(container) {
   const words = [...(container.command ?? []), ...(container.args ?? [])];
   if (words[0] === 'sh') {
@@ -151,13 +151,13 @@ function commands_of(container) {
 
 const kProgram = { stfs: 'fs/stfs', 'stfs-info': 'tools/stfs-info', 'stfs-gpu': 'tools/gpu/stfs-gpu' };
 
-// Runs a command without a network: it gets as far as its source, which is not there (exit status 3). Wrong usage ends
-// before, with 2.
+// Runs a command without a network. A correct command fails at its missing source with exit status 3; wrong usage fails
+// earlier with 2.
 function* about_command(container, words, work) {
   const [name, ...rest] = [words[0].split('/').pop(), ...words.slice(1)];
   const program = join(build, kProgram[name] ?? name);
   if (!existsSync(program)) return void (yield* kProgram[name] ? [] : [`${container.name}: no program ${name}`]);
-  if (rest.includes('-u')) return;  // it has no source
+  if (rest.includes('-u')) return;  // -u has no source
   const args = rest.map((word) => (word.startsWith('/models') ? join(work, word) : word));
   const is_handed = args.at(-1).startsWith('/dev/fd/');
   const done = spawnSync(program, args, {
@@ -165,13 +165,13 @@ function* about_command(container, words, work) {
     env: { PATH: process.env.PATH, HF_HUB_OFFLINE: '1', STFS_CACHE: join(work, 'cache'), HOME: work,
       AWS_REGION: 'eu-central-1', AWS_ACCESS_KEY_ID: 'AKID', AWS_SECRET_ACCESS_KEY: 'secret', AWS_EC2_METADATA_DISABLED: 'true' },
   });
-  // 4: nothing is handed over here, or nothing can be mounted; 5: there is no GPU.
+  // 4: the test hands over no mount or cannot mount. 5: the machine has no GPU.
   const is_refused = is_handed || (name === 'stfs' && !existsSync('/dev/fuse'));
   const expected = is_refused ? [4] : name === 'stfs-gpu' ? [3, 5] : [3];
   if (!expected.includes(done.status)) yield `${container.name}: ${words.join(' ')}: exit status ${done.status}: ${done.stderr}`;
 }
 
-// ---- All of it
+// ---- All manifests
 
 async function faults_of(text, secret, work) {
   const wrong = [...unexplained(text)];
@@ -195,7 +195,7 @@ async function faults_of(text, secret, work) {
   return wrong;
 }
 
-// [file, what stands there, what is put there, what the finding must say]
+// [file, text, replacement, text that the finding must contain]
 const kPlanted = [
   ['csi.yaml', 'allowPrivilegeEscalation: false', 'allowPrivilegedEscalation: false', 'allowPrivilegedEscalation: unknown field'],
   ['csi.yaml', 'sizeLimit: 1Mi', 'sizelimit: 1Mi', 'sizelimit: unknown field'],
@@ -221,9 +221,9 @@ const kPlanted = [
   ['memory.yaml', 'name: STFS_CACHE', 'name: STFS_CACHES', 'no page names STFS_CACHES'],
   ['memory.yaml', 'key: HF_TOKEN', 'key: HF_TOKENS', 'secret.yaml has no stfs/HF_TOKENS'],
   ['memory.yaml', '              optional: true\n', '', 'HF_TOKEN is not optional'],
-  ['sidecar.yaml', 'privileged: true                  # Kubernetes permits Bidirectional to no other', 'privileged: true', 'a right without its reason'],
+  ['sidecar.yaml', 'privileged: true                  # Kubernetes permits Bidirectional to no other', 'privileged: true', 'a permission without a reason'],
   ['sidecar.yaml', 'privileged: true ', 'privileged: false ', 'only a privileged container may have Bidirectional'],
-  ['device-plugin.yaml', 'allowPrivilegeEscalation: true ', 'allowPrivilegeEscalation: false ', 'beside a right that needs it'],
+  ['device-plugin.yaml', 'allowPrivilegeEscalation: true ', 'allowPrivilegeEscalation: false ', 'with a permission that needs it'],
   ['device-plugin.yaml', '- name: cache\n      emptyDir', '- name: caches\n      emptyDir', 'no volume cache'],
 ];
 
@@ -240,8 +240,8 @@ try {
   for (const [name, text] of texts) {
     for (const wrong of await faults_of(text, secret, work)) fail(`${name}: ${wrong}`);
     if (!guide.includes(`(examples/kubernetes/${name})`)) fail(`${name}: KUBERNETES.md does not name it`);
-    const has_no_right = guide.includes(`(examples/kubernetes/${name}) | none |`);
-    if (has_no_right && text.split('\n').some((line) => kRight.test(line.split(' #')[0]))) fail(`${name}: has a right, and KUBERNETES.md says none`);
+    const grants_nothing = guide.includes(`(examples/kubernetes/${name}) | none |`);
+    if (grants_nothing && text.split('\n').some((line) => kPermission.test(line.split(' #')[0]))) fail(`${name}: grants a permission, but KUBERNETES.md says none`);
   }
   for (const [name, from, to, expected] of kPlanted) {
     const text = texts.get(name);

@@ -1,6 +1,6 @@
-"""A web server that answers ranges, and a small S3 on the same port: files of one directory, in threads.
+"""A threaded web server with ranges and a small S3 on the same port, which serve the files of one directory.
 
-/bucket?list-type=2 lists the directory `bucket` as S3 does. Signatures are not looked at.
+/bucket?list-type=2 lists the directory `bucket` like S3. Signatures are not verified.
 """
 
 import hashlib
@@ -41,10 +41,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.send(304, b"", ETag=etag)
         if self.headers.get("If-Match", etag) != etag:
             return self.send(412, b"<Error><Code>PreconditionFailed</Code></Error>")
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if not asked:
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if not wanted:
             return self.send(200, content, ETag=etag)
-        first, last = int(asked[1]), min(int(asked[2]), len(content) - 1)
+        first, last = int(wanted[1]), min(int(wanted[2]), len(content) - 1)
         if first > last:
             return self.send(416, b"", Content_Range=f"bytes */{len(content)}")
         return self.send(206, content[first:last + 1], ETag=etag, Content_Range=f"bytes {first}-{last}/{len(content)}")
@@ -61,11 +61,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def serve(root, tls=None):
-    """Serves until the process ends, over https with an ssl.SSLContext; returns the URL."""
+    """Serves until the process ends, over https if `tls` is an ssl.SSLContext. Returns the URL."""
     handler = type("RootedHandler", (Handler,), {"root": root})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     if tls is not None:
-        server.handle_error = lambda *_: None  # a client that does not trust it says so itself
+        server.handle_error = lambda *_: None  # a client that does not trust the certificate reports it
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"

@@ -1,4 +1,4 @@
-"""Adapters as PEFT writes them, and files beside the weights that agree with them, beside NumPy, bit for bit."""
+"""Adapters as PEFT writes them, compared bit for bit with NumPy, and the files next to the weights that must match."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def some(*shape):
 
 
 def update(weight, a, b, scale, transposed=False):
-    """The rule of W + s·B·A: k ascending, no fused operation."""
+    """Returns W + s·B·A, summed in ascending k without fused operations."""
     total = numpy.zeros((len(b), a.shape[1]), numpy.float32)
     for k in range(len(a)):
         total += b[:, k:k + 1] * a[k:k + 1, :]
@@ -60,7 +60,7 @@ class Adapters(unittest.TestCase):
         return directory
 
     def edited(self, *arguments):
-        """The tensors, the config, and what was said."""
+        """Returns the tensors, the config, and the printed text."""
         said = run("edit", self.work / "base", *arguments, "-o", self.out)
         tensors, _ = read(self.out / "model.safetensors")
         config = json.loads((self.out / "config.json").read_text()) if (self.out / "config.json").exists() else None
@@ -77,9 +77,9 @@ class Adapters(unittest.TestCase):
         self.assertEqual(shape, expected.shape, name)
         self.assertEqual(data, (to_bf16(expected) if dtype == "BF16" else expected).tobytes(), name)
 
-    # --- what replaces tensors
+    # --- replacements of tensors
 
-    def test_replacements_are_checked(self):
+    def test_checks_replacements(self):
         self.base({"model.embed_tokens.weight": some(V, H), f"{Q}.weight": some(H, H), "model.norm.weight": some(H),
                    "lm_head.weight": some(V, H)})
         head, p = "base_model.model.lm_head.weight", "base_model.model."
@@ -106,7 +106,7 @@ class Adapters(unittest.TestCase):
         self.check(tensors, "lm_head.weight", rows)
         self.assertEqual(config["vocab_size"], V + 2)
 
-    def test_a_head_that_the_base_lacks_is_added(self):
+    def test_adds_head_that_base_lacks(self):
         self.base()
         score, tensors = some(5, H), lora(Q)
         self.adapter({**tensors, "base_model.model.score.weight": score}, modules_to_save=["classifier", "score"])
@@ -118,7 +118,7 @@ class Adapters(unittest.TestCase):
         self.adapter({"base_model.model.score.weight": score})
         self.assertIn('the base has no tensor "score.weight"', self.refused())
 
-    def test_what_the_base_has_is_left_out_beside_its_saved_copy(self):
+    def test_ignores_original_module_next_to_saved_copy(self):
         base = self.base()
         norm, score = some(H), some(5, H)
         for i, saved in enumerate((".modules_to_save.default.", ".modules_to_save.", ".")):
@@ -138,7 +138,7 @@ class Adapters(unittest.TestCase):
 
     # --- one adapter
 
-    def test_a_file_of_two_adapters_is_refused_by_their_names(self):
+    def test_rejects_file_with_two_adapters_by_name(self):
         other = "model.layers.1.self_attn.q_proj"
         base = self.base({"model.embed_tokens.weight": some(V, H), f"{Q}.weight": some(H, H), f"{other}.weight": some(H, H),
                           "model.norm.weight": some(H)})
@@ -154,15 +154,15 @@ class Adapters(unittest.TestCase):
             with self.subTest(tensors=list(tensors)):
                 self.adapter(tensors, modules_to_save=["norm"])
                 self.assertIn(f'has the adapters "{names[0]}" and "{names[1]}": name a file with one adapter', self.refused())
-        # PEFT's own name stands in a part of a file alone.
+        # Only a part of the names contains the adapter name "default" of PEFT.
         self.adapter({f"{p}{Q}.lora_A.default.weight": a, f"{p}{Q}.lora_B.weight": b,
                       f"{p}model.norm.modules_to_save.default.weight": some(H)}, modules_to_save=["norm"])
         got, _, _ = self.merged()
         self.check(got, f"{Q}.weight", update(base[f"{Q}.weight"], a, b, 2))
 
-    # --- models whose head is their embeddings
+    # --- models with tied head and embeddings
 
-    def test_the_head_of_a_tied_base_becomes_its_own(self):
+    def test_adapter_for_head_unties_base(self):
         base = self.base(config={**TIED, "text_config": {"x": 1}})
         tensors = lora("lm_head", H, V)
         self.adapter(tensors)
@@ -171,7 +171,7 @@ class Adapters(unittest.TestCase):
         self.check(got, "lm_head.weight", update(base["model.embed_tokens.weight"], *tensors.values(), 2))
         self.assertEqual((config["tie_word_embeddings"], config["text_config"]["tie_word_embeddings"]), (False, False))
 
-    def test_an_update_of_tied_embeddings_is_not_one_of_the_head(self):
+    def test_update_of_tied_embeddings_leaves_head_unchanged(self):
         base = self.base(config=TIED)
         embedding = base["model.embed_tokens.weight"]
         a, b = some(R, V), some(H, R)
@@ -182,7 +182,7 @@ class Adapters(unittest.TestCase):
         self.check(got, "model.embed_tokens.weight", update(embedding, a, b, 2, True))
         self.assertIs(config["tie_word_embeddings"], False)
 
-    def test_saved_embeddings_and_head_of_a_tied_base_stand_apart(self):
+    def test_saved_embeddings_and_head_untie_base(self):
         self.base(config=TIED)
         embedding, head = some(V, H), some(V, H)
         self.adapter({"base_model.model.model.embed_tokens.weight": embedding, "base_model.model.lm_head.weight": head},
@@ -192,7 +192,7 @@ class Adapters(unittest.TestCase):
         self.check(got, "lm_head.weight", head)
         self.assertIs(config["tie_word_embeddings"], False)
 
-    def test_a_resized_vocabulary_stays_tied_and_brings_its_tokenizer(self):
+    def test_resized_vocabulary_stays_tied_and_replaces_tokenizer(self):
         self.base(config={**TIED, "text_config": {"vocab_size": V}})
         (self.work / "base/tokenizer.json").write_text("old")
         (self.work / "base/vocab.json").write_text("old")
@@ -202,7 +202,7 @@ class Adapters(unittest.TestCase):
                 embedding = some(rows, H)
                 directory = self.adapter({"base_model.model.model.embed_tokens.weight": embedding})
                 (directory / "tokenizer.json").write_text("new")
-                (directory / "README.md").write_text("not the model's")
+                (directory / "README.md").write_text("not part of the model")
                 self.out = self.work / f"out{rows}"
                 got, config, _ = self.merged()
                 self.check(got, "model.embed_tokens.weight", embedding)
@@ -215,7 +215,7 @@ class Adapters(unittest.TestCase):
 
     # --- which weights are transposed
 
-    def test_each_square_weight_is_oriented_by_its_own_module(self):
+    def test_module_decides_orientation_of_square_weight(self):
         query, projection = "encoder.layer.0.attention.query", "decoder.transformer.h.0.attn.c_proj"
         pair = {query + ".weight": some(H, H), projection + ".weight": some(H, H)}
         fused = {"decoder.transformer.h.0.attn.c_attn.weight": some(H, 3 * H)}
@@ -226,7 +226,7 @@ class Adapters(unittest.TestCase):
                                             (None, {**pair, **fused}, True), ({"model_type": "own"}, {**pair, **fused}, True),
                                             (mixed, {**pair, **linear}, False)):
                 if config is None and flag:
-                    continue  # the flag and a Linear contradict, and nothing decides
+                    continue  # the flag contradicts a Linear, and no config decides
                 with self.subTest(flag=flag, config=config, tensors=list(tensors)), tempfile.TemporaryDirectory() as work:
                     self.work = pathlib.Path(work)
                     self.out = self.work / "out"
@@ -238,7 +238,7 @@ class Adapters(unittest.TestCase):
                     self.check(got, query + ".weight", update(tensors[query + ".weight"], a, b, 2))
                     self.check(got, projection + ".weight", update(tensors[projection + ".weight"], c, d, 2, conv1d))
 
-    def test_a_square_weight_that_nothing_decides_is_refused(self):
+    def test_rejects_square_weight_of_unknown_orientation(self):
         self.base({"h.0.attn.c_proj.weight": some(H, H), "own.weight": some(H, H)}, None)
         for module, flag in (("h.0.attn.c_proj", False), ("own", True)):
             self.adapter(lora(module), fan_in_fan_out=flag)
@@ -248,7 +248,7 @@ class Adapters(unittest.TestCase):
 
     # --- experts
 
-    def test_stacks_of_experts_are_merged_expert_by_expert(self):
+    def test_merges_stacked_experts_one_by_one(self):
         W, r, dtype = 5, 3, "BF16"
         for transposed, model, experts in ((False, "qwen3_moe", E), (True, "qwen3_moe", E), (True, "gpt_oss", E), (True, "llama4", E),
                                            (False, "qwen3_moe", 1), (True, "qwen3_moe", 1)):
@@ -275,7 +275,7 @@ class Adapters(unittest.TestCase):
                     self.check(got, f"{EXPERTS}.{name}",
                                numpy.stack([update(weight[e], a[e], b[:, :, e], 2, transposed) for e in range(experts)]))
 
-    def test_experts_that_nothing_orients_are_refused(self):
+    def test_rejects_experts_of_unknown_orientation(self):
         self.base({f"{EXPERTS}.down_proj": some(E, H, H), f"{EXPERTS}.up_proj": some(E, H, H)})
         factors = {f"base_model.model.{EXPERTS}.lora_A.weight": some(E * R, H),
                    f"base_model.model.{EXPERTS}.lora_B.weight": some(H, E * R)}
@@ -290,7 +290,7 @@ class Adapters(unittest.TestCase):
 
     # --- other files
 
-    def test_an_old_adapter_in_a_pickle_is_read(self):
+    def test_reads_old_adapter_from_pickle(self):
         try:
             import torch
         except ImportError:
@@ -305,7 +305,7 @@ class Adapters(unittest.TestCase):
         torch.save({name: torch.from_numpy(each.T.copy()).t() for name, each in tensors.items()}, directory / "adapter_model.bin")
         self.assertIn("its rows are not contiguous in its file", self.refused())
 
-    def test_shards_are_read_and_one_file_of_several_is_told(self):
+    def test_reads_shards_and_reports_merge_into_one_file(self):
         base = self.base()
         tensors = lora(Q)
         directory = self.adapter(tensors)
@@ -323,7 +323,7 @@ class Adapters(unittest.TestCase):
             (self.assertIn if i == 1 else self.assertNotIn)("3 files become one, of ", said)
         self.assertIn("a file: name the directory", self.refused("adapter/adapter_model-0.safetensors"))
 
-    def test_names_of_wrapped_models_are_known(self):
+    def test_accepts_names_of_wrapped_models(self):
         base = self.base()
         for prefix in ("base_model.model._orig_mod.", "_orig_mod.base_model.model.", "module.base_model.model."):
             with self.subTest(prefix=prefix):
@@ -333,7 +333,7 @@ class Adapters(unittest.TestCase):
                 got, _, _ = self.merged()
                 self.check(got, f"{Q}.weight", update(base[f"{Q}.weight"], *tensors.values(), 2))
 
-    def test_adapters_of_others_are_named_with_what_to_do(self):
+    def test_names_adapters_of_other_libraries_and_what_to_do(self):
         self.base()
         write(self.work / "kohya.safetensors", {"lora_unet_x.lora_down.weight": ("F32", some(R, H)), "lora_unet_x.alpha": ("F32", some())})
         write(self.work / "other.safetensors", {"unet.x.lora_A.weight": ("F32", some(R, H))})
@@ -358,7 +358,7 @@ class Adapters(unittest.TestCase):
 
     # --- edits and config.json
 
-    def test_the_config_agrees_with_edited_tensors(self):
+    def test_config_is_adapted_to_edited_tensors(self):
         layers = {f"model.layers.{i}.mlp.up_proj.weight": some(H, H) for i in range(4)}
         config = {**LLAMA, "num_hidden_layers": 4, "torch_dtype": "float32", "tie_word_embeddings": False}
         self.base({"model.embed_tokens.weight": some(V, H), **layers, "lm_head.weight": some(V, H)}, config)
@@ -385,7 +385,7 @@ class Adapters(unittest.TestCase):
                 else:
                     self.assertIn(rule, said)
 
-    def test_a_cast_leaves_integers_and_says_so(self):
+    def test_cast_leaves_integers_and_reports_it(self):
         self.base({"model.embed_tokens.weight": some(V, H)})
         write(self.work / "base/model.safetensors",
               {"w": ("F32", some(4)), "ids": ("I64", numpy.arange(4)), "mask": ("BOOL", numpy.ones(3, bool))})
@@ -395,27 +395,27 @@ class Adapters(unittest.TestCase):
         self.assertIn("only floating-point types can be cast", run("list", self.work / "base", "-e", "cast ids BF16", status=1))
 
     def quantised(self, **config):
-        """A weight of FP8 with a scale, and a head that has most bytes."""
+        """Writes an FP8 weight with a scale, and a head with most of the bytes."""
         fp8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}, **config}
         self.base({"norm": some(4)}, {**LLAMA, "torch_dtype": "bfloat16", **fp8})
         write(self.work / "base/model.safetensors",
               {f"{Q}.weight": ("F8_E4M3", numpy.full((H, H), 0x38, numpy.uint8)), f"{Q}.weight_scale_inv": ("F32", some(1, 1)),
                "model.norm.weight": ("BF16", to_bf16(some(4))), "lm_head.weight": ("BF16", to_bf16(some(V, 4 * H)))})
 
-    def test_a_cast_of_codes_without_their_scales_is_told(self):
+    def test_cast_of_codes_without_scales_is_reported(self):
         self.quantised()
         rule = "(FP8 with scales): cast shows codes without their scales: use --dequantize=bf16 first"
-        for i, (lines, told) in enumerate(((["cast * BF16"], f'line 1: cast: "{Q}.weight" and 1 more belong to quantised weights {rule}'),
+        for i, (lines, message) in enumerate(((["cast * BF16"], f'line 1: cast: "{Q}.weight" and 1 more belong to quantised weights {rule}'),
                                            (["rename s/q_proj/x/", "cast *.x.weight F16"], f'.x.weight" belongs to quantised weights {rule}'),
                                            (["cast *_scale_inv BF16"], f'"{Q}.weight_scale_inv" belongs to quantised weights {rule}'),
                                            (["cast model.norm.weight F32"], None), ([f"drop {Q}.weight"], None))):
             with self.subTest(lines=lines):
                 self.out = self.work / f"out{i}"
                 _, _, said = self.edited(*[word for line in lines for word in ("-e", line)])
-                (self.assertIn if told else self.assertNotIn)(told or "of quantised weights", said)
+                (self.assertIn if message else self.assertNotIn)(message or "of quantised weights", said)
         self.assertNotIn("quantised", run("list", self.work / "base", "--dequantize=bf16", "-e", "cast * F32"))
 
-    def test_codes_that_were_there_before_contradict_no_torch_dtype(self):
+    def test_existing_codes_do_not_contradict_torch_dtype(self):
         for i, config in enumerate(({}, {"quantization_config": None})):
             with self.subTest(config=config), tempfile.TemporaryDirectory() as work:
                 self.work = pathlib.Path(work)

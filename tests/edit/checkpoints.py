@@ -1,4 +1,4 @@
-"""Safetensors files by struct and json alone, so that no library's mistake is ours too."""
+"""Reads and writes safetensors files only with struct and json, so that the tests do not share errors of a library."""
 
 import json
 import os
@@ -12,7 +12,7 @@ STFS = os.environ["STFS_BINARY"]
 
 
 def write(path, tensors, metadata=None):
-    """tensors: {name: (dtype, array)}; the array has the bytes."""
+    """Writes a safetensors file. `tensors` is {name: (dtype, array)}; the array contains the bytes."""
     header, offset = {}, 0
     if metadata:
         header["__metadata__"] = metadata
@@ -28,7 +28,7 @@ def write(path, tensors, metadata=None):
 
 
 def read(path):
-    """({name: (dtype, shape, bytes)}, metadata), by the rules of the reference: no gap, no overlap, nothing behind."""
+    """Returns ({name: (dtype, shape, bytes)}, metadata). Expects no gap, no overlap and no trailing bytes."""
     with open(path, "rb") as file:
         content = file.read()
     (length,) = struct.unpack("<Q", content[:8])

@@ -1,4 +1,4 @@
-"""GGUF files edited: names, types, metadata of each type, tensors from and for other formats."""
+"""Edits of GGUF files: names, types, metadata of each type, and tensors from and for other formats."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ import numpy
 from checkpoints import read, run, write
 
 DATA = pathlib.Path(__file__).resolve().parent.parent / "data/gguf"
-# type: number, format, value before, a good value, bad ones
+# type: (number, format, value before, a valid value, invalid values)
 TYPES = {
     "u8": (0, "B", 7, "255", ("256", "-1", "1.0", "x")),
     "i8": (1, "b", 7, "-128", ("128", "")),
@@ -32,7 +32,7 @@ def text(value):
 
 
 def write_gguf(path):
-    """A key of each type, an array, a tensor w of two numbers, and q of a block of Q8_0: 0, 0.5, 1, ..."""
+    """Writes a key of each type, an array, a tensor w of two numbers, and q, a block of Q8_0 with 0, 0.5, 1, ..."""
     keys = [text("general.architecture") + struct.pack("<I", 8) + text("llama")]
     for name, (number, form, before, _, _) in TYPES.items():
         keys.append(text("key." + name) + struct.pack("<I" + form, number, before))
@@ -50,7 +50,7 @@ class GgufEdits(unittest.TestCase):
         self.addCleanup(directory.cleanup)
         self.work = pathlib.Path(directory.name)
 
-    def test_gguf_keeps_its_types_and_gets_names_and_metadata(self):
+    def test_gguf_keeps_types_and_gets_names_and_metadata(self):
         source = DATA / "llama-2-tiny-random.gguf"
         before = json.loads(run("list", source, "--json"))
         out = self.work / "out.gguf"
@@ -70,7 +70,7 @@ class GgufEdits(unittest.TestCase):
         self.assertIn("another type", run("edit", source, "-e", "metadata llama.block_count nine", status=1))
         self.assertIn("describes the layout", run("edit", source, "-e", "metadata general.alignment 64", status=1))
 
-    def test_a_value_has_the_type_of_its_key(self):
+    def test_value_has_type_of_its_key(self):
         source, out = self.work / "typed.gguf", self.work / "out.gguf"
         write_gguf(source)
         lines = [f"metadata key.{name} {row[3]}" for name, row in TYPES.items()]
@@ -89,7 +89,7 @@ class GgufEdits(unittest.TestCase):
         after = json.loads(run("info", out, "--json"))["metadata"]
         self.assertEqual((after["new"], "key.array" in after), ("a text", False))
 
-    def test_tensors_go_between_formats(self):
+    def test_tensors_move_between_formats(self):
         source, out = self.work / "typed.gguf", self.work / "out.safetensors"
         write_gguf(source)
         write(self.work / "st.safetensors", {"x": ("F32", numpy.zeros(3, numpy.float32))})
@@ -102,12 +102,12 @@ class GgufEdits(unittest.TestCase):
         listed = {each["name"]: (each["dtype"], each["shape"]) for each in json.loads(run("list", new, "--json"))}
         self.assertEqual(listed, {"w": ("BF16", [2]), "q": ("Q8_0", [32]), "x": ("F32", [3]), "v": ("F32", [])})
         self.assertIn("key.u8", json.loads(run("info", new, "--json"))["metadata"])
-        told = run("edit", self.work / "st.safetensors", "-e", f"add {source}::w", "-o", new, "--force", status=2)
-        self.assertIn("not from a GGUF file: write a .safetensors file", told)
-        told = run("extract", source, "q", "--dequantize=bf16", "-o", new, "--force", status=2)
-        self.assertIn('tensor "q": it is dequantised: write a .safetensors file', told)
-        told = run("edit", source, "-e", "cast w f8_e4m3", "-o", new, "--force", status=2)
-        self.assertIn('tensor "w": a GGUF file cannot hold its type', told)
+        refused = run("edit", self.work / "st.safetensors", "-e", f"add {source}::w", "-o", new, "--force", status=2)
+        self.assertIn("not from a GGUF file: write a .safetensors file", refused)
+        refused = run("extract", source, "q", "--dequantize=bf16", "-o", new, "--force", status=2)
+        self.assertIn('tensor "q": it is dequantised: write a .safetensors file', refused)
+        refused = run("edit", source, "-e", "cast w f8_e4m3", "-o", new, "--force", status=2)
+        self.assertIn('tensor "w": a GGUF file cannot hold its type', refused)
         for line in ("reshape q [32,1]", f"replace w {source}::q --reshape", 'metadata "" x'):
             self.assertIn("-e: line 1: ", run("edit", source, "-e", line, status=1))
         run("edit", source, "-e", "keep q", "-e", "copy s/$/.f16/", "-e", "cast *.f16 f16", "-o", out, "--force")

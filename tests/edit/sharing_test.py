@@ -1,6 +1,6 @@
-"""What edit writes shares its blocks with the source on real XFS and btrfs, and is whole on ext4 too.
+"""The output of edit shares blocks with the source on XFS and btrfs, and is complete on ext4.
 
-Skipped with a word where this machine has no loop devices, no right to mount, or no mkfs.
+Skipped with a message if the machine has no loop devices, no permission to mount, or no mkfs.
 """
 
 import os
@@ -23,7 +23,7 @@ BLOCK = 4096
 
 
 class Disk:
-    """A file system on a loop device, mounted while it lives."""
+    """A file system on a loop device, mounted until close()."""
 
     def __init__(self, work, kind):
         self.image = work / f"{kind}.img"
@@ -62,7 +62,7 @@ class Sharing(unittest.TestCase):
         self.addCleanup(disk.close)
         return disk
 
-    def test_blocks_are_shared_on_xfs_and_btrfs(self):
+    def test_shares_blocks_on_xfs_and_btrfs(self):
         for kind in ("xfs", "btrfs"):
             with self.subTest(kind):
                 disk = self.disk(kind)
@@ -77,7 +77,7 @@ class Sharing(unittest.TestCase):
                 run("edit", source, "-e", "rename s/model/m/", "-o", disk.path / "a.safetensors")
                 run("edit", source, "-e", "drop *.1*", "-o", disk.path / "b.safetensors")
                 run("edit", source, "--shard-size", "9M", "-o", disk.path / "shards")
-                self.assertLess(disk.used() - before, size // 4)  # three copies would be 2.5 times its size
+                self.assertLess(disk.used() - before, size // 4)  # three copies would need 2.5 times the size
                 renamed = {name.replace("model", "m"): each for name, each in plain(made).items()}
                 self.assertEqual(read(disk.path / "a.safetensors")[0], renamed)
                 kept = {name: each for name, each in plain(made).items() if not re.match(r".*\.1", name)}
@@ -86,13 +86,13 @@ class Sharing(unittest.TestCase):
                 for shard in (disk.path / "shards").glob("*.safetensors"):
                     got.update(read(shard)[0])
                 self.assertEqual(got, plain(made))
-                # A write to one of them changes no other.
+                # A write to one file must not change another file.
                 with open(disk.path / "a.safetensors", "r+b") as file:
                     file.seek(size // 2)
                     file.write(b"x" * BLOCK)
                 self.assertEqual(read(source)[0], plain(made))
 
-    def test_elsewhere_the_bytes_are_copied(self):
+    def test_copies_bytes_on_ext4(self):
         disk = self.disk("ext4")
         made = tensors(4)
         source = disk.path / "model.safetensors"
@@ -102,10 +102,10 @@ class Sharing(unittest.TestCase):
         run("edit", source, "-e", "rename s/model/m/", "-o", disk.path / "a.safetensors")
         self.assertEqual(list(read(disk.path / "a.safetensors")[0].values()), list(plain(made).values()))
 
-    def test_a_full_disk_leaves_nothing_behind(self):
+    def test_full_disk_leaves_no_files(self):
         disk = self.disk("ext4")
         source = self.work / "model.safetensors"
-        write(source, tensors(count=250))  # 500 MB on a disk of 400
+        write(source, tensors(count=250))  # 500 MB on a disk of 400 MiB
         for target in (disk.path / "a.safetensors", disk.path / "directory"):
             self.assertIn("No space left", run("edit", source, "-o", target, status=3))
         self.assertEqual(set(os.listdir(disk.path)) - {"lost+found"}, set())

@@ -1,4 +1,4 @@
-"""The seven surgeries of README, each beside what NumPy makes of the same tensors, bit for bit."""
+"""The seven surgeries of README and other edits, compared bit for bit with results of NumPy."""
 
 import json
 import os
@@ -60,33 +60,33 @@ class Surgeries(unittest.TestCase):
         return directory
 
     def mount(self, *arguments):
-        """Unmounted at the end of the test."""
+        """Mounts, and unmounts at the end of the test."""
         if subprocess.run([checkpoints.STFS, *arguments], check=False).returncode != 0:
             self.assertNotIn("STFS_REQUIRE_MOUNT", os.environ, "cannot mount")
             self.skipTest("cannot mount")
         self.addCleanup(subprocess.run, [checkpoints.STFS, "-u", arguments[-1]], check=True)
 
-    def test_a_prefix_is_renamed(self):
+    def test_renames_prefix(self):
         expected = {name.removeprefix("model."): each for name, each in self.tensors.items()}
         self.assertEqual(self.edited(r"rename s/^model\.//"), (plain(expected), {"format": "pt", "title": "old"}))
 
-    def test_lm_head_is_tied(self):
+    def test_ties_lm_head(self):
         expected = dict(self.tensors)
         expected["lm_head.weight"] = expected["model.embed_tokens.weight"]
         got, _ = self.edited("drop lm_head.*", "copy s/^model.embed_tokens/lm_head/")
         self.assertEqual(got, plain(expected))
 
-    def test_a_tower_is_dropped(self):
+    def test_drops_tower(self):
         got, _ = self.edited("drop vision_tower.*")
         expected = plain(self.tensors)
         del expected["vision_tower.w"]
         self.assertEqual(got, expected)
 
-    def test_the_title_changes(self):
+    def test_changes_title(self):
         got, metadata = self.edited("metadata title 'a new one'")
         self.assertEqual((got, metadata), (plain(self.tensors), {"format": "pt", "title": "a new one"}))
 
-    def test_an_adapter_is_merged(self):
+    def test_merges_adapter(self):
         a = RANDOM.standard_normal((4, 16), numpy.float32)
         b = RANDOM.standard_normal((24, 4), numpy.float32)
         adapter = self.adapter(self.work / "adapter", "model.layers.1.q_proj", a, b)
@@ -99,23 +99,23 @@ class Surgeries(unittest.TestCase):
         expected["model.layers.1.q_proj.weight"] = ("BF16", (24, 16), merged.tobytes())
         got, _ = self.edited(options=["--lora", f"0.5@{adapter}"])
         self.assertEqual(got, expected)
-        # The same in a mount, and by its name there.
+        # A mount shows the same values under the same name.
         mount = self.work / "mnt"
         mount.mkdir()
         self.mount("-o", f"lora=0.5@{adapter}", self.source, mount)
         self.assertEqual((mount / "model.layers.1.q_proj.weight").read_bytes(), merged.tobytes())
         run("diff", mount, self.out)
-        # The directory for loaders, as merge_and_unload() and save_pretrained() would leave it.
+        # The directory for loaders equals the output of merge_and_unload() and save_pretrained().
         model = mount / ".stfs/model"
         self.assertEqual((read(model / "model.safetensors")[0], sorted(os.listdir(model))),
                          (expected, ["config.json", "model.safetensors"]))
-        # Which of its sources has changed is not known: an adapter is one.
+        # The message cannot name the changed source, which may be the adapter.
         os.utime(adapter / "adapter_model.safetensors", ns=(1, 1))
         again = subprocess.run([checkpoints.STFS_INFO, "list", mount], check=False, capture_output=True, text=True)
         self.assertEqual(again.returncode, 3)
         self.assertIn("its sources have changed since it was mounted", again.stderr)
 
-    def test_shards_are_made_and_merged(self):
+    def test_splits_and_merges_shards(self):
         shards = self.work / "shards"
         run("edit", self.source, "--shard-size", "1500", "-o", shards)
         index = json.loads((shards / "model.safetensors.index.json").read_text())
@@ -135,7 +135,7 @@ class Surgeries(unittest.TestCase):
         run("edit", shards, "-o", self.out)
         self.assertEqual(read(self.out)[0], plain(self.tensors))
 
-    def test_without_an_output_the_changes_are_printed(self):
+    def test_prints_changes_without_output(self):
         listed = json.loads(run("edit", self.source, "-e", "rename s/^model.norm/norm/", "-e", "drop steps",
                                 "-e", "cast lm_head.* f32", "-e", "unset title", "--json"))
         self.assertEqual(listed, [
@@ -145,7 +145,7 @@ class Surgeries(unittest.TestCase):
             {"change": "metadata", "key": "title", "before": "old"}])
         self.assertIn("renamed", run("edit", self.source, "-e", "rename s/^model.norm/norm/"))
 
-    def test_the_empty_name_is_a_name(self):
+    def test_accepts_empty_name(self):
         ones, twos = ("F32", numpy.ones(3, numpy.float32)), ("F32", numpy.full(3, 2, numpy.float32))
         old, new = self.work / "old.safetensors", self.work / "new.safetensors"
         write(old, {"": ones, "w": ones})
@@ -169,7 +169,7 @@ class Surgeries(unittest.TestCase):
         run("diff", delta, new)
         self.assertEqual(read(delta / "model-00000-of-00001.safetensors")[0].keys(), {""})
 
-    def test_nothing_is_overwritten_unasked_and_no_source_ever(self):
+    def test_overwrites_only_with_force_and_never_a_source(self):
         before = self.source.read_bytes()
         link = self.work / "link.safetensors"
         link.symlink_to(self.source)
@@ -191,8 +191,8 @@ class Surgeries(unittest.TestCase):
         run("edit", self.source, "-o", full, status=2)
         self.assertEqual((os.listdir(full), self.source.read_bytes()), (["a"], before))
 
-    def test_no_file_that_is_read_is_the_output(self):
-        """Under none of its names: another path, a bind mount, a mount of stfs that shows it."""
+    def test_rejects_output_that_is_also_read(self):
+        """This holds for any name of the file: another path, a bind mount, or a mount of stfs."""
         other, array, lines = self.work / "other.safetensors", self.work / "a.npy", self.work / "lines.edit"
         write(other, {"x": ("F32", numpy.zeros(3, numpy.float32))})
         numpy.save(array, numpy.arange(3))
@@ -217,9 +217,9 @@ class Surgeries(unittest.TestCase):
                     names.append(bound / path.relative_to(self.work))
                 for source in (self.source, mount, mount / ".stfs/merged.safetensors"):
                     for name in names:
-                        told = run("edit", source, "-f", lines, "--lora", adapter, "-o", name, "--force", status=2)
-                        if path != array:  # no format that is written has this ending
-                            self.assertIn(f"{name}: a file of the source: name another", told)
+                        refused = run("edit", source, "-f", lines, "--lora", adapter, "-o", name, "--force", status=2)
+                        if path != array:  # no output format has this suffix
+                            self.assertIn(f"{name}: a file of the source: name another", refused)
                 run("extract", layered / ".stfs/merged.safetensors", "x", "-o", path, "--force", status=2)
                 run("report", self.source, "--edit", lines, "--lora", adapter, "-o", path, "--force", status=2)
             self.assertEqual({path: path.read_bytes() for path in read_files}, before)
@@ -227,7 +227,7 @@ class Surgeries(unittest.TestCase):
             if is_bound:
                 subprocess.run(["umount", bound], check=True)
 
-    def test_from_a_mount_means_what_it_shows(self):
+    def test_add_from_mount_uses_its_names(self):
         mount = self.work / "mnt"
         mount.mkdir()
         self.mount("-o", f"edit={self.lines('rename s/^model/shown/')}", self.source, mount)
@@ -237,24 +237,24 @@ class Surgeries(unittest.TestCase):
         expected = {name.replace("model", "shown"): each for name, each in self.tensors.items() if "layers" in name}
         self.assertEqual(got, plain({**expected, "s": self.tensors["steps"]}))
 
-    def test_a_computed_tensor_with_a_new_name_is_told_as_one(self):
+    def test_computed_tensor_with_new_name_is_printed_once(self):
         listed = json.loads(run("edit", self.source, "-e", "cast model.norm.weight bf16",
                                 "-e", "rename s/^model.norm/norm/", "--json"))
         self.assertEqual(listed, [{"change": "renamed", "name": "norm.weight", "from": "model.norm.weight",
                                    "dtype": "BF16", "shape": [16]}])
 
-    def test_a_format_that_is_not_written_is_no_name(self):
+    def test_rejects_output_in_unsupported_format(self):
         for verb in (["extract", self.source, "lm_head.*"], ["edit", self.source]):
-            said = run(*verb, "-o", self.work / "new.npz", status=2)
-            self.assertIn("safetensors and GGUF are written", said)
+            refused = run(*verb, "-o", self.work / "new.npz", status=2)
+            self.assertIn("safetensors and GGUF are written", refused)
         self.assertFalse((self.work / "new.npz").exists())
 
-    def test_a_wrong_line_writes_nothing(self):
+    def test_wrong_line_writes_nothing(self):
         self.assertIn("line 1", run("edit", self.source, "-e", "drop nothing.*", "-o", self.out, status=1))
         self.assertIn("line 1", run("edit", self.source, "-e", "drop nothing.*", "-o", self.work / "d", status=1))
         self.assertEqual(sorted(os.listdir(self.work)), ["config.json", "model.safetensors"])
 
-    def test_a_signal_leaves_all_or_nothing(self):
+    def test_signal_leaves_whole_output_or_none(self):
         big = numpy.lib.format.open_memmap(self.work / "big.npy", "w+", "<f4", (100_000_000,))  # sparse
         del big
         target = self.work / "d"
@@ -265,12 +265,12 @@ class Surgeries(unittest.TestCase):
         child.send_signal(signal.SIGTERM)
         child.wait()
         left = sorted(os.listdir(self.work))
-        if "d" in left:  # it was done before the signal came
+        if "d" in left:  # complete before the signal arrived
             run("check", target)
             left.remove("d")
         self.assertEqual(left, ["big.npy", "config.json", "model.safetensors"])
 
-    def test_a_full_disk_leaves_nothing_behind(self):
+    def test_full_disk_leaves_no_files(self):
         limited = ["bash", "-c", 'ulimit -f 1; exec "$0" "$@"', checkpoints.STFS_INFO, "edit", self.source]
         for target in (self.out, self.work / "d"):
             done = subprocess.run([*limited, "-o", target], capture_output=True, text=True)

@@ -1,5 +1,5 @@
-// A source on a file system whose attributes the kernel caches (FUSE, NFS), rewritten behind that
-// file system's back: each read gives the mounted bytes or an error.
+// A source on a file system with attributes that the kernel caches (FUSE, NFS). The file is
+// rewritten, the kernel does not notice, and each read still returns the mounted bytes or an error.
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/faulty_disk.h"
@@ -21,7 +21,7 @@
 namespace stfs::test {
 namespace {
 
-constexpr std::size_t kElements = 1 << 20;  // of the BF16 tensor w
+constexpr std::size_t kElements = 1 << 20;  // elements of the BF16 tensor w
 constexpr std::size_t kBlock = 64 << 10;
 
 std::string as_f32(const std::string& bf16) {
@@ -41,25 +41,25 @@ class SourceWithCachedAttributes : public MountTest {
  protected:
   SourceWithCachedAttributes() {
     std::filesystem::create_directory(dir_ / "files");
-    behind_ = dir_ / "files/m.safetensors";
-    write_safetensors(behind_, {w_, v_});
+    real_ = dir_ / "files/m.safetensors";
+    write_safetensors(real_, {w_, v_});
   }
   void cache(const std::string& what) {
     disk_ = std::make_unique<FaultyDisk>(dir_ / "files", what);
     source_ = *disk_ / "m.safetensors";
   }
-  // Rewrites it with the same size and another mtime.
+  // Rewrites the file with the same size and another mtime.
   void rewrite() const {
-    write_safetensors(behind_, {random_tensor("w", "BF16", {kElements}, 3),
-                                random_tensor("v", "U8", {kBlock}, 4)});
+    write_safetensors(
+        real_, {random_tensor("w", "BF16", {kElements}, 3), random_tensor("v", "U8", {kBlock}, 4)});
     const timespec times[] = {{0, UTIME_OMIT}, {2'000'000'000, 0}};
-    ASSERT_EQ(::utimensat(AT_FDCWD, behind_.c_str(), times, 0), 0);
+    ASSERT_EQ(::utimensat(AT_FDCWD, real_.c_str(), times, 0), 0);
   }
 
   TempDir dir_;
   Tensor w_ = random_tensor("w", "BF16", {kElements}, 1);
   Tensor v_ = random_tensor("v", "U8", {kBlock}, 2);
-  std::filesystem::path behind_, source_;  // its real path, and its path on the faulty disk
+  std::filesystem::path real_, source_;  // the real path, and the path on the faulty disk
   std::unique_ptr<FaultyDisk> disk_;
 };
 
@@ -77,7 +77,7 @@ class CachedAttributes
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Of, CachedAttributes,
+INSTANTIATE_TEST_SUITE_P(All, CachedAttributes,
                          ::testing::Combine(::testing::Values("attributes", "all"),
                                             ::testing::Values("kernel", "direct")),
                          [](const auto& test) {
@@ -85,8 +85,8 @@ INSTANTIATE_TEST_SUITE_P(Of, CachedAttributes,
                                   std::get<1>(test.param);
                          });
 
-// Each view has its own mount: a page read by another view would stay the old version's.
-TEST_P(CachedAttributes, LetNoByteOfANewVersionThrough) {
+// Each view has its own mount, because a page that another view has read would keep the old bytes.
+TEST_P(CachedAttributes, NeverReturnBytesOfNewVersion) {
   const std::pair<const char*, std::string> views[] = {
       {"w", w_.bytes},
       {".stfs/f32/w", as_f32(w_.bytes)},
@@ -95,9 +95,9 @@ TEST_P(CachedAttributes, LetNoByteOfANewVersionThrough) {
       {".stfs/merged.safetensors", ""},
   };
   for (auto [path, bytes] : views) {
-    write_safetensors(behind_, {w_, v_});
+    write_safetensors(real_, {w_, v_});
     cache(std::get<0>(GetParam()));
-    if (bytes.empty()) bytes = read_file(Mounted({behind_}) / path);
+    if (bytes.empty()) bytes = read_file(Mounted({real_}) / path);
     const Mounted mount({source_}, options());
     const int fd = ::open((mount / path).c_str(), O_RDONLY | O_CLOEXEC);
     ASSERT_GE(fd, 0) << path;
@@ -120,13 +120,13 @@ TEST_P(CachedAttributes, LetNoByteOfANewVersionThrough) {
     }
     ::close(fd);
     EXPECT_GT(failures, 0U) << path;
-    EXPECT_EQ(read_range(mount / "v", 0, 1, block), ESTALE) << "of an open after the change";
+    EXPECT_EQ(read_range(mount / "v", 0, 1, block), ESTALE) << "when opened after the change";
     EXPECT_EQ(run({"cat", mount / ".stfs/sha256/w"}).status, 1);
     EXPECT_EQ(run({"cat", mount / ".stfs/stats/w.json"}).status, 1);
   }
 }
 
-TEST_P(CachedAttributes, OfASourceThatStaysTheSameServeIt) {
+TEST_P(CachedAttributes, ServeUnchangedSource) {
   const Mounted mount({source_}, options());
 
   for (int i = 0; i < 2; ++i) {
@@ -137,8 +137,8 @@ TEST_P(CachedAttributes, OfASourceThatStaysTheSameServeIt) {
 }
 
 // The disk stalls a read while the file is rewritten.
-TEST_F(SourceWithCachedAttributes, ThatIsRewrittenUnderAToolFailsIt) {
-  const std::size_t offset = entries_of(behind_).at("w").offset;
+TEST_F(SourceWithCachedAttributes, RewriteFailsReadingTool) {
+  const std::size_t offset = entries_of(real_).at("w").offset;
   const std::vector<std::string> commands[] = {
       {STFS_INFO_BINARY, "hash", "SOURCE", "w"},
       {STFS_INFO_BINARY, "stats", "SOURCE", "w"},
@@ -147,9 +147,9 @@ TEST_F(SourceWithCachedAttributes, ThatIsRewrittenUnderAToolFailsIt) {
       {STFS_INFO_BINARY, "cat", "--as", "f32", "SOURCE", "w"},
       {STFS_INFO_BINARY, "extract", "SOURCE", "w", "-o", dir_ / "extracted"},
   };
-  std::filesystem::copy_file(behind_, dir_ / "other.safetensors");
+  std::filesystem::copy_file(real_, dir_ / "other.safetensors");
   for (std::vector<std::string> command : commands) {
-    write_safetensors(behind_, {w_, v_});
+    write_safetensors(real_, {w_, v_});
     cache("attributes");
     for (std::string& word : command) {
       if (word == "SOURCE") word = source_;
@@ -168,8 +168,8 @@ TEST_F(SourceWithCachedAttributes, ThatIsRewrittenUnderAToolFailsIt) {
   }
 }
 
-// The kernel cannot break a lease for writers on another machine.
-TEST_F(SourceWithCachedAttributes, IsNotLeased) {
+// The kernel cannot break a lease for writers on another machine, so stfs takes none.
+TEST_F(SourceWithCachedAttributes, GetsNoLease) {
   cache("attributes");
   const Mounted mount({source_});
   ASSERT_TRUE(read_file(mount / "w") == w_.bytes);

@@ -1,6 +1,6 @@
-// A source that changes under sixteen readers: each byte belongs to the mounted version, or the
-// read fails. Raw, converted and sliced; by read and by mmap; through the kernel's cache and around
-// it.
+// A source that changes under 16 readers. Each byte belongs to the mounted version, or the read
+// fails. The readers read raw, converted and sliced files, by read and by mmap, with and without
+// the kernel's cache.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/long_tests.h"
 #include "tests/support/mounted.h"
@@ -83,7 +83,7 @@ std::vector<View> views_of(const Tensor& tensor) {
   return {{"w", tensor.bytes}, {".stfs/f32/w", floats}, {".stfs/slice/w/::2", rows}};
 }
 
-// Reads `view` until `stop`, around the kernel's cache if possible.
+// Reads `view` until `stop`, without the kernel's cache if possible.
 class CheckingReader {
  public:
   CheckingReader(const std::filesystem::path& root, const View& view, bool by_mmap, bool is_shared,
@@ -95,8 +95,8 @@ class CheckingReader {
     map_ =
         ::mmap(nullptr, view.bytes.size(), PROT_READ, is_shared ? MAP_SHARED : MAP_PRIVATE, fd_, 0);
     EXPECT_NE(map_, MAP_FAILED);
-    // Let the kernel copy from the mapping: an unreadable page is EFAULT for it, and SIGBUS for
-    // this program.
+    // The kernel copies from the mapping, because an unreadable page then gives EFAULT. In this
+    // program it would raise SIGBUS.
     memory_ = ::memfd_create("taken", MFD_CLOEXEC);
   }
   CheckingReader(const CheckingReader&) = delete;
@@ -114,7 +114,7 @@ class CheckingReader {
       const std::size_t length = std::min(got.size(), view_.bytes.size() - at);
       std::size_t count = 0;
       const int error = take(std::span(got).first(length), at, count);
-      // Bytes before an error count too.
+      // Bytes before an error are also checked.
       wrong += std::memcmp(got.data(), view_.bytes.data() + at, count) != 0 ? 1 : 0;
       if (error == 0) {
         ++(count == length ? right : false_ends);
@@ -130,8 +130,8 @@ class CheckingReader {
   std::uint64_t right = 0, failed = 0, wrong = 0, false_ends = 0, odd_errno = 0;
 
  private:
-  // Fills `out` from offset `at`: 0 or an errno. `count` is the number of bytes; too few without an
-  // error is a false end of file.
+  // Fills `out` from offset `at`. Returns 0 or an errno. `count` is the number of bytes; too few
+  // bytes without an error are a false end of file.
   int take(std::span<char> out, std::size_t at, std::size_t& count) const {
     if (map_ != nullptr) ::madvise(map_, view_.bytes.size(), MADV_DONTNEED);
     while (count < out.size()) {
@@ -218,10 +218,10 @@ class ChangingSource : public MountTest,
   Tensor tensor_;
   std::vector<View> views_;
   std::string other_version_;
-  std::uint64_t failures_ = 0;  // reads that failed, in all rounds
+  std::uint64_t failures_ = 0;  // failed reads of all rounds
 };
 
-INSTANTIATE_TEST_SUITE_P(Of, ChangingSource,
+INSTANTIATE_TEST_SUITE_P(All, ChangingSource,
                          ::testing::Combine(::testing::ValuesIn(kChanges),
                                             ::testing::Values("kernel", "direct")),
                          [](const auto& test) {
@@ -229,7 +229,7 @@ INSTANTIATE_TEST_SUITE_P(Of, ChangingSource,
                                   std::get<1>(test.param);
                          });
 
-TEST_P(ChangingSource, GivesNoByteOfAnotherVersionAndNoFalseEnd) {
+TEST_P(ChangingSource, GivesNoByteOfOtherVersionAndNoFalseEndOfFile) {
   const auto& [change, cache] = GetParam();
 
   for (std::uint64_t i = 0; i < long_or(1000, 6) && !HasFailure(); ++i) round(change, cache, i);

@@ -1,6 +1,6 @@
-// Calls that fail while stfs loads, mounts and serves. A failure to mount gives one line and the
-// right exit status, and leaves no mount. tests/support/failing_calls makes the Nth call of a kind
-// fail.
+// Calls that fail while stfs loads, mounts and serves. A failed mount prints one line, exits with
+// the right status and leaves no mount. tests/support/failing_calls makes the Nth call of a
+// function fail.
 #include "tests/support/failing_calls.h"
 
 #include "tests/support/checkpoint_writer.h"
@@ -36,7 +36,7 @@ class FailingCalls : public MountTest {
 
   std::filesystem::path mountpoint() const { return dir_ / "mnt"; }
 
-  // Mounts while the Nth call fails (with `on`, all later ones too).
+  // Mounts while the Nth call fails, and with `on` also all later calls.
   Outcome mount(const std::string& call, unsigned long at, bool on,
                 const std::string& least = "0") const {
     std::vector<std::string> settings = {"STFS_FAIL_AT=" + std::to_string(at),
@@ -46,8 +46,8 @@ class FailingCalls : public MountTest {
                {.environment = failing(call, settings)});
   }
 
-  // Expects a clean failure or a working mount, and that nothing is left; returns whether it
-  // failed.
+  // Expects a clean failure or a working mount, and no remaining mount or process. Returns true if
+  // the mount failed.
   bool expect_clean(const Outcome& result, const std::string& what) const {
     EXPECT_FALSE(result.timed_out) << what;
     EXPECT_TRUE(result.status == 0 || result.status == 3 || result.status == 4)
@@ -70,7 +70,7 @@ class FailingCalls : public MountTest {
   TempDir dir_;
 };
 
-TEST_F(FailingCalls, OfOpenAreUnreadableSources) {
+TEST_F(FailingCalls, FailedOpenGivesUnreadableSource) {
   for (const unsigned long at : {1UL, 2UL, 3UL}) {
     const Outcome result = mount("open", at, false);
     EXPECT_TRUE(expect_clean(result, "open " + std::to_string(at)));
@@ -79,7 +79,7 @@ TEST_F(FailingCalls, OfOpenAreUnreadableSources) {
   }
 }
 
-TEST_F(FailingCalls, OfMmapAreUnreadableSources) {
+TEST_F(FailingCalls, FailedMmapGivesUnreadableSource) {
   for (const unsigned long at : {1UL, 2UL}) {
     const Outcome result = mount("mmap", at, false);
     EXPECT_TRUE(expect_clean(result, "mmap " + std::to_string(at)));
@@ -88,7 +88,7 @@ TEST_F(FailingCalls, OfMmapAreUnreadableSources) {
   }
 }
 
-TEST_F(FailingCalls, OfPreadAreUnreadableSources) {
+TEST_F(FailingCalls, FailedPreadGivesUnreadableSource) {
   for (unsigned long at = 1; at <= 5; ++at) {
     const Outcome result = mount("pread", at, false);
     EXPECT_TRUE(expect_clean(result, "pread " + std::to_string(at)));
@@ -97,7 +97,7 @@ TEST_F(FailingCalls, OfPreadAreUnreadableSources) {
   }
 }
 
-TEST_F(FailingCalls, OfThreadsAreAFailedMountOrAWorkingOne) {
+TEST_F(FailingCalls, ThreadFailureFailsMountCleanlyOrNotAtAll) {
   int failed = 0;
   for (unsigned long at = 1; at <= 8; ++at) {
     for (const bool on : {false, true}) {
@@ -111,8 +111,8 @@ TEST_F(FailingCalls, OfThreadsAreAFailedMountOrAWorkingOne) {
   EXPECT_GT(failed, 0);
 }
 
-TEST_F(FailingCalls, OfAThreadThatWouldSortNamesOnlyTakesLonger) {
-  if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "one processor sorts alone";
+TEST_F(FailingCalls, MountSortsNamesWithoutExtraThread) {
+  if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "one processor starts no thread";
   std::vector<Tensor> tensors;
   for (int i = 140'000; i > 0; --i) tensors.push_back({"t" + std::to_string(i), "U8", {0}, ""});
   write_safetensors(dir_ / "model/1.safetensors", tensors);
@@ -126,15 +126,15 @@ TEST_F(FailingCalls, OfAThreadThatWouldSortNamesOnlyTakesLonger) {
   EXPECT_EQ(run({STFS_BINARY, "-u", mountpoint()}).status, 0);
 }
 
-TEST_F(FailingCalls, OfLargeAllocationsSayThatMemoryIsOut) {
+TEST_F(FailingCalls, FailedAllocationReportsOutOfMemory) {
   const Outcome result = mount("malloc", 1, true, "50");
 
   EXPECT_TRUE(expect_clean(result, "malloc"));
   EXPECT_NE(result.err.find("memory"), std::string::npos) << result.err;
 }
 
-// The thread that gives back leases has no memory.
-TEST_F(FailingCalls, OfMemoryWhileAWriterWaitsForTheLeaseLeaveTheMount) {
+// The thread that releases leases cannot allocate memory.
+TEST_F(FailingCalls, MountSurvivesNoMemoryWhileWriterWaitsForLease) {
   const std::string source = dir_ / "bytes.safetensors";
   const Tensor tensor = random_tensor("w", "U8", {1000, 1000});
   write_safetensors(source, {tensor});
@@ -153,9 +153,9 @@ TEST_F(FailingCalls, OfMemoryWhileAWriterWaitsForTheLeaseLeaveTheMount) {
   EXPECT_EQ(read_file(mountpoint() / "w"), tensor.bytes);
 }
 
-// For a while no thread can be started, under 32 readers that need more. Each still gets the right
-// bytes.
-TEST_F(FailingCalls, OfThreadsWhileServingAreNoticedByNobody) {
+// For a while no thread can be started, although 32 readers need more threads. Each reader still
+// gets the right bytes.
+TEST_F(FailingCalls, ThreadFailureWhileServingFailsNoReader) {
   const std::string source = dir_ / "bytes.safetensors";
   const Tensor tensor = random_tensor("w", "U8", {1000, 1000});
   write_safetensors(source, {tensor});
@@ -184,7 +184,7 @@ TEST_F(FailingCalls, OfThreadsWhileServingAreNoticedByNobody) {
   }
   for (std::thread& reader : readers) reader.join();
 
-  // Unmounting needs no thread either.
+  // Unmounting does not need another thread.
   const std::vector<pid_t> daemons = processes_with(mountpoint());
   ASSERT_EQ(daemons.size(), 1u);
   ::kill(daemons[0], SIGTERM);
@@ -192,14 +192,14 @@ TEST_F(FailingCalls, OfThreadsWhileServingAreNoticedByNobody) {
   EXPECT_TRUE(mounts_at(mountpoint()).empty());
 }
 
-TEST_F(FailingCalls, OfMallocWhileServingFailThatReadAlone) {
+TEST_F(FailingCalls, FailedMallocWhileServingFailsOnlyItsRead) {
   constexpr std::size_t kCount = 10'001;
   const std::string size =
       std::to_string(kCount * sizeof(float));  // no other allocation has this size
   const std::string source = dir_ / "halves.safetensors";
   write_safetensors(source, {random_tensor("h", "F16", {kCount}), random_tensor("i", "U8", {9})});
 
-  // With its cache the kernel would read the file in parts.
+  // page_cache=direct, because with its cache the kernel would read the file in parts.
   ASSERT_EQ(run({STFS_BINARY, "-o", "page_cache=direct", source, mountpoint()},
                 {.environment = failing("malloc", {"STFS_FAIL_ON=1", "STFS_FAIL_SIZE=" + size,
                                                    "STFS_FAIL_MOST=" + size})})

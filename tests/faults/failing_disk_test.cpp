@@ -1,5 +1,5 @@
-// A source on a disk that fails in places, stalls, or is slow: an error affects its range only, and
-// a slow read delays no other.
+// A source on a disk that fails in some ranges, stalls, or is slow. An error affects only its
+// range, and a slow read delays no other read.
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/faulty_disk.h"
@@ -47,7 +47,7 @@ class SourceOnFaultyDisk : public MountTest {
   void spoil(const char* verb, std::size_t begin, std::size_t end) const {
     disk_->fail_or_stall(verb, "m.safetensors", offset_ + begin, offset_ + end);
   }
-  // Reads the file in pieces of `length`: only those at unreadable pages may fail.
+  // Reads the file in pieces of `length`. Only pieces on unreadable pages may fail.
   void expect_error_in(const std::filesystem::path& file, const std::string& bytes,
                        std::size_t begin, std::size_t end, std::size_t length) {
     std::string got;
@@ -55,7 +55,7 @@ class SourceOnFaultyDisk : public MountTest {
     for (std::size_t at = 0; at < bytes.size(); at += length) {
       const std::size_t take = std::min(length, bytes.size() - at);
       const int error = read_range(file, at, take, got);
-      // Whole pages of the disk fail, and the tensor does not begin at one.
+      // Whole pages of the disk fail, and the tensor does not begin at a page.
       const bool must_fail = at < end && begin < at + take;
       const bool may_fail = at < end + 2 * kPage && begin < at + take + 2 * kPage;
       errors += error != 0 ? 1 : 0;
@@ -76,7 +76,7 @@ class SourceOnFaultyDisk : public MountTest {
   TempDir dir_;
   Tensor w_, v_;
   std::filesystem::path source_;  // on the faulty disk
-  std::size_t offset_ = 0;        // of tensor w in it
+  std::size_t offset_ = 0;        // offset of tensor w in source_
   std::unique_ptr<FaultyDisk> disk_;
 };
 
@@ -88,7 +88,7 @@ class FailingDisk : public SourceOnFaultyDisk, public ::testing::WithParamInterf
 INSTANTIATE_TEST_SUITE_P(Cache, FailingDisk, ::testing::Values("kernel", "direct"),
                          [](const auto& test) { return std::string(test.param); });
 
-TEST_P(FailingDisk, IsEIOForThatRangeAlone) {
+TEST_P(FailingDisk, FailedRangeGivesEIOOnlyThere) {
   const Mounted mount({*disk_ / "m.safetensors"}, options());
   const std::size_t bad = 1 << 20;
   spoil("fail", bad, bad + kPage);
@@ -116,7 +116,7 @@ std::vector<std::string> log_of(ForegroundMount& mount) {
   return lines;
 }
 
-TEST_P(FailingDisk, IsLoggedInOneLineForEachRangeHoweverItIsRead) {
+TEST_P(FailingDisk, EachFailedRangeIsLoggedOnceForAllViews) {
   ForegroundMount mount({*disk_ / "m.safetensors"}, options());
   const std::size_t bad = 1 << 20;
   spoil("fail", bad, bad + kPage);
@@ -148,11 +148,11 @@ TEST_P(FailingDisk, IsLoggedInOneLineForEachRangeHoweverItIsRead) {
     ASSERT_EQ(std::sscanf(log[i].c_str() + range, "bytes %zu to %zu", &begin, &end), 2) << log[i];
     EXPECT_LT(begin, begins[i] + kPage) << log[i];
     EXPECT_GT(end, begins[i]) << log[i];
-    EXPECT_GE(begin + kPage, begins[i]) << log[i] << ": not where it fails";
+    EXPECT_GE(begin + kPage, begins[i]) << log[i] << ": not the failing range";
   }
 }
 
-TEST_P(FailingDisk, ThatIsLostIsOneLine) {
+TEST_P(FailingDisk, LostDiskIsLoggedOnce) {
   ForegroundMount mount({*disk_ / "m.safetensors"}, options());
   disk_->die();
   std::string got;
@@ -164,7 +164,7 @@ TEST_P(FailingDisk, ThatIsLostIsOneLine) {
   EXPECT_NE(log[0].find("Transport endpoint is not connected"), std::string::npos) << log[0];
 }
 
-TEST_P(FailingDisk, IsNotLoggedAgainByTheNextWorker) {
+TEST_P(FailingDisk, NextWorkerDoesNotRepeatLogLine) {
   std::vector<std::string> supervised = options();
   supervised.insert(supervised.end(), {"-o", "supervise"});
   ForegroundMount mount({*disk_ / "m.safetensors"}, supervised);
@@ -185,7 +185,7 @@ TEST_P(FailingDisk, IsNotLoggedAgainByTheNextWorker) {
   EXPECT_EQ(lines, 1);
 }
 
-TEST_P(FailingDisk, IsLoggedByTheNextWorkerWhereItFailsInAnotherRange) {
+TEST_P(FailingDisk, NextWorkerLogsOtherFailedRange) {
   std::vector<std::string> supervised = options();
   supervised.insert(supervised.end(), {"-o", "supervise"});
   ForegroundMount mount({*disk_ / "m.safetensors"}, supervised);
@@ -209,7 +209,7 @@ TEST_P(FailingDisk, IsLoggedByTheNextWorkerWhereItFailsInAnotherRange) {
   EXPECT_EQ(lines, 2);
 }
 
-TEST_P(FailingDisk, ThatStallsHoldsUpNobodyElse) {
+TEST_P(FailingDisk, StalledReadDelaysNoOtherReader) {
   const Mounted mount({*disk_ / "m.safetensors"}, options());
   spoil("stall", 1 << 20, 3 << 20);
   constexpr int kWaiting = 8;
@@ -224,10 +224,10 @@ TEST_P(FailingDisk, ThatStallsHoldsUpNobodyElse) {
     });
   }
 
-  EXPECT_TRUE(disk_->stalls(kWaiting / 2)) << "nobody waits for the disk";
+  EXPECT_TRUE(disk_->stalls(kWaiting / 2)) << "no reader waits for the disk";
   EXPECT_TRUE(read_file(mount / "v") == v_.bytes);
   std::string got;
-  EXPECT_EQ(read_range(mount / "w", 0, 100'000, got), 0) << "the same tensor, where it is good";
+  EXPECT_EQ(read_range(mount / "w", 0, 100'000, got), 0) << "a good range of the same tensor";
   EXPECT_TRUE(got == w_.bytes.substr(0, 100'000));
   EXPECT_FALSE(read_file(mount / ".stfs/tensors.json").empty());
   EXPECT_EQ(names_in(mount / ".stfs/f32"), std::vector<std::string>{"w"});
@@ -238,7 +238,7 @@ TEST_P(FailingDisk, ThatStallsHoldsUpNobodyElse) {
   EXPECT_EQ(right, kWaiting);
 }
 
-TEST_P(FailingDisk, ThatStallsCanBeUnmountedLazilyAndTheDaemonEndsWithIt) {
+TEST_P(FailingDisk, StalledMountCanBeUnmountedLazilyAndDaemonEnds) {
   Mounted mount({*disk_ / "m.safetensors"}, options());
   const pid_t daemon = mount.daemon();
   spoil("stall", 0, kSize);
@@ -251,10 +251,10 @@ TEST_P(FailingDisk, ThatStallsCanBeUnmountedLazilyAndTheDaemonEndsWithIt) {
   disk_->tell("release");
 
   reader.wait();
-  EXPECT_TRUE(eventually([&] { return ::kill(daemon, 0) != 0; })) << "the daemon lives on";
+  EXPECT_TRUE(eventually([&] { return ::kill(daemon, 0) != 0; })) << "the daemon did not end";
 }
 
-TEST_P(FailingDisk, ThatStallsDoesNotKeepSigtermFromUnmounting) {
+TEST_P(FailingDisk, SigtermUnmountsDespiteStalledRead) {
   ForegroundMount mount({*disk_ / "m.safetensors"}, options());
   spoil("stall", 0, kSize);
   Process reader({"cat", mount / "w"});
@@ -270,7 +270,7 @@ TEST_P(FailingDisk, ThatStallsDoesNotKeepSigtermFromUnmounting) {
   EXPECT_EQ(ended.status, 0) << ended.err;
 }
 
-TEST_P(FailingDisk, ThatIsSlowGivesTheRightBytes) {
+TEST_P(FailingDisk, SlowDiskGivesRightBytes) {
   const Mounted mount({*disk_ / "m.safetensors"}, options());
   disk_->tell("slow 2");
   std::vector<std::thread> readers;
@@ -287,7 +287,7 @@ TEST_P(FailingDisk, ThatIsSlowGivesTheRightBytes) {
   EXPECT_EQ(right, 4);
 }
 
-// The caller's disposition of SIGALRM, which ends a daemon in time.
+// A caller with its disposition of SIGALRM, which the daemon uses to end in time.
 struct Caller {
   const char* name;
   RunOptions caller;
@@ -300,12 +300,12 @@ class StallingDisk : public SourceOnFaultyDisk, public ::testing::WithParamInter
 
 INSTANTIATE_TEST_SUITE_P(Caller, StallingDisk,
                          ::testing::Values(Caller{"Shell", {}},
-                                           Caller{"ThatBlocksSigalrm",
+                                           Caller{"BlocksSigalrm",
                                                   {.ignored_signals = {SIGALRM},
                                                    .blocked_signals = {SIGALRM}}}),
                          [](const auto& test) { return std::string(test.param.name); });
 
-TEST_P(StallingDisk, DoesNotKeepTheDaemonForever) {
+TEST_P(StallingDisk, DoesNotKeepDaemonAlive) {
   ForegroundMount mount({*disk_ / "m.safetensors"}, {"-o", "page_cache=direct"}, GetParam().caller);
   spoil("stall", 0, kSize);
   Process reader({"cat", mount / "w"});
@@ -316,7 +316,7 @@ TEST_P(StallingDisk, DoesNotKeepTheDaemonForever) {
   mount.process().signal(SIGTERM);
 
   EXPECT_TRUE(eventually([&] { return mounts_at(mount.path()).empty(); }));
-  const Outcome ended = mount.process().wait();  // takes ten seconds
+  const Outcome ended = mount.process().wait();  // takes 10 seconds
   EXPECT_FALSE(ended.timed_out);
   EXPECT_EQ(ended.status, 0);
   EXPECT_NE(ended.err.find("a source did not answer"), std::string::npos) << ended.err;
@@ -326,7 +326,7 @@ TEST_P(StallingDisk, DoesNotKeepTheDaemonForever) {
 }
 
 // The disk stalls the read while the file is rewritten, and then returns bytes of the new version.
-TEST_P(FailingDisk, ThatGivesAPageOfANewVersionLateGivesItToNobody) {
+TEST_P(FailingDisk, LatePageOfNewVersionIsReturnedToNoReader) {
   for (const char* path : {"w", ".stfs/f32/w", ".stfs/slice/w/::2", ".stfs/merged.safetensors"}) {
     write_safetensors(source_, {w_, v_});
     const Mounted mount({*disk_ / "m.safetensors"}, options());
@@ -345,7 +345,7 @@ TEST_P(FailingDisk, ThatGivesAPageOfANewVersionLateGivesItToNobody) {
   }
 }
 
-TEST_F(SourceOnFaultyDisk, AnExtractThatIsInterruptedLeavesNothingBehind) {
+TEST_F(SourceOnFaultyDisk, InterruptedExtractLeavesNoFile) {
   const std::filesystem::path out = dir_ / "out";
   std::filesystem::create_directory(out);
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
@@ -363,7 +363,7 @@ TEST_F(SourceOnFaultyDisk, AnExtractThatIsInterruptedLeavesNothingBehind) {
   }
 }
 
-TEST_F(SourceOnFaultyDisk, AnEditThatIsInterruptedOrCannotReadLeavesNothingBehind) {
+TEST_F(SourceOnFaultyDisk, InterruptedOrFailedEditLeavesNoFile) {
   const std::filesystem::path out = dir_ / "out";
   std::filesystem::create_directory(out);
   const std::string source = *disk_ / "m.safetensors";
@@ -391,9 +391,9 @@ TEST_F(SourceOnFaultyDisk, AnEditThatIsInterruptedOrCannotReadLeavesNothingBehin
   }
 }
 
-// As ThatGivesAPageOfANewVersionLateGivesItToNobody, for a user without leases, to whom mincore(2)
-// reports nothing.
-TEST_F(SourceOnFaultyDisk, GivesNoPageOfANewVersionToAMounterWhoDoesNotOwnTheSource) {
+// Like LatePageOfNewVersionIsReturnedToNoReader, but the mounting user cannot take leases and gets
+// no information from mincore(2).
+TEST_F(SourceOnFaultyDisk, LatePageOfNewVersionIsRefusedWithoutLease) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to become nobody";
   if (run({"which", "setpriv"}).status != 0) GTEST_SKIP() << "no setpriv";
   struct stat64 helper = {};
@@ -403,7 +403,8 @@ TEST_F(SourceOnFaultyDisk, GivesNoPageOfANewVersionToAMounterWhoDoesNotOwnTheSou
   ASSERT_EQ(::chown((dir_ / "nobodys").c_str(), 65534, 65534), 0);
   std::filesystem::copy_file(STFS_BINARY, dir_ / "stfs");
   spoil("stall", 1 << 20, 2 << 20);
-  // Runs in a mount namespace, where all users may open /dev/fuse. Prints the bytes read.
+  // Runs in a mount namespace in which all users may open /dev/fuse. Prints the bytes that were
+  // read.
   Process reader({"unshare", "-m", "/bin/bash", "-c", R"sh(
       set -e
       mknod "$1/fuse" c 10 229 && chmod 666 "$1/fuse" && mount --bind "$1/fuse" /dev/fuse
@@ -424,8 +425,8 @@ TEST_F(SourceOnFaultyDisk, GivesNoPageOfANewVersionToAMounterWhoDoesNotOwnTheSou
   EXPECT_EQ(read.out, "refused\n") << read.err;
 }
 
-// A file system on a loop device whose image is truncated under it.
-TEST(TruncatedDisk, IsEIOForWhatIsCutOffAndTheRestIsRead) {
+// A file system on a loop device. Its image is truncated while it is mounted.
+TEST(TruncatedDisk, GivesEIOForTruncatedPartAndReadsOtherBytes) {
   const std::string reason = mount_unavailable();
   if (!reason.empty()) GTEST_SKIP() << "no mount is possible: " << reason;
   if (::geteuid() != 0) GTEST_SKIP() << "a loop device needs root";
@@ -459,9 +460,9 @@ TEST(TruncatedDisk, IsEIOForWhatIsCutOffAndTheRestIsRead) {
     for (const Tensor& tensor : {first, last}) {
       for (std::size_t at = 0; at < kSize; at += kPage) {
         const std::size_t offset = entries_of(dir / "m.safetensors").at(tensor.name).offset;
-        const int of_the_disk = read_range(disk / "m.safetensors", offset + at, kPage, got);
+        const int disk_error = read_range(disk / "m.safetensors", offset + at, kPage, got);
         const int error = read_range(mount / tensor.name, at, kPage, got);
-        EXPECT_EQ(error, of_the_disk) << tensor.name << " at " << at;
+        EXPECT_EQ(error, disk_error) << tensor.name << " at " << at;
         if (error != 0) {
           EXPECT_EQ(error, EIO) << tensor.name << " at " << at;
           ++errors;

@@ -1,5 +1,5 @@
-// stfs-info when threads cannot be started: the same output. tests/support/failing_calls makes the
-// Nth call fail.
+// stfs-info gives the same output if threads cannot be started, and fails if fsync(2) fails.
+// tests/support/failing_calls makes the Nth call fail.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/failing_calls.h"
 #include "tests/support/mounted.h"
@@ -24,7 +24,7 @@ class FailingTools : public testing::TestWithParam<std::vector<std::string>> {
     write_safetensors(dir_ / "b.safetensors", tensors);
   }
 
-  // Runs the command of the test; {a}, {b} and {new} stand for files.
+  // Runs the command of the test. {a}, {b} and {new} are replaced by paths of files.
   Outcome outcome(const std::vector<std::string>& environment = {}) const {
     std::vector<std::string> words = {STFS_INFO_BINARY};
     for (std::string word : GetParam()) {
@@ -35,7 +35,7 @@ class FailingTools : public testing::TestWithParam<std::vector<std::string>> {
     return run(words, {.environment = environment});
   }
 
-  // The file that `extract` wrote, which this removes; empty if there is none.
+  // Removes the file that `extract` wrote. Returns its bytes, or "" if there is no file.
   std::string take_file() const {
     const std::filesystem::path path = dir_ / "new.safetensors";
     if (!std::filesystem::exists(path)) return "";
@@ -47,7 +47,7 @@ class FailingTools : public testing::TestWithParam<std::vector<std::string>> {
   TempDir dir_;
 };
 
-TEST_P(FailingTools, AThreadThatCannotBeStartedOnlyTakesLonger) {
+TEST_P(FailingTools, GiveSameOutputWithoutThreads) {
   const Outcome right = outcome();
   const std::string file = take_file();
   for (const char* at : {"1", "2"}) {
@@ -63,8 +63,9 @@ TEST_P(FailingTools, AThreadThatCannotBeStartedOnlyTakesLonger) {
   }
 }
 
-// The bytes are on the disk before the file has its name, and the name before the command ends.
-TEST(FailingExtract, OfADiskThatKeepsNothingFails) {
+// The bytes are on the disk before the file gets its name, and the name is on the disk before the
+// command ends.
+TEST(FailingExtract, FailsIfFsyncFails) {
   skip_where_calls_cannot_fail();
   if (testing::Test::IsSkipped()) return;
   for (const char* const at : {"1", "2"}) {
@@ -82,8 +83,9 @@ TEST(FailingExtract, OfADiskThatKeepsNothingFails) {
   }
 }
 
-// In a directory: each file, the index, the directory; and then the directory above.
-TEST(FailingEdit, OfADiskThatKeepsNothingFails) {
+// For a new directory, fsync(2) is called for each file, the index and the directory, and then for
+// the parent directory.
+TEST(FailingEdit, FailsIfFsyncFails) {
   skip_where_calls_cannot_fail();
   if (testing::Test::IsSkipped()) return;
   for (int at = 1; at <= 6; ++at) {

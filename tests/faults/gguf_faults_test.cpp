@@ -1,5 +1,5 @@
-// Hostile GGUF files, each like one that broke another reader: refused in one line, with little
-// memory and in little time. Parts that are rewritten under a mount.
+// Hostile GGUF files, each like a file that broke another reader, are rejected in one line, with
+// little memory and in little time. Parts are rewritten while they are mounted.
 #include "tests/gguf/gguf_file.h"
 #include "tests/support/mounted.h"
 #include "tests/support/sizes.h"
@@ -41,10 +41,10 @@ struct HostileGguf {
   const char* name;
   std::string header;
   const char* error;
-  std::uint64_t size;  // of the file: zeros follow, which take no room on the disk
+  std::uint64_t size;  // size of the file; the header is followed by a hole
 };
 
-// The numbers are those of the reports: ollama#17042, ggml#1516, llama.cpp#27188,
+// The numbers come from these reports: ollama#17042, ggml#1516, llama.cpp#27188,
 // huggingface.js#2028, gguf-tools#25, zackshen/gguf#15 and GHSA-96jg-mvhq-q7q7.
 std::vector<HostileGguf> hostile_files() {
   const auto most = std::numeric_limits<std::uint64_t>::max();
@@ -55,33 +55,32 @@ std::vector<HostileGguf> hostile_files() {
   const std::string alignment =
       gguf_string("general.alignment") + little(static_cast<std::uint32_t>(ValueType::kU32));
   return {
-      {"AStringLongerThanTheFile", counts(0, 1) + string + little(kGiB), "GgufTruncated", 1 << 20},
-      {"AStringOfTwoToTheForty", counts(0, 1) + string + little(kGiB << 10), "GgufCount", 8 * kGiB},
-      {"AStringOfAllBytes", counts(0, 1) + string + little(most), "GgufCount", 1 << 20},
-      {"AKeyOfAGibibyte", counts(0, 1) + little(kGiB), "GgufKey", 8 * kGiB},
-      {"AnArrayOfTwoToTheSixtyThree", counts(0, 1) + array + u8 + little(1ULL << 63), "GgufCount",
+      {"StringLongerThanFile", counts(0, 1) + string + little(kGiB), "GgufTruncated", 1 << 20},
+      {"StringOf2To40Bytes", counts(0, 1) + string + little(kGiB << 10), "GgufCount", 8 * kGiB},
+      {"StringOf2To64Bytes", counts(0, 1) + string + little(most), "GgufCount", 1 << 20},
+      {"KeyOf1GiB", counts(0, 1) + little(kGiB), "GgufKey", 8 * kGiB},
+      {"ArrayOf2To63Elements", counts(0, 1) + array + u8 + little(1ULL << 63), "GgufCount",
        1 << 20},
-      {"AnArrayLongerThanTheFile", counts(0, 1) + array + u8 + little(kGiB), "GgufTruncated",
+      {"ArrayLongerThanFile", counts(0, 1) + array + u8 + little(kGiB), "GgufTruncated", 1 << 20},
+      {"StringArrayLongerThanFile", counts(0, 1) + array + texts + little(kGiB), "GgufCount",
        1 << 20},
-      {"AnArrayOfStringsLongerThanTheFile", counts(0, 1) + array + texts + little(kGiB),
-       "GgufCount", 1 << 20},
       {"ArraysInArrays",
        counts(0, 1) + array + little(static_cast<std::uint32_t>(ValueType::kArray)), "GgufValue",
        1 << 20},
-      {"KeysOfTwoToTheSixty", counts(0, 1ULL << 60), "GgufCount", 8 * kGiB},
-      {"TensorsOfTwoToTheSixty", counts(1ULL << 60, 0), "GgufCount", 8 * kGiB},
-      {"NegativeTensors", counts(most, 0), "GgufCount", 1 << 20},
-      {"AsManyKeysAsFit", counts(0, (kGiB - 24) / 14), "GgufCount", kGiB},
-      {"ARankOfTwoToTheThirtyOne", counts(1, 0) + info({}, 1U << 31, 0), "GgufShape", 1 << 20},
-      {"ARankOfNine", counts(1, 0) + info({1, 1, 1, 1, 1, 1, 1, 1, 1}, 9, 0), "GgufShape", 1 << 20},
-      {"AProductThatWraps", counts(1, 0) + info({1LL << 62, 4}, 2, 0), "GgufShape", 1 << 20},
-      {"AProductThatWrapsToALittle", counts(1, 0) + info({(1LL << 62) + 1, 4}, 2, 24), "GgufShape",
+      {"2To60Keys", counts(0, 1ULL << 60), "GgufCount", 8 * kGiB},
+      {"2To60Tensors", counts(1ULL << 60, 0), "GgufCount", 8 * kGiB},
+      {"NegativeTensorCount", counts(most, 0), "GgufCount", 1 << 20},
+      {"MaximumKeyCount", counts(0, (kGiB - 24) / 14), "GgufCount", kGiB},
+      {"RankOf2To31", counts(1, 0) + info({}, 1U << 31, 0), "GgufShape", 1 << 20},
+      {"RankOf9", counts(1, 0) + info({1, 1, 1, 1, 1, 1, 1, 1, 1}, 9, 0), "GgufShape", 1 << 20},
+      {"ProductWraps", counts(1, 0) + info({1LL << 62, 4}, 2, 0), "GgufShape", 1 << 20},
+      {"ProductWrapsToSmallValue", counts(1, 0) + info({(1LL << 62) + 1, 4}, 2, 24), "GgufShape",
        1 << 20},
-      {"ATensorBehindTheEnd", counts(1, 0) + info({1LL << 40}, 1, 24), "GgufData", 1 << 20},
-      {"AnAlignmentPastTheEnd", counts(1, 1) + alignment + little(1U << 31) + info({1}, 1, 24),
+      {"TensorPastEndOfFile", counts(1, 0) + info({1LL << 40}, 1, 24), "GgufData", 1 << 20},
+      {"AlignmentPastEndOfFile", counts(1, 1) + alignment + little(1U << 31) + info({1}, 1, 24),
        "GgufTruncated", 1 << 20},
-      {"AnAlignmentOfZero", counts(1, 1) + alignment + little(0U) + info({1}, 1, 24),
-       "GgufAlignment", 1 << 20},
+      {"AlignmentOf0", counts(1, 1) + alignment + little(0U) + info({1}, 1, 24), "GgufAlignment",
+       1 << 20},
   };
 }
 
@@ -96,8 +95,8 @@ class GgufFaults : public MountTest {
     if (size > bytes.size()) std::filesystem::resize_file(dir_ / name, size);
     return dir_ / name;
   }
-  // Mounts with at most `mebibytes` of address space besides the file, which is mapped, and
-  // `seconds` of one processor.
+  // Mounts with at most `mebibytes` of address space in addition to the mapped file, and at most
+  // `seconds` of processor time.
   Outcome mount(const std::filesystem::path& file, std::uint64_t mebibytes,
                 int seconds = 60) const {
     std::string limits = "ulimit -t " + std::to_string(seconds) + "; ";
@@ -109,7 +108,8 @@ class GgufFaults : public MountTest {
 #endif
     return sh(limits + R"(exec "$@")", {STFS_BINARY, file, dir_ / "mnt"});
   }
-  // A split file of two parts, each with one tensor; a long array in the first. Returns the first.
+  // Writes a split file of two parts with one tensor each, and with a long array in the first part.
+  // Returns the path of the first part.
   std::filesystem::path write_parts(char fill) const {
     for (int i = 0; i < 2; ++i) {
       GgufFile part;
@@ -129,7 +129,7 @@ class GgufFaults : public MountTest {
   TempDir dir_;
 };
 
-// 0 or the errno of opening a file and reading its end.
+// Opens a file and reads its last byte. Returns 0 or an errno.
 int error_of_reading(const std::filesystem::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return errno;
@@ -140,7 +140,7 @@ int error_of_reading(const std::filesystem::path& path) {
   return error;
 }
 
-TEST_F(GgufFaults, HostileFilesAreRefusedInOneLineWithLittleMemory) {
+TEST_F(GgufFaults, HostileFilesAreRejectedInOneLineWithBoundedMemory) {
   for (const HostileGguf& hostile : hostile_files()) {
     SCOPED_TRACE(hostile.name);
     const Outcome result = mount(write("m.gguf", hostile.header, hostile.size), 256);
@@ -183,7 +183,7 @@ TEST_F(GgufFaults, LongValuesTakeNoMemory) {
   EXPECT_EQ(error_of_reading(metadata / "a"), 0);
 }
 
-TEST_F(GgufFaults, TheTimeOfALargeHeaderIsLinear) {
+TEST_F(GgufFaults, LargeHeaderTakesLinearTime) {
   // A reader that compares every name with every other would need 10^11 comparisons.
   constexpr std::uint64_t kMany = 300'000;
   std::string header = counts(kMany, kMany);
@@ -203,7 +203,7 @@ TEST_F(GgufFaults, TheTimeOfALargeHeaderIsLinear) {
   EXPECT_EQ(read_file(dir_ / "mnt/.stfs/metadata/key299999"), "true");
 }
 
-TEST_F(GgufFaults, APartThatIsRewrittenIsStaleAndTheOthersAreNot) {
+TEST_F(GgufFaults, OnlyRewrittenPartIsStale) {
   const Mounted mount({write_parts('x')});
   ASSERT_EQ(error_of_reading(mount / "a"), 0);
   const std::string second = read_file(dir_ / "m-00002-of-00002.gguf");
@@ -215,7 +215,7 @@ TEST_F(GgufFaults, APartThatIsRewrittenIsStaleAndTheOthersAreNot) {
   EXPECT_EQ(error_of_reading(mount / ".stfs/metadata/array"), 0);
 }
 
-TEST_F(GgufFaults, AnArrayOfARewrittenFileIsStaleAndValuesInMemoryAreNot) {
+TEST_F(GgufFaults, OnlyArraysOfRewrittenFileAreStale) {
   GgufFile file;
   file.key("array", ValueType::kArray,
            gguf_array(ValueType::kU8, 100'000, std::string(100'000, 1)));
@@ -227,14 +227,15 @@ TEST_F(GgufFaults, AnArrayOfARewrittenFileIsStaleAndValuesInMemoryAreNot) {
   write_file(dir_ / "m.gguf", file.bytes() + "!");
 
   EXPECT_EQ(error_of_reading(mount / ".stfs/metadata/array"), ESTALE);
-  EXPECT_EQ(error_of_reading(mount / ".stfs/metadata/other"), ESTALE);  // never looked at before
+  EXPECT_EQ(error_of_reading(mount / ".stfs/metadata/other"),
+            ESTALE);  // first read after the change
   EXPECT_EQ(read_file(mount / ".stfs/metadata/name"), "kept");
 }
 
-TEST_F(GgufFaults, ASplitFileIsServedByTheNextWorker) {
+TEST_F(GgufFaults, NextWorkerServesSplitFile) {
   ForegroundMount mount({write_parts('x')}, {"-o", "supervise"});
   const std::string array = read_file(mount / ".stfs/metadata/array");
-  std::filesystem::rename(dir_ / "m-00002-of-00002.gguf", dir_ / "elsewhere");
+  std::filesystem::rename(dir_ / "m-00002-of-00002.gguf", dir_ / "moved");
 
   pid_t worker = -1;
   ASSERT_TRUE(eventually([&] {

@@ -1,5 +1,5 @@
-// Valid and nearly valid headers that cost as much as possible: memory stays a small multiple of
-// the header, and 256 KiB of stack suffice for every thread.
+// Valid and nearly valid headers that are as expensive as possible. Memory stays a small multiple
+// of the header's size, and every thread needs at most 256 KiB of stack.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/long_tests.h"
 #include "tests/support/mounted.h"
@@ -16,7 +16,7 @@
 namespace stfs::test {
 namespace {
 
-// A field of /proc/PID/status, in bytes.
+// Returns a field of /proc/PID/status, in bytes.
 [[maybe_unused]] std::uint64_t status_of(pid_t pid, const std::string& field) {
   const std::string status = read_file("/proc/" + std::to_string(pid) + "/status");
   const std::size_t at = status.find(field + ":");
@@ -24,7 +24,7 @@ namespace {
   return std::strtoull(status.c_str() + at + field.size() + 1, nullptr, 10) << 10;
 }
 
-// About `bytes` bytes of `item(0)`, `item(1)`, ..., with commas between them.
+// Returns about `bytes` bytes of `item(0)`, `item(1)`, ..., with commas between them.
 std::string filled(std::size_t bytes, const std::function<std::string(std::size_t)>& item) {
   std::string text;
   for (std::size_t i = 0; text.size() < bytes; ++i) {
@@ -51,13 +51,13 @@ struct Hostile {
 };
 
 const Hostile kHostile[] = {
-    {"MetadataOfManyKeys", true,
+    {"MetadataWithManyKeys", true,
      [](std::size_t bytes) {
        return R"({"__metadata__":{)" +
               filled(bytes, [](std::size_t i) { return in_hex(i) + R"(:"")"; }) + "}," +
               tensor_of_a_byte("w").substr(1);
      }},
-    {"AnUnknownFieldOfManyKeys", true,
+    {"UnknownFieldWithManyKeys", true,
      [](std::size_t bytes) {
        return R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":{)" +
               filled(bytes, [](std::size_t i) { return in_hex(i) + ":0"; }) + "}}}";
@@ -67,19 +67,19 @@ const Hostile kHostile[] = {
        return R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1],)" +
               filled(bytes, [](std::size_t i) { return in_hex(i) + ":0"; }) + "}}";
      }},
-    {"ANameOfManyDirectories", true,
+    {"NameWithManyDirectories", true,
      [](std::size_t bytes) {
        std::string name;
        while (name.size() < bytes) name += "a/";
        return tensor_of_a_byte(name + "w");
      }},
-    {"ANameOfControlCharacters", true,
+    {"NameWithControlCharacters", true,
      [](std::size_t bytes) {
        std::string name;
        while (name.size() < bytes) name += "\\u0001/";
        return tensor_of_a_byte(name + "w");
      }},
-    {"AShapeOfManyDimensions", true,
+    {"ShapeWithManyDimensions", true,
      [](std::size_t bytes) {
        return R"({"w":{"dtype":"U8","data_offsets":[0,1],"shape":[)" +
               filled(bytes, [](std::size_t) { return "1"; }) + "]}}";
@@ -90,11 +90,11 @@ const Hostile kHostile[] = {
               filled(bytes, [](std::size_t i) { return in_hex(i) + R"(:["U8",[0],[0,0]])"; }) +
               R"(,"w":["U8",[1],[0,1]]})";
      }},
-    {"BracketsWithinBrackets", false,
+    {"NestedBrackets", false,
      [](std::size_t bytes) { return R"({"w":{"x":)" + std::string(bytes, '['); }},
-    {"ANumberOfManyDigits", false,
+    {"NumberWithManyDigits", false,
      [](std::size_t bytes) { return R"({"w":{"x":)" + std::string(bytes, '1') + "}}"; }},
-    {"AStringWithoutAnEnd", false,
+    {"UnterminatedString", false,
      [](std::size_t bytes) { return "{\"" + std::string(bytes, 'a'); }},
 };
 
@@ -116,9 +116,9 @@ class HostileHeader : public MountTest, public ::testing::WithParamInterface<Hos
     return sh(R"(ulimit -s 256; exec "$@")", {STFS_BINARY, file(), mountpoint()});
   }
   void expect_memory(std::uint64_t besides, std::uint64_t times, const char* when) const {
-#ifndef STFS_SANITIZED  // a sanitizer's memory is not ours
+#ifndef STFS_SANITIZED  // a sanitizer uses memory of its own
     const std::vector<pid_t> daemon = processes_with(mountpoint());
-    ASSERT_EQ(daemon.size(), 1u) << "the daemon is gone";
+    ASSERT_EQ(daemon.size(), 1u) << "the daemon has ended";
     const std::uint64_t most = status_of(daemon[0], "VmHWM");
     EXPECT_LT(most, besides + times * header_) << when << ": " << most / header_ << " times";
     if (long_tests()) {
@@ -136,7 +136,7 @@ class HostileHeader : public MountTest, public ::testing::WithParamInterface<Hos
   std::uint64_t header_ = 0;  // bytes
 };
 
-INSTANTIATE_TEST_SUITE_P(With, HostileHeader, ::testing::ValuesIn(kHostile),
+INSTANTIATE_TEST_SUITE_P(All, HostileHeader, ::testing::ValuesIn(kHostile),
                          [](const auto& test) { return std::string(test.param.name); });
 
 TEST_P(HostileHeader, TakesBoundedMemoryAndStack) {
@@ -151,7 +151,7 @@ TEST_P(HostileHeader, TakesBoundedMemoryAndStack) {
   ASSERT_EQ(mounted.status, 0) << mounted.err;
   expect_memory(24 << 20, 12, "mounted");
   EXPECT_FALSE(names_in(mountpoint()).empty());
-  // Everything that can be read, by thirty-two threads at once.
+  // Reads everything with 32 threads at once.
   const std::string control = mountpoint() / ".stfs";
   std::vector<std::thread> readers;
   for (int i = 0; i < 32; ++i) {
@@ -168,17 +168,17 @@ TEST_P(HostileHeader, TakesBoundedMemoryAndStack) {
     });
   }
   for (std::thread& reader : readers) reader.join();
-  expect_memory(128 << 20, 20, "read");  // with replies of 1 MiB under way
+  expect_memory(128 << 20, 20, "read");  // includes pending replies of 1 MiB
   run({"dd", "if=" + control + "/report.html", "of=/dev/null", "bs=1M", "status=none"});
   expect_memory(128 << 20, 20, "of all tensors");
 #ifndef STFS_SANITIZED
-  // The kernel says that the report is closed after dd has ended.
+  // The kernel reports the close of the report only after dd has ended.
   std::uint64_t left = 0;
   EXPECT_TRUE(eventually([&] {
     left = status_of(processes_with(mountpoint()).at(0), "RssAnon");
     return left < (32 << 20) + 12 * header_;
   })) << left
-      << " bytes: the memory of the report was given back";
+      << " bytes: the memory of the report was not released";
 #endif
   EXPECT_EQ(run({STFS_BINARY, "-u", mountpoint()}).status, 0);
 }

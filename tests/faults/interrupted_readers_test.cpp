@@ -1,5 +1,5 @@
-// Readers that are killed during reads, statistics and digests leave nothing behind: no descriptor,
-// memory, thread or looked-up name.
+// Readers that are killed during reads, statistics and digests leak no descriptor, memory, thread
+// or looked-up name.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/daemon_figures.h"
 #include "tests/support/long_tests.h"
@@ -29,9 +29,10 @@ namespace {
 
 class InterruptedReaders : public MountTest {};
 
-TEST_F(InterruptedReaders, LeaveNothingBehind) {
+TEST_F(InterruptedReaders, LeakNothing) {
   const TempDir dir;
-  // A sparse file: large enough that a reader is killed during its read, and free of cost.
+  // A sparse file that is large enough for a reader to be killed during its read, and needs no disk
+  // space.
   const std::string header =
       R"({"w":{"dtype":"BF16","shape":[4096,65536],"data_offsets":[0,536870912]}})";
   write_file(dir / "m.safetensors", safetensors_bytes(header, ""));
@@ -66,7 +67,7 @@ TEST_F(InterruptedReaders, LeaveNothingBehind) {
     ::close(started[0]);
     ::close(started[1]);
   };
-  for (std::uint64_t i = 0; i < 60; ++i) round(i);  // warms up threads and buffers that stay
+  for (std::uint64_t i = 0; i < 60; ++i) round(i);  // creates threads and buffers that are kept
   const pid_t daemon = mount.daemon();
   const DaemonFigures before(daemon);
 
@@ -82,7 +83,7 @@ TEST_F(InterruptedReaders, LeaveNothingBehind) {
   EXPECT_EQ(run({STFS_BINARY, "-u", root}).status, 0);
 }
 
-// A compressed array: its last byte costs decompressing all of it. Two of them in a file.
+// Returns a file with two compressed arrays. Reading the last byte of one decompresses all of it.
 std::string slow_arrays(std::uint64_t mebibytes) {
   using std::string_literals::operator""s;
   std::string header =
@@ -90,7 +91,8 @@ std::string slow_arrays(std::uint64_t mebibytes) {
       std::to_string((mebibytes << 20) - 128) + ",), }";
   header.resize(127, ' ');
   const std::string zeros(1 << 20, '\0');
-  const auto deflated = [](const std::string& bytes) {  // ends at a byte, and refers to no other
+  // Returns a block that ends at a byte boundary and refers to no earlier block.
+  const auto deflated = [](const std::string& bytes) {
     z_stream stream{};
     EXPECT_EQ(::deflateInit2(&stream, 9, Z_DEFLATED, -15, 9, Z_DEFAULT_STRATEGY), Z_OK);
     std::string out(::deflateBound(&stream, bytes.size()) + 64, '\0');
@@ -115,7 +117,7 @@ std::string slow_arrays(std::uint64_t mebibytes) {
     data += more;
     crc = static_cast<std::uint32_t>(::crc32_combine(crc, crc_of_zeros, 1 << 20));
   }
-  data += std::string("\x03\x00", 2);  // the last block: empty
+  data += std::string("\x03\x00", 2);  // an empty last block
   const auto number = [](std::uint64_t value, int bytes) {
     std::string out;
     for (; bytes > 0; --bytes, value >>= 8U) out += static_cast<char>(value & 0xFF);
@@ -134,7 +136,7 @@ std::string slow_arrays(std::uint64_t mebibytes) {
          number(directory.size(), 4) + number(file.size(), 4) + number(0, 2);
 }
 
-// Processor time of a process, in ticks.
+// Returns the processor time of a process, in ticks.
 std::uint64_t ticks_of(pid_t pid) {
   std::istringstream rest(read_file("/proc/" + std::to_string(pid) + "/stat"));
   std::uint64_t user = 0, system = 0;
@@ -145,8 +147,8 @@ std::uint64_t ticks_of(pid_t pid) {
   return user + system;
 }
 
-// The kernel tells it of a reader that reads around its cache.
-TEST_F(InterruptedReaders, OfWhatIsComputedEndTheComputation) {
+// The kernel reports the interruption of a reader only if the read does not use its cache.
+TEST_F(InterruptedReaders, InterruptionEndsComputation) {
   const TempDir dir;
   write_file(dir / "m.npz", slow_arrays(1000));
   const Mounted mount({dir / "m.npz"}, {"-o", "page_cache=direct"});
@@ -157,7 +159,7 @@ TEST_F(InterruptedReaders, OfWhatIsComputedEndTheComputation) {
   const std::uint64_t before = ticks_of(daemon);
   ASSERT_EQ(run(reader_of("a")).status, 0);
   const std::uint64_t whole = ticks_of(daemon) - before;
-  ASSERT_GT(whole, 20U) << "it takes no time";
+  ASSERT_GT(whole, 20U) << "the computation is too fast";
 
   Process reader(reader_of("b"));
   EXPECT_TRUE(eventually([&] { return ticks_of(daemon) > before + whole + whole / 20; }));
@@ -169,8 +171,8 @@ TEST_F(InterruptedReaders, OfWhatIsComputedEndTheComputation) {
   EXPECT_EQ(read_range(mount / "b", 0, 4096, beginning), 0) << "others are served";
 }
 
-// A read that io_submit began has no thread that waits for it.
-TEST_F(InterruptedReaders, OfAsynchronousReadsMayEndBeforeTheReply) {
+// No thread waits for a read that was started by io_submit(2).
+TEST_F(InterruptedReaders, SubmitterOfAsyncReadMayExitBeforeReply) {
   const TempDir dir;
   write_file(dir / "m.npz", slow_arrays(600));
   const Mounted mount({dir / "m.npz"});
@@ -202,8 +204,9 @@ TEST_F(InterruptedReaders, OfAsynchronousReadsMayEndBeforeTheReply) {
   ::close(fd);
 }
 
-// libfuse keeps such an interrupt until the next request; LeakSanitizer sees the last one.
-TEST_F(InterruptedReaders, OfRequestsThatAreAnsweredLeaveNothingBehind) {
+// libfuse keeps the interrupt of an answered request until the next request. LeakSanitizer detects
+// the last such interrupt.
+TEST_F(InterruptedReaders, LateInterruptLeaksNothing) {
   const TempDir dir;
   write_safetensors(dir / "m.safetensors", {random_tensor("w", "U8", {100'000})});
   const std::filesystem::path mountpoint = dir / "mnt";

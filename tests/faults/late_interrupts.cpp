@@ -1,5 +1,6 @@
-// Preloaded into stfs: read(2) returns a FUSE_INTERRUPT after each request that it has returned.
-// With one thread the request is answered by then: the kernel sends such late interrupts by chance.
+// Preloaded into stfs. read(2) returns a FUSE_INTERRUPT after each request that it has returned.
+// With one thread, stfs has answered the request by then. The kernel sends such late interrupts
+// only by chance.
 #include <dlfcn.h>
 #include <linux/fuse.h>
 #include <sys/uio.h>
@@ -15,7 +16,7 @@ struct Interrupt {
   fuse_interrupt_in request;
 };
 
-// Of the last request that FUSE_INTERRUPT could have interrupted; 0: none.
+// The number of the last request that FUSE_INTERRUPT could have interrupted, or 0.
 std::uint64_t answered = 0;
 
 }  // namespace
@@ -23,7 +24,7 @@ std::uint64_t answered = 0;
 extern "C" ssize_t read(int fd, void* buffer, size_t size) {
   using Read = ssize_t (*)(int, void*, size_t);
   static const auto real = reinterpret_cast<Read>(::dlsym(RTLD_NEXT, "read"));
-  constexpr std::size_t kShortestRequestBuffer = 64 * 1024;  // other reads have shorter ones
+  constexpr std::size_t kShortestRequestBuffer = 64 * 1024;  // other reads have shorter buffers
   if (size < kShortestRequestBuffer) return real(fd, buffer, size);
   if (answered != 0) {
     Interrupt interrupt{};

@@ -1,5 +1,5 @@
-// A daemon that is stopped, ended and mounted again under its readers, and mounts on top of mounts.
-// With and without a supervisor.
+// A daemon that is stopped, ended and mounted again while it has readers, and mounts on top of
+// mounts. All tests run with and without a supervisor.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/long_tests.h"
 #include "tests/support/mounted.h"
@@ -34,8 +34,8 @@ class LifecycleFaults : public MountTest, public ::testing::WithParamInterface<c
   std::filesystem::path source() const { return dir_ / "m.safetensors"; }
   std::filesystem::path mountpoint() const { return dir_ / "mnt"; }
 
-  // With page_cache=direct the daemon answers every read; but a source must be mappable, so not for
-  // a file that is a source.
+  // With page_cache=direct the daemon answers every read. A mount that contains the source of
+  // another mount uses another setting, because a source must be mappable.
   static Outcome stfs(const std::vector<std::string>& sources_and_mountpoint,
                       const std::string& cache = "direct") {
     std::vector<std::string> argv = {STFS_BINARY, "-o", GetParam(), "-o", "cache=" + cache};
@@ -64,8 +64,7 @@ INSTANTIATE_TEST_SUITE_P(Mode, LifecycleFaults, ::testing::Values("ro", "supervi
                            return std::string(mode.param) == "ro" ? "Plain" : "Supervised";
                          });
 
-// Readers of one file until `stop`. They count failed reads by errno; a wrong byte fails the
-// test.
+// Threads that read one file until `stop`, and count reads, failed reads and reads of wrong bytes.
 class Readers {
  public:
   Readers(const std::filesystem::path& file, const std::string& bytes, int count) {
@@ -80,8 +79,8 @@ class Readers {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  // Waits until each has read `more` times.
-  bool go_on(std::uint64_t more) {
+  // Waits until they have read `more` more times.
+  bool read_more(std::uint64_t more) {
     const std::uint64_t before = rounds;
     return eventually([&] { return rounds >= before + more; });
   }
@@ -116,17 +115,17 @@ class Readers {
   std::vector<std::thread> threads_;
 };
 
-TEST_P(LifecycleFaults, ReadersOfADaemonThatIsStoppedResumeWhenItGoesOn) {
+TEST_P(LifecycleFaults, ReadersResumeAfterStoppedDaemonContinues) {
   ASSERT_EQ(stfs({source(), mountpoint()}).status, 0);
   {
     Readers readers(mountpoint() / "w", w_.bytes, 8);
-    ASSERT_TRUE(readers.go_on(100));
+    ASSERT_TRUE(readers.read_more(100));
 
     signal_all(mountpoint(), SIGSTOP);
     if (long_tests()) std::this_thread::sleep_for(std::chrono::minutes(1));
     signal_all(mountpoint(), SIGCONT);
 
-    EXPECT_TRUE(readers.go_on(100));
+    EXPECT_TRUE(readers.read_more(100));
     EXPECT_EQ(readers.errors, 0u);
     EXPECT_EQ(readers.wrong, 0u);
   }
@@ -134,13 +133,13 @@ TEST_P(LifecycleFaults, ReadersOfADaemonThatIsStoppedResumeWhenItGoesOn) {
   expect_nothing_left(mountpoint());
 }
 
-TEST_P(LifecycleFaults, SigtermUnderReadersEndsCleanlyAndANewMountServesThem) {
+TEST_P(LifecycleFaults, SigtermUnderReadersEndsCleanlyAndNewMountServesThem) {
   Readers readers(mountpoint() / "w", w_.bytes, 16);
   const std::uint64_t cycles = long_or(200, 4);
   for (std::uint64_t i = 0; i < cycles; ++i) {
     Process daemon(
         {STFS_BINARY, "-f", "-o", GetParam(), "-o", "page_cache=direct", source(), mountpoint()});
-    ASSERT_TRUE(readers.go_on(50)) << daemon.err();
+    ASSERT_TRUE(readers.read_more(50)) << daemon.err();
 
     daemon.signal(SIGTERM);
     const Outcome result = daemon.wait();
@@ -152,7 +151,7 @@ TEST_P(LifecycleFaults, SigtermUnderReadersEndsCleanlyAndANewMountServesThem) {
   EXPECT_EQ(readers.wrong, 0u);
 }
 
-TEST_P(LifecycleFaults, UnmountingLazilyUnderReadersLeavesThoseWithOpenFilesUndisturbed) {
+TEST_P(LifecycleFaults, LazyUnmountKeepsOpenFilesReadable) {
   ASSERT_EQ(stfs({source(), mountpoint()}).status, 0);
   const int fd = ::open((mountpoint() / "w").c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_GE(fd, 0);
@@ -169,13 +168,13 @@ TEST_P(LifecycleFaults, UnmountingLazilyUnderReadersLeavesThoseWithOpenFilesUndi
       if (std::find(daemon.begin(), daemon.end(), pid) != daemon.end()) return false;
     }
     return true;
-  })) << "the first daemon goes on although nothing of its mount is open";
+  })) << "the first daemon runs although no file of its mount is open";
   EXPECT_EQ(read_file(mountpoint() / "w"), w_.bytes);
   EXPECT_EQ(unmount(mountpoint()).status, 0);
   expect_nothing_left(mountpoint());
 }
 
-TEST_P(LifecycleFaults, ADaemonUnderAnotherMountLeavesThatAlone) {
+TEST_P(LifecycleFaults, DaemonCoveredByOtherMountLeavesItMounted) {
   if (::geteuid() != 0) GTEST_SKIP() << "mounting tmpfs needs root";
   ASSERT_EQ(stfs({source(), mountpoint()}).status, 0);
   ASSERT_EQ(::mount("tmpfs", mountpoint().c_str(), "tmpfs", 0, "size=1m"), 0);
@@ -187,11 +186,11 @@ TEST_P(LifecycleFaults, ADaemonUnderAnotherMountLeavesThatAlone) {
   EXPECT_EQ(mounts_at(mountpoint()).back().type, "tmpfs");
   EXPECT_EQ(unmount(mountpoint()).status, 4) << "not an stfs mount";
   ASSERT_EQ(::umount2(mountpoint().c_str(), 0), 0);
-  EXPECT_EQ(unmount(mountpoint()).status, 0) << "what the daemon left below";
+  EXPECT_EQ(unmount(mountpoint()).status, 0) << "the mount that the daemon left below";
   expect_nothing_left(mountpoint());
 }
 
-TEST_P(LifecycleFaults, AMountOnAMountsDirectoryWorksAndBothEnd) {
+TEST_P(LifecycleFaults, MountOnDirectoryOfMountWorksAndBothEnd) {
   ASSERT_EQ(stfs({source(), mountpoint()}).status, 0);
   const std::filesystem::path above = mountpoint() / "d";
 
@@ -203,14 +202,14 @@ TEST_P(LifecycleFaults, AMountOnAMountsDirectoryWorksAndBothEnd) {
 
   EXPECT_EQ(second.status, 0) << second.err;
   EXPECT_EQ(got, w_.bytes);
-  EXPECT_EQ(refused.status, 4) << "a mount is on it";
+  EXPECT_EQ(refused.status, 4) << "it contains a mount";
   EXPECT_EQ(inner.status, 0) << inner.err;
   EXPECT_EQ(outer.status, 0) << outer.err;
   expect_nothing_left(above);
   expect_nothing_left(mountpoint());
 }
 
-TEST_P(LifecycleFaults, ASourceInAnotherMountIsServedAndOutlivesIt) {
+TEST_P(LifecycleFaults, SourceInOtherMountIsServedAfterItsUnmount) {
   const std::filesystem::path second = dir_ / "second";
   std::filesystem::create_directory(second);
   ASSERT_EQ(stfs({source(), mountpoint()}, "kernel").status, 0);
@@ -218,7 +217,7 @@ TEST_P(LifecycleFaults, ASourceInAnotherMountIsServedAndOutlivesIt) {
 
   EXPECT_EQ(read_file(second / "w"), w_.bytes);
   EXPECT_EQ(read_file(second / ".stfs/slice/w/5"), w_.bytes.substr(5 * 2048, 2048));
-  EXPECT_EQ(unmount(mountpoint()).status, 4) << "busy: the second holds a file";
+  EXPECT_EQ(unmount(mountpoint()).status, 4) << "busy: the second mount has a file open";
   EXPECT_EQ(unmount(mountpoint(), true).status, 0);
   EXPECT_EQ(read_file(second / "w"), w_.bytes);
   EXPECT_EQ(unmount(second).status, 0);
@@ -227,8 +226,8 @@ TEST_P(LifecycleFaults, ASourceInAnotherMountIsServedAndOutlivesIt) {
   expect_nothing_left(mountpoint());
 }
 
-TEST_P(LifecycleFaults, TwoMountsInEachOthersPlaceEndWithoutADeadlock) {
-  // The first mount shows a file; the second serves that file and covers the first's source.
+TEST_P(LifecycleFaults, MountsCoveringEachOtherEndWithoutDeadlock) {
+  // The second mount serves a file of the first mount and covers the source of the first mount.
   const std::filesystem::path directory = dir_ / "sources";
   std::filesystem::create_directory(directory);
   std::filesystem::rename(source(), directory / "m.safetensors");
@@ -240,7 +239,7 @@ TEST_P(LifecycleFaults, TwoMountsInEachOthersPlaceEndWithoutADeadlock) {
   EXPECT_EQ(read_file(mountpoint() / "w"), w_.bytes);
   signal_all(mountpoint(), SIGTERM);
   EXPECT_TRUE(eventually([&] { return mounts_at(mountpoint()).empty(); }));
-  // Its source is gone, except for pages in the kernel's cache.
+  // Only pages in the kernel's cache remain of the second mount's source.
   const int fd = ::open((directory / "w").c_str(), O_RDONLY | O_CLOEXEC);
   std::string got(w_.bytes.size(), '\0');
   const ssize_t n = fd < 0 ? -1 : ::pread64(fd, got.data(), got.size(), 0);
@@ -251,7 +250,7 @@ TEST_P(LifecycleFaults, TwoMountsInEachOthersPlaceEndWithoutADeadlock) {
   expect_nothing_left(mountpoint());
 }
 
-TEST_P(LifecycleFaults, ASourceThatTheMountCoversUnderAnotherNameIsServed) {
+TEST_P(LifecycleFaults, SourceCoveredUnderOtherPathIsServed) {
   if (::geteuid() != 0) GTEST_SKIP() << "a bind mount needs root";
   const std::filesystem::path directory = dir_ / "sources";
   const std::filesystem::path alias = dir_ / "alias";
@@ -260,7 +259,7 @@ TEST_P(LifecycleFaults, ASourceThatTheMountCoversUnderAnotherNameIsServed) {
   std::filesystem::rename(source(), directory / "m.safetensors");
   ASSERT_EQ(::mount(directory.c_str(), alias.c_str(), nullptr, MS_BIND, nullptr), 0);
 
-  // The path of the source is outside the mountpoint, its file inside.
+  // The path of the source is outside the mountpoint, but the file is inside.
   const Outcome covered = stfs({alias / "m.safetensors", directory});
   EXPECT_EQ(covered.status, 0) << covered.err;
   EXPECT_EQ(read_file(directory / "w"), w_.bytes);
@@ -274,7 +273,7 @@ TEST_P(LifecycleFaults, ASourceThatTheMountCoversUnderAnotherNameIsServed) {
   expect_nothing_left(directory);
 }
 
-TEST_P(LifecycleFaults, ASourceOnTheMountItselfIsRefused) {
+TEST_P(LifecycleFaults, SourceOnSameMountIsRejected) {
   ASSERT_EQ(stfs({source(), mountpoint()}).status, 0);
 
   const Outcome result = stfs({mountpoint() / ".stfs/merged.safetensors", mountpoint()});

@@ -1,5 +1,5 @@
-// Few descriptors, many shards, many mounts, many readers, little memory: stfs works, or names the
-// limit in one line when it mounts.
+// With few descriptors, many shards, mounts or readers, or little memory, stfs works, or reports
+// the limit in one line when it mounts.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/daemon_figures.h"
 #include "tests/support/long_tests.h"
@@ -37,9 +37,9 @@ class Limits : public MountTest {
   TempDir dir_;
 };
 
-TEST_F(Limits, OfDescriptorsBelowTheNumberOfShardsAreToldWhenMounting) {
+TEST_F(Limits, TooFewDescriptorsForShardsFailTheMount) {
 #ifdef STFS_SANITIZED
-  GTEST_SKIP() << "the sanitizer needs descriptors to look at an exception's type";
+  GTEST_SKIP() << "the sanitizer needs descriptors to check the type of an exception";
 #endif
   const int shards = static_cast<int>(long_or(5000, 500));
   const std::filesystem::path model = new_directory("model");
@@ -52,7 +52,7 @@ TEST_F(Limits, OfDescriptorsBelowTheNumberOfShardsAreToldWhenMounting) {
   write_index(model / "model.safetensors.index.json", map);
   const std::string mountpoint = new_directory("mnt");
 
-  // Also the hard limit, so that stfs cannot raise it.
+  // Sets the hard limit too, so that stfs cannot raise it.
   const Outcome refused = sh(R"(ulimit -n 64; exec "$@")", {STFS_BINARY, model, mountpoint});
   const std::size_t left = mounts_at(mountpoint).size();
   const Outcome mounted = sh(R"(ulimit -S -n 64; exec "$@")", {STFS_BINARY, model, mountpoint});
@@ -65,7 +65,7 @@ TEST_F(Limits, OfDescriptorsBelowTheNumberOfShardsAreToldWhenMounting) {
   EXPECT_EQ(names_in(mountpoint).size(), static_cast<std::size_t>(shards));
 }
 
-TEST_F(Limits, AThousandMountsOfOneCheckpoint) {
+TEST_F(Limits, ManyMountsOfOneCheckpointWork) {
   const std::size_t count = long_or(1000, 40);
   write_safetensors(dir_ / "m.safetensors", {random_tensor("w", "U8", {100})});
   const std::string bytes = random_tensor("w", "U8", {100}).bytes;
@@ -82,7 +82,7 @@ TEST_F(Limits, AThousandMountsOfOneCheckpoint) {
   }
 }
 
-TEST_F(Limits, TenThousandOpenFilesCostTheDaemonNothing) {
+TEST_F(Limits, OpenFilesCostDaemonNoDescriptors) {
   const rlim_t files = 10'000;
   rlimit limit{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
@@ -108,12 +108,12 @@ TEST_F(Limits, TenThousandOpenFilesCostTheDaemonNothing) {
   ::setrlimit(RLIMIT_NOFILE, &before);
 }
 
-TEST_F(Limits, GlobsThatAreOnlyLookedUpCostTheDaemonAlmostNothing) {
+TEST_F(Limits, LookedUpGlobsCostDaemonLittleMemory) {
   std::vector<Tensor> tensors;
   for (int i = 0; i < 100'000; ++i) tensors.push_back({"t" + std::to_string(i), "U8", {1}, "x"});
   write_safetensors(dir_ / "m.safetensors", tensors);
   const Mounted mount({dir_ / "m.safetensors"});
-  // Each matches all tensors.
+  // Each glob matches all tensors.
   const auto size_of = [&](int i) {
     return std::filesystem::file_size(mount /
                                       (".stfs/subset/[t" + std::to_string(i) + "]*.safetensors"));
@@ -121,7 +121,7 @@ TEST_F(Limits, GlobsThatAreOnlyLookedUpCostTheDaemonAlmostNothing) {
   const std::uint64_t size = size_of(0);
   const DaemonFigures before(mount.daemon());
 
-#ifdef STFS_SANITIZED  // a sanitizer keeps what was freed
+#ifdef STFS_SANITIZED  // a sanitizer keeps freed memory
   ASSERT_EQ(size_of(1), size);
 #else
   for (int i = 1; i <= 40; ++i) ASSERT_EQ(size_of(i), size);
@@ -130,7 +130,7 @@ TEST_F(Limits, GlobsThatAreOnlyLookedUpCostTheDaemonAlmostNothing) {
 #endif
 }
 
-TEST_F(Limits, AttributesThatAreTooLongCostTheDaemonNothing) {
+TEST_F(Limits, TooLongAttributesCostDaemonNoMemory) {
   Tensor tensor = random_tensor(std::string(16 << 20, 'n'), "U8", {1});
   write_safetensors(dir_ / "m.safetensors", {tensor});
   const Mounted mount({dir_ / "m.safetensors"});
@@ -152,12 +152,12 @@ TEST_F(Limits, AttributesThatAreTooLongCostTheDaemonNothing) {
   }
   for (std::thread& reader : readers) reader.join();
 
-#ifndef STFS_SANITIZED  // a sanitizer keeps what was freed
+#ifndef STFS_SANITIZED  // a sanitizer keeps freed memory
   EXPECT_LT(peak(), before + (8 << 10));
 #endif
 }
 
-TEST_F(Limits, ThreeHundredReadersAtOnce) {
+TEST_F(Limits, ThreeHundredConcurrentReadersGetRightBytes) {
   const Tensor tensor = random_tensor("w", "BF16", {512, 1024});
   write_safetensors(dir_ / "m.safetensors", {tensor});
   for (const char* cache : {"page_cache=kernel", "page_cache=direct"}) {
@@ -172,7 +172,7 @@ TEST_F(Limits, ThreeHundredReadersAtOnce) {
   }
 }
 
-TEST_F(Limits, SixtyFourMegabytesAreEnoughForACheckpointOfTwoGigabytes) {
+TEST_F(Limits, Memory64MiBSufficesFor2GiBCheckpoint) {
 #ifdef STFS_SANITIZED
   GTEST_SKIP() << "a sanitizer needs more";
 #endif

@@ -1,4 +1,4 @@
-// 256 readers of mappings while the kernel drops their pages: none hangs, and every byte is
+// 256 readers of mappings while the kernel drops their pages. No reader hangs, and every byte is
 // compared.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/long_tests.h"
@@ -20,7 +20,7 @@ namespace {
 
 class MmapReaders : public MountTest {};
 
-TEST_F(MmapReaders, SeeTheRightBytesWhilePagesAreDropped) {
+TEST_F(MmapReaders, SeeRightBytesWhilePagesAreDropped) {
   constexpr std::size_t kBytes = 8 << 20;
   constexpr int kMany = 256;
   const TempDir dir;
@@ -39,7 +39,7 @@ TEST_F(MmapReaders, SeeTheRightBytesWhilePagesAreDropped) {
       void* map = ::mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, fd, 0);
       bool same = map != MAP_FAILED;
       for (std::uint64_t pass = 0; same && pass < passes; ++pass) {
-        // Each begins elsewhere, so that pages are faulted in many orders.
+        // Each reader begins at another offset, so that pages are faulted in many orders.
         const std::size_t from = static_cast<std::size_t>(i) * (kBytes / kMany);
         const char* bytes = static_cast<const char*>(map);
         same = std::memcmp(bytes + from, tensor.bytes.data() + from, kBytes - from) == 0 &&
@@ -52,7 +52,8 @@ TEST_F(MmapReaders, SeeTheRightBytesWhilePagesAreDropped) {
       ++finished;
     });
   }
-  // Drops the pages of the mount and of the source; in a long run those of the whole system.
+  // Drops the pages of the mount and of the source, and in a long run the pages of the whole
+  // system.
   const int in_mount = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   const int in_source = ::open((dir / "m.safetensors").c_str(), O_RDONLY | O_CLOEXEC);
   const int system = long_tests() ? ::open("/proc/sys/vm/drop_caches", O_WRONLY | O_CLOEXEC) : -1;

@@ -1,5 +1,5 @@
-// Hostile names: each is listed, leads to its tensor's bytes and true name, and can be copied to an
-// ordinary file system.
+// Hostile names. Each is listed, its file has the tensor's bytes and true name, and it can be
+// copied to an ordinary file system.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/long_tests.h"
 #include "tests/support/mounted.h"
@@ -17,7 +17,7 @@ namespace {
 
 class HostileNames : public MountTest {
  protected:
-  // The regular files below a directory: their paths and bytes.
+  // Returns the paths and bytes of the regular files below a directory.
   static std::map<std::string, std::string> files_below(const std::filesystem::path& root) {
     std::map<std::string, std::string> files;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(root)) {
@@ -29,7 +29,7 @@ class HostileNames : public MountTest {
   }
 };
 
-// A set of names, each of them a trap.
+// Returns names that are each difficult for a file system.
 std::vector<std::string> names() {
   std::vector<std::string> names = {"",
                                     ".",
@@ -105,7 +105,7 @@ std::vector<std::string> names() {
   return names;
 }
 
-TEST_F(HostileNames, AreListedReversibleAndCanBeCopied) {
+TEST_F(HostileNames, CanBeListedReadAndCopied) {
   const TempDir dir;
   std::map<std::string, Tensor> tensors;
   std::vector<Tensor> written;
@@ -134,14 +134,14 @@ TEST_F(HostileNames, AreListedReversibleAndCanBeCopied) {
   const Outcome copied = run({"cp", "-r", mount.path(), dir / "copy"});
   EXPECT_EQ(copied.status, 0) << copied.err;
   EXPECT_EQ(files_below(dir / "copy"), files);
-  // In every view.
+  // Every view lists all names.
   const Outcome all =
       sh(R"(find "$1/.stfs/" -type f -print0 | xargs -0 stat -c %s | wc -l)", {mount.path()});
   EXPECT_EQ(all.err, "");
   EXPECT_GE(std::stoul(all.out), 6 * tensors.size());
 }
 
-TEST_F(HostileNames, OfAMillionAliasesOfOneRangeAreListed) {
+TEST_F(HostileNames, ManyAliasesOfOneRangeAreListed) {
   const std::uint64_t count = long_or(1'000'000, 50'000);
   const TempDir dir;
   HeaderBuilder header;

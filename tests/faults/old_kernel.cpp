@@ -1,6 +1,6 @@
-// Preloaded into stfs: changes the FUSE handshake that read(2) returns, and refuses the order to
-// resend requests. The kernel then seems unable to do that, and opens directories before it lists
-// them.
+// Preloaded into stfs. Changes the FUSE handshake that read(2) returns, and refuses the command to
+// resend requests. The kernel then seems unable to resend requests, and opens directories before it
+// lists them.
 #include <dlfcn.h>
 #include <linux/fuse.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // The options decide which users may read: other users, set-uid programs, and users other than root
-// who mount. All in mount namespaces, where all users may open /dev/fuse.
+// that mount. All tests run in mount namespaces in which all users may open /dev/fuse.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
 
@@ -28,7 +28,7 @@ class Permissions : public MountTest {
   void SetUp() override {
     MountTest::SetUp();
     if (IsSkipped() || HasFatalFailure()) return;
-    if (::geteuid() != 0) GTEST_SKIP() << "needs root to become others";
+    if (::geteuid() != 0) GTEST_SKIP() << "needs root to become other users";
     if (run({"which", "setpriv"}).status != 0) GTEST_SKIP() << "no setpriv";
     if (run({"unshare", "-m", "true"}).status != 0) GTEST_SKIP() << "no mount namespaces";
     struct stat64 helper = {};
@@ -36,8 +36,8 @@ class Permissions : public MountTest {
       GTEST_SKIP() << "no setuid fusermount3";
   }
 
-  // Runs a script as root. In it `as UID command...` runs a command as another user, `stfs`,
-  // `source` and `mnt` are the test's, and user_allow_other is set.
+  // Runs a script as root. In the script, `as UID command...` runs a command as another user,
+  // `$stfs`, `$source` and `$mnt` are the paths of this test, and user_allow_other is set.
   Outcome in_namespace(const std::string& script) const {
     return run({"unshare", "-m", "/bin/bash", "-c", R"sh(
 cd "$1"
@@ -55,7 +55,7 @@ may_read() { if as "$1" cat "$mnt/w" >/dev/null 2>&1; then echo "$1 reads"; else
   TempDir dir_;
 };
 
-TEST_F(Permissions, OfAMountByRootAreThoseOfItsOptions) {
+TEST_F(Permissions, RootMountFollowsOptions) {
   struct Case {
     const char* options;
     const char* expected;
@@ -72,25 +72,25 @@ TEST_F(Permissions, OfAMountByRootAreThoseOfItsOptions) {
     const Outcome result =
         in_namespace(std::string("\"$stfs\" -o ") + options +
                      R"sh( "$source" "$mnt"; may_read 0; may_read 1000; may_read 1001)sh");
-    // Root reads regardless of modes: it has CAP_DAC_OVERRIDE.
+    // Root reads regardless of modes, because it has CAP_DAC_OVERRIDE.
     std::string wanted = expected;
     if (wanted.starts_with("0 does not")) wanted.replace(0, 10, "0 reads");
     EXPECT_EQ(result.out, wanted) << options << ": " << result.err;
   }
 }
 
-TEST_F(Permissions, OfAMountByAUserAreHisAloneUnlessOthersAreAllowed) {
+TEST_F(Permissions, OnlyMountingUserReadsWithoutAllowOther) {
   const std::string script = R"sh(chown 1000 "$mnt"; as 1000 "$stfs" $options "$source" "$mnt"
       may_read 0; may_read 1000; may_read 1001
       stat -c '%u %g %a' "$mnt/w" 2>/dev/null || as 1000 stat -c '%u %g %a' "$mnt/w"
       as 1001 "$stfs" -u "$mnt" 2>/dev/null && echo "1001 unmounted it"
       as 1000 "$stfs" -u "$mnt" && echo unmounted)sh";
 
-  const Outcome alone = in_namespace("options=\n" + script);
+  const Outcome by_default = in_namespace("options=\n" + script);
   const Outcome others = in_namespace("options='-o allow_other'\n" + script);
 
-  EXPECT_EQ(alone.out, "0 does not\n1000 reads\n1001 does not\n1000 1000 444\nunmounted\n")
-      << alone.err;
+  EXPECT_EQ(by_default.out, "0 does not\n1000 reads\n1001 does not\n1000 1000 444\nunmounted\n")
+      << by_default.err;
   EXPECT_EQ(others.out, "0 reads\n1000 reads\n1001 reads\n1000 1000 444\nunmounted\n")
       << others.err;
 }
@@ -117,7 +117,7 @@ TEST_F(Permissions, EveryWayOfMountingIsNosuidNodevReadOnly) {
   }
 }
 
-TEST_F(Permissions, OfASourceThatTheMounterMayNotReadAreKept) {
+TEST_F(Permissions, SourceUnreadableByMountingUserIsRejected) {
   const Outcome result = in_namespace(R"sh(chown 1000 "$mnt"; chmod 600 "$source"
       as 1000 "$stfs" "$source" "$mnt"; echo $?; mountpoint -q "$mnt" && echo mounted
       chmod 644 "$source"; mkdir private; mv "$source" private/; chmod 700 private
@@ -128,8 +128,9 @@ TEST_F(Permissions, OfASourceThatTheMounterMayNotReadAreKept) {
   EXPECT_NE(result.err.find("Permission denied"), std::string::npos) << result.err;
 }
 
-// "-all,+sys_admin": the capabilities that the systemd unit keeps, for setpriv(1).
-std::string bounding_set_of_the_unit() {
+// Returns the capabilities that the systemd unit keeps, in the form of setpriv(1), such as
+// "-all,+sys_admin".
+std::string bounding_set_of_unit() {
   const std::string unit = read_file(test_data("../../systemd/stfs@.service.in"));
   const std::string key = "\nCapabilityBoundingSet=";
   const std::size_t begin = unit.find(key) + key.size();
@@ -142,24 +143,24 @@ std::string bounding_set_of_the_unit() {
   return set;
 }
 
-TEST_F(Permissions, OfTheSystemdUnitLetItLeaseAnotherUsersSource) {
-  const auto leases_held = [this](const std::string& as_whom) {
-    return in_namespace(R"sh(chown 1000 "$source"; inode=$(stat -c %i "$source"); )sh" + as_whom +
+TEST_F(Permissions, SystemdUnitCanLeaseSourceOfOtherUser) {
+  const auto leases_held = [this](const std::string& prefix) {
+    return in_namespace(R"sh(chown 1000 "$source"; inode=$(stat -c %i "$source"); )sh" + prefix +
                         R"sh( "$stfs" -o page_cache=direct "$source" "$mnt"
-        for i in $(seq 50); do  # it is given back a second after the read
+        for i in $(seq 50); do  # stfs releases the lease about a second after a read
           cat "$mnt/w" >/dev/null && grep -c "LEASE .*:$inode " /proc/locks && break
         done | tail -n 1)sh");
   };
   if (leases_held("").out != "1\n") GTEST_SKIP() << "no leases on this file system";
 
-  const Outcome held = leases_held("setpriv --bounding-set=" + bounding_set_of_the_unit());
+  const Outcome held = leases_held("setpriv --bounding-set=" + bounding_set_of_unit());
 
-  EXPECT_EQ(held.out, "1\n") << bounding_set_of_the_unit() << held.err;
+  EXPECT_EQ(held.out, "1\n") << bounding_set_of_unit() << held.err;
 }
 
-// A set-uid program that runs stfs for a user: its effective user counts, and no option permits the
-// caller more than fusermount3 permits that user.
-TEST_F(Permissions, OfASetUidCallerAreThoseOfTheUserItBecame) {
+// A set-uid program runs stfs for another user. The effective user counts, and no option permits
+// the caller more than fusermount3 permits the effective user.
+TEST_F(Permissions, SetUidCallerDoesNotExposeSourceToRealUser) {
   const Outcome result = in_namespace(R"sh(
       chown 1000 "$mnt" stfs; chmod 4755 stfs; chown 1000 "$source"; chmod 600 "$source"
       as 1001 "$stfs" "$source" "$mnt"; echo $?

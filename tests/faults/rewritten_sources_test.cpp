@@ -1,5 +1,5 @@
-// A source that is rewritten in place while its size and mtime stay, as by cp -p; and what moves
-// its ctime alone and changes no byte: links, names, rights, attributes, backups.
+// A source that is rewritten in place with the same size and mtime, as by cp -p, and operations
+// that change only its ctime and no byte: links, renames, modes, owners, attributes and backups.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/faulty_disk.h"
 #include "tests/support/mounted.h"
@@ -24,12 +24,12 @@
 namespace stfs::test {
 namespace {
 
-constexpr std::size_t kTensorBytes = 8 << 20;  // of the tensor w
+constexpr std::size_t kTensorBytes = 8 << 20;  // size of the tensor w
 constexpr std::size_t kReadSize = 4096;
 
 std::string errno_name(int error) { return error == 0 ? "" : std::strerror(error); }
 
-// The errno of an open for reading; 0 when it succeeds.
+// Opens a file for reading. Returns 0 or the errno.
 int error_of_open(const std::filesystem::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return errno;
@@ -54,7 +54,7 @@ class RewrittenSource : public MountTest {
   }
   void rewrite() const { EXPECT_EQ(run({"cp", "-p", other_, source_}).status, 0); }
 
-  // `stfs -f SOURCE`, which may have a lease or not.
+  // Runs `stfs -f SOURCE` with or without a lease.
   void mount(bool with_lease, const std::vector<std::string>& options = {},
              const std::filesystem::path& source = {}) {
     const auto start = [&] {
@@ -65,7 +65,7 @@ class RewrittenSource : public MountTest {
     for (const auto& path : {source_, other_}) {
       ASSERT_EQ(::chown(path.c_str(), 65534, 65534), 0);
     }
-    std::thread([&] {  // its children have no CAP_LEASE
+    std::thread([&] {  // its child processes lack CAP_LEASE
       ASSERT_EQ(::prctl(PR_CAPBSET_DROP, CAP_LEASE), 0);
       start();
     })
@@ -118,7 +118,7 @@ class RewrittenSource : public MountTest {
     EXPECT_EQ(errno_name(read_range(at("w"), 0, kReadSize, page)), "") << after;
     EXPECT_TRUE(page == w_.bytes.substr(0, kReadSize)) << after;
   }
-  // The mount as a source, whose version must be that of the file as it is now.
+  // Expects that the mount is accepted as a source. Its version must match the current file.
   void expect_good_source(const std::string& after = "") const {
     const Outcome listed = run({STFS_INFO_BINARY, "list", mount_->path()});
     EXPECT_EQ(listed.status, 0) << after << ": " << listed.err;
@@ -130,20 +130,22 @@ class RewrittenSource : public MountTest {
   std::unique_ptr<ForegroundMount> mount_;
 };
 
-// With a lease or without; by the setting cache=.
-class RewrittenSourceOf : public RewrittenSource,
-                          public ::testing::WithParamInterface<std::tuple<bool, const char*>> {
+// Runs with a lease and without, and with each setting of cache=.
+class RewrittenSourceVariants
+    : public RewrittenSource,
+      public ::testing::WithParamInterface<std::tuple<bool, const char*>> {
  protected:
   void SetUp() override {
     MountTest::SetUp();
-    if (!std::get<0>(GetParam()) && ::geteuid() != 0) GTEST_SKIP() << "needs root to give it away";
+    if (!std::get<0>(GetParam()) && ::geteuid() != 0)
+      GTEST_SKIP() << "needs root to chown the source";
   }
   void mount_it() {
     mount(std::get<0>(GetParam()), {"-o", std::string("cache=") + std::get<1>(GetParam())});
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Of, RewrittenSourceOf,
+INSTANTIATE_TEST_SUITE_P(All, RewrittenSourceVariants,
                          ::testing::Combine(::testing::Bool(),
                                             ::testing::Values("kernel", "direct")),
                          [](const auto& test) {
@@ -151,7 +153,7 @@ INSTANTIATE_TEST_SUITE_P(Of, RewrittenSourceOf,
                                   std::get<1>(test.param);
                          });
 
-TEST_P(RewrittenSourceOf, WithItsTimePutBackIsESTALEAndNeverOtherBytes) {
+TEST_P(RewrittenSourceVariants, RestoredMtimeStillGivesESTALE) {
   mount_it();
   const int fd = ::open(at("w").c_str(), O_RDONLY | O_CLOEXEC);
   std::string page(kReadSize, '\0');
@@ -164,7 +166,7 @@ TEST_P(RewrittenSourceOf, WithItsTimePutBackIsESTALEAndNeverOtherBytes) {
   expect_stale();
 }
 
-TEST_P(RewrittenSourceOf, BeforeAnythingWasReadIsESTALE) {
+TEST_P(RewrittenSourceVariants, RewriteBeforeFirstReadGivesESTALE) {
   mount_it();
 
   rewrite();
@@ -172,7 +174,7 @@ TEST_P(RewrittenSourceOf, BeforeAnythingWasReadIsESTALE) {
   expect_stale();
 }
 
-TEST_P(RewrittenSourceOf, AfterItWasLinkedIsESTALE) {
+TEST_P(RewrittenSourceVariants, RewriteAfterLinkGivesESTALE) {
   mount_it();
   ASSERT_EQ(::link(source_.c_str(), (dir_ / "link").c_str()), 0);
   expect_good();
@@ -182,7 +184,7 @@ TEST_P(RewrittenSourceOf, AfterItWasLinkedIsESTALE) {
   expect_stale();
 }
 
-TEST_P(RewrittenSourceOf, ByAWriterWhoKeepsItOpenIsESTALE) {
+TEST_P(RewrittenSourceVariants, RewriteByStillOpenWriterGivesESTALE) {
   mount_it();
   const int writer = ::open(source_.c_str(), O_WRONLY | O_CLOEXEC);
   ASSERT_GE(writer, 0);
@@ -195,8 +197,8 @@ TEST_P(RewrittenSourceOf, ByAWriterWhoKeepsItOpenIsESTALE) {
   ::close(writer);
 }
 
-// Each command, and a read after it.
-TEST_P(RewrittenSourceOf, IsNoneWhoseLinksNamesOrRightsChange) {
+// Runs each command and reads after it.
+TEST_P(RewrittenSourceVariants, LinkRenameChmodOrChownIsNotAChange) {
   mount_it();
   for (const char* const command :
        {"ln a.safetensors c", "rm c", "cp -al a.safetensors backup", "rm backup",
@@ -210,8 +212,8 @@ TEST_P(RewrittenSourceOf, IsNoneWhoseLinksNamesOrRightsChange) {
   }
 }
 
-// What a lease alone tells from a rewrite, in the midst of readers.
-TEST_F(RewrittenSource, IsNoLeasedOneWhoseTimesOrAttributesChange) {
+// Only a lease can distinguish these changes from a rewrite. Readers run at the same time.
+TEST_F(RewrittenSource, MetadataChangeUnderLeaseIsNotAChange) {
   mount(true, {"-o", "page_cache=direct"});
   std::atomic<bool> stop = false;
   std::atomic<int> errors = 0;
@@ -246,7 +248,7 @@ TEST_F(RewrittenSource, IsNoLeasedOneWhoseTimesOrAttributesChange) {
   expect_stale();
 }
 
-TEST_F(RewrittenSource, ThatWasLinkedHasAnotherTokenAndIsAGoodSource) {
+TEST_F(RewrittenSource, LinkedSourceGetsNewTokenAndStaysGood) {
   mount(true);
   const auto token = [&] { return xattr(at("w"), "user.stfs.version").value_or(""); };
   const auto root = [&] { return xattr(mount_->path(), "user.stfs.mount").value_or(""); };
@@ -264,7 +266,7 @@ TEST_F(RewrittenSource, ThatWasLinkedHasAnotherTokenAndIsAGoodSource) {
 }
 
 // A tool names the mount while a program makes links to its source.
-TEST_F(RewrittenSource, ThatIsLinkedAllTheTimeIsAGoodSource) {
+TEST_F(RewrittenSource, ContinuouslyLinkedSourceStaysGood) {
   mount(true);
   Process linker(
       {"/bin/bash", "-c", "for i in {1..50000}; do ln \"$1\" \"$1.$i\"; done", "bash", source_});
@@ -276,20 +278,21 @@ TEST_F(RewrittenSource, ThatIsLinkedAllTheTimeIsAGoodSource) {
   expect_good();
 }
 
-class RewrittenUnderWorkers : public RewrittenSource, public ::testing::WithParamInterface<bool> {
+class RewrittenSupervisedSource : public RewrittenSource,
+                                  public ::testing::WithParamInterface<bool> {
  protected:
   void SetUp() override {
     MountTest::SetUp();
-    if (!GetParam() && ::geteuid() != 0) GTEST_SKIP() << "needs root to give it away";
+    if (!GetParam() && ::geteuid() != 0) GTEST_SKIP() << "needs root to chown the source";
   }
   void mount_it() { mount(GetParam(), {"-o", "supervise,page_cache=direct"}); }
 };
 
-INSTANTIATE_TEST_SUITE_P(Of, RewrittenUnderWorkers, ::testing::Bool(), [](const auto& test) {
+INSTANTIATE_TEST_SUITE_P(All, RewrittenSupervisedSource, ::testing::Bool(), [](const auto& test) {
   return std::string(test.param ? "Leased" : "Unleased");
 });
 
-TEST_P(RewrittenUnderWorkers, ThatNobodyReadBeforeTheWorkerDiedIsESTALE) {
+TEST_P(RewrittenSupervisedSource, RewriteUnreadUntilWorkerDiesGivesESTALE) {
   mount_it();
   expect_good();
 
@@ -299,7 +302,7 @@ TEST_P(RewrittenUnderWorkers, ThatNobodyReadBeforeTheWorkerDiedIsESTALE) {
   expect_stale();
 }
 
-TEST_P(RewrittenUnderWorkers, WhileTheWorkerDiesIsESTALE) {
+TEST_P(RewrittenSupervisedSource, RewriteWhileWorkerDiesGivesESTALE) {
   mount_it();
   expect_good();
   const pid_t stopped = worker();
@@ -312,7 +315,7 @@ TEST_P(RewrittenUnderWorkers, WhileTheWorkerDiesIsESTALE) {
   expect_stale();
 }
 
-TEST_P(RewrittenUnderWorkers, IsToldFromALinkThatAnEarlierWorkerSaw) {
+TEST_P(RewrittenSupervisedSource, LinkSeenByEarlierWorkerIsNotAChange) {
   mount_it();
   ASSERT_EQ(::link(source_.c_str(), (dir_ / "link").c_str()), 0);
   expect_good("a link");
@@ -328,7 +331,7 @@ TEST_P(RewrittenUnderWorkers, IsToldFromALinkThatAnEarlierWorkerSaw) {
   expect_stale();
 }
 
-TEST_P(RewrittenUnderWorkers, IsToldFromALinkBetweenTwoWorkers) {
+TEST_P(RewrittenSupervisedSource, LinkBetweenWorkersIsNotAChange) {
   mount_it();
   expect_good();
   const pid_t stopped = worker();
@@ -341,8 +344,9 @@ TEST_P(RewrittenUnderWorkers, IsToldFromALinkBetweenTwoWorkers) {
   expect_good_source();
 }
 
-// On FUSE, NFS and overlayfs no lease can be had.
-class RewrittenBehind : public RewrittenSource, public ::testing::WithParamInterface<const char*> {
+// The source is on FUSE, where stfs cannot take leases, as on NFS and overlayfs.
+class RewrittenFuseSource : public RewrittenSource,
+                            public ::testing::WithParamInterface<const char*> {
  protected:
   void mount_it() {
     std::filesystem::create_directory(dir_ / "files");
@@ -359,10 +363,11 @@ class RewrittenBehind : public RewrittenSource, public ::testing::WithParamInter
   std::unique_ptr<FaultyDisk> disk_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Of, RewrittenBehind, ::testing::Values("uncached", "attributes", "all"),
+INSTANTIATE_TEST_SUITE_P(All, RewrittenFuseSource,
+                         ::testing::Values("uncached", "attributes", "all"),
                          [](const auto& test) { return std::string(test.param); });
 
-TEST_P(RewrittenBehind, AFileSystemIsESTALE) {
+TEST_P(RewrittenFuseSource, RewriteGivesESTALE) {
   mount_it();
   expect_good();
 
@@ -373,23 +378,23 @@ TEST_P(RewrittenBehind, AFileSystemIsESTALE) {
   EXPECT_EQ(errno_name(read_range(at("v"), 0, 1, page)), errno_name(ESTALE));
 }
 
-TEST_P(RewrittenBehind, AFileSystemIsNoneThatIsLinkedOrLosesRights) {
+TEST_P(RewrittenFuseSource, LinkOrChmodIsNotAChange) {
   mount_it();
 
   ASSERT_EQ(::link(source_.c_str(), (dir_ / "files/link").c_str()), 0);
   expect_good("a link");
   ASSERT_EQ(::unlink((dir_ / "files/link").c_str()), 0);
-  expect_good("a link less");
+  expect_good("an unlink");
   ASSERT_EQ(::chmod(source_.c_str(), 0640), 0);
   expect_good("a chmod");
-  ASSERT_EQ(::chmod(other_.c_str(), 0640), 0);  // or the rewrite comes with another mode
+  ASSERT_EQ(::chmod(other_.c_str(), 0640), 0);  // so that the rewrite keeps the mode
   rewrite();
 
   EXPECT_EQ(errno_name(error_of_open(at("w"))), errno_name(ESTALE));
 }
 
-// Its ctime is the time of the question.
-TEST_F(RewrittenSource, OnAFileSystemWhoseCtimeMeansNothingIsJudgedByItsMtime) {
+// The ctime on this file system is the time of the stat(2).
+TEST_F(RewrittenSource, MeaninglessCtimeFallsBackToMtime) {
   std::filesystem::create_directory(dir_ / "files");
   std::filesystem::rename(source_, dir_ / "files/a.safetensors");
   const FaultyDisk disk(dir_ / "files", "clock");
@@ -403,8 +408,8 @@ TEST_F(RewrittenSource, OnAFileSystemWhoseCtimeMeansNothingIsJudgedByItsMtime) {
   mount_.reset();
 }
 
-// stfs-info has no lease. The disk stalls its read while the file is rewritten.
-TEST_F(RewrittenSource, UnderAToolFailsIt) {
+// stfs-info takes no lease. The disk stalls its read while the file is rewritten.
+TEST_F(RewrittenSource, RewriteFailsReadingTool) {
   const std::vector<std::string> commands[] = {
       {STFS_INFO_BINARY, "hash", "SOURCE", "w"},
       {STFS_INFO_BINARY, "stats", "SOURCE", "w"},
@@ -430,7 +435,7 @@ TEST_F(RewrittenSource, UnderAToolFailsIt) {
   }
 }
 
-TEST_F(RewrittenSource, FailsAnEditThatReadsItAndIsNamed) {
+TEST_F(RewrittenSource, RewriteFailsReadingEditAndIsNamed) {
   std::filesystem::create_directory(dir_ / "files");
   std::filesystem::create_directory(dir_ / "out");
   const std::string bytes = read_file(source_), base = dir_ / "base.safetensors";

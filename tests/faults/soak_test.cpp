@@ -1,4 +1,4 @@
-// Many repetitions: the memory, descriptors and threads of a mount do not grow with the requests.
+// With many repetitions, the memory and descriptors of a mount do not grow with the requests.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/daemon_figures.h"
 #include "tests/support/long_tests.h"
@@ -22,7 +22,7 @@ class Soak : public MountTest {
                                                random_tensor("v", "BF16", {100}, 2)});
   }
 
-  // Opens, reads a little and closes; false with errno on an error.
+  // Opens a file, reads a few bytes and closes it. Returns false and sets errno on an error.
   static bool touch(const std::string& path) {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
@@ -32,11 +32,11 @@ class Soak : public MountTest {
     return read;
   }
 
-  // `give_back` makes the kernel, and so stfs, forget cached names.
+  // `drop_names` makes the kernel, and therefore stfs, forget cached names.
   template <class Round>
   static void expect_no_growth(
       const Mounted& mount, std::uint64_t rounds, const Round& round,
-      [[maybe_unused]] const std::function<void()>& give_back = [] {}) {
+      [[maybe_unused]] const std::function<void()>& drop_names = [] {}) {
     const pid_t daemon = mount.daemon();
     for (std::uint64_t i = 0; i < rounds / 10; ++i) ASSERT_TRUE(round(i)) << i;
     const DaemonFigures before(daemon);
@@ -44,9 +44,9 @@ class Soak : public MountTest {
     for (std::uint64_t i = 0; i < rounds; ++i) ASSERT_TRUE(round(i)) << i;
 
     EXPECT_EQ(DaemonFigures(daemon).descriptors, before.descriptors);
-#ifndef STFS_SANITIZED  // a sanitizer keeps what was freed
+#ifndef STFS_SANITIZED  // a sanitizer keeps freed memory
     EXPECT_TRUE(eventually([&] {
-      give_back();
+      drop_names();
       return DaemonFigures(daemon).resident < before.resident + 1'000'000;
     })) << DaemonFigures(daemon).resident
         << ", before " << before.resident;
@@ -63,7 +63,7 @@ class Soak : public MountTest {
   TempDir dir_;
 };
 
-TEST_F(Soak, OpeningReadingAndClosingLeavesNothing) {
+TEST_F(Soak, OpeningReadingAndClosingLeaksNothing) {
   const Mounted mount({dir_ / "m.safetensors"});
   const std::string paths[] = {mount / "w", mount / "v", mount / ".stfs/npy/w.npy",
                                mount / ".stfs/f32/v", mount / ".stfs/json/w.json"};
@@ -72,28 +72,28 @@ TEST_F(Soak, OpeningReadingAndClosingLeavesNothing) {
                    [&](std::uint64_t i) { return touch(paths[i % std::size(paths)]); });
 }
 
-TEST_F(Soak, AMillionSlicesLeaveNothing) {
+TEST_F(Soak, MillionSlicesLeakNothing) {
   const Mounted mount({dir_ / "m.safetensors"});
   const std::string slices = mount / ".stfs/slice/w/";
 
   if (::geteuid() != 0) GTEST_SKIP() << "only root can make the kernel forget names";
   if (!long_tests()) GTEST_SKIP() << "drops the caches of the whole system; STFS_LONG=1 runs it";
-  const auto give_back = [&] {
-    // A remount drops unused names, drop_caches their inodes.
+  const auto drop_names = [&] {
+    // A remount drops unused names, and drop_caches drops their inodes.
     EXPECT_EQ(::mount(nullptr, mount.path().c_str(), nullptr,
                       MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV, nullptr),
               0);
     write_file("/proc/sys/vm/drop_caches", "2");
   };
-  // Looks up another name in every round.
+  // Every round looks up another name.
   const auto round = [&](std::uint64_t i) {
-    if (i % 10'000 == 9999) give_back();
+    if (i % 10'000 == 9999) drop_names();
     return touch(slices + std::to_string(i % 1000) + ":," + std::to_string(i / 1000));
   };
-  expect_no_growth(mount, 1'000'000, round, give_back);
+  expect_no_growth(mount, 1'000'000, round, drop_names);
 }
 
-TEST_F(Soak, MountingAndUnmountingLeavesNothing) {
+TEST_F(Soak, MountingAndUnmountingLeavesNoMountOrProcess) {
   for (std::uint64_t i = 0; i < long_or(1000, 20); ++i) {
     Mounted mount({dir_ / "m.safetensors"});
     ASSERT_TRUE(touch(mount / "w"));

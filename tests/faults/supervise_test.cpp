@@ -1,5 +1,5 @@
-// -o supervise: readers see no error and no wrong byte while workers are killed: 25 for each way of
-// reading, or 200 with STFS_LONG=1 in the environment.
+// With -o supervise, readers see no error and no wrong byte while workers are killed: 25 workers
+// for each way of reading, or 200 with STFS_LONG=1 in the environment.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/failing_calls.h"
 #include "tests/support/long_tests.h"
@@ -40,7 +40,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t kRows = 512;
 constexpr std::uint64_t kColumns = 1024;
 
-// A worker that is killed after fewer answers has died young.
+// A worker that dies after fewer replies has died early.
 constexpr std::uint64_t kUsefulLife = 1100;
 
 int count_lines(const std::string& text, std::string_view part) {
@@ -52,7 +52,7 @@ int count_lines(const std::string& text, std::string_view part) {
   return count;
 }
 
-// The sum of the numbers behind a word like "Private_Dirty:" in a file of /proc.
+// Returns the sum of the numbers after a word such as "Private_Dirty:" in a file of /proc.
 std::uint64_t number_in(const std::filesystem::path& file, const std::string& word) {
   std::ifstream in(file);
   std::uint64_t sum = 0;
@@ -75,14 +75,15 @@ class Supervise : public MountTest {
   std::filesystem::path source() const { return dir_ / "m.safetensors"; }
   const std::string& w() const { return tensors_[0].bytes; }
 
-  // `stfs -f -o supervise`.
+  // Runs `stfs -f -o supervise`.
   std::unique_ptr<ForegroundMount> mount(std::vector<std::string> more = {},
                                          const RunOptions& run_options = {}) const {
     more.insert(more.begin(), {"-o", "supervise"});
     return std::make_unique<ForegroundMount>(std::vector<std::string>{source()}, more, run_options);
   }
 
-  // The worker: the process with the supervisor's arguments. -1 and a test failure without one.
+  // Returns the worker, which is the other process with the supervisor's arguments. Without a
+  // worker, the test fails and this returns -1.
   static pid_t worker_of(ForegroundMount& mount) {
     pid_t worker = -1;
     EXPECT_TRUE(eventually([&] {
@@ -94,7 +95,7 @@ class Supervise : public MountTest {
     return worker;
   }
 
-  // Never pass -1 to kill(2): it means every process.
+  // Does not pass -1 to kill(2), because that would mean every process.
   static void signal(pid_t worker, int number) {
     if (worker > 0) ::kill(worker, number);
   }
@@ -105,7 +106,7 @@ class Supervise : public MountTest {
     EXPECT_TRUE(eventually([&] { return has_ended(worker); }));
   }
 
-  // Reads a tensor so often that the worker does not die young.
+  // Reads a tensor often enough that the death of the worker is not an early one.
   static void live_usefully(const ForegroundMount& mount) {
     struct stat64 status = {};
     for (std::uint64_t i = 0; i < kUsefulLife; ++i) {
@@ -156,7 +157,7 @@ class Reader {
   Clock::duration worst{};
 
  private:
-  // The first failure, or empty.
+  // Returns the first failure, or "".
   std::string read_once() {
     const int flags = how_ == How::kDirect ? O_DIRECT : 0;
     const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | flags);
@@ -193,7 +194,7 @@ class Reader {
   std::string whole(int fd) {
     std::string got;
     ssize_t n = 0;
-    // In small parts, so that a later worker has parts to answer.
+    // Reads small parts, so that the next worker also has to answer some.
     while ((n = ::read(fd, buffer_.get(), 4096)) > 0) {
       got.append(buffer_.get(), static_cast<std::size_t>(n));
     }
@@ -222,7 +223,7 @@ class SuperviseUnderLoad : public Supervise, public ::testing::WithParamInterfac
 INSTANTIATE_TEST_SUITE_P(Cache, SuperviseUnderLoad, ::testing::Values("kernel", "direct"),
                          [](const auto& cache) { return std::string(cache.param); });
 
-TEST_P(SuperviseUnderLoad, SixteenReadersSeeNoErrorAndNoWrongByteWhileWorkersAreKilled) {
+TEST_P(SuperviseUnderLoad, ReadersSeeNoErrorOrWrongByteWhileWorkersAreKilled) {
   const auto mount = this->mount({"-o", std::string("cache=") + GetParam()});
   std::string floats;  // a BF16 is the upper half of a binary32
   for (std::size_t i = 0; i < w().size(); i += 2) {
@@ -236,12 +237,12 @@ TEST_P(SuperviseUnderLoad, SixteenReadersSeeNoErrorAndNoWrongByteWhileWorkersAre
   const File f32{".stfs/f32/w", floats};
   const File slice{".stfs/slice/w/::2", rows};
   const File part{".stfs/slice/w/1", w().substr(kColumns * 2, kColumns * 2)};
-  const auto as_it_is = [&](const std::string& path) {
+  const auto current = [&](const std::string& path) {
     return File{path, read_file(*mount / path)};
   };
-  const File digest = as_it_is(".stfs/sha256/layer.0.bias");
-  const File subset = as_it_is(".stfs/subset/layer.*.safetensors");
-  const File table = as_it_is(".stfs/tensors.json");
+  const File digest = current(".stfs/sha256/layer.0.bias");
+  const File subset = current(".stfs/subset/layer.*.safetensors");
+  const File table = current(".stfs/tensors.json");
   ASSERT_NE(subset.bytes.find(tensors_[1].bytes), std::string::npos);
 
   std::vector<std::unique_ptr<Reader>> readers;
@@ -274,10 +275,10 @@ TEST_P(SuperviseUnderLoad, SixteenReadersSeeNoErrorAndNoWrongByteWhileWorkersAre
   for (; killed < kills && !HasFailure(); ++killed) {
     const std::uint64_t before = rounds();
     if (!eventually([&] { return rounds() - before >= kUsefulLife || HasFailure(); })) {
-      ADD_FAILURE() << "the readers stand still";
+      ADD_FAILURE() << "the readers make no progress";
     }
     if (killed == 5) {
-      worker_of(*mount);  // without a worker the supervisor has no pipe
+      worker_of(*mount);  // waits for a worker, because the supervisor has no pipe without one
       descriptors_before = descriptors();
       memory_before = memory();
     }
@@ -309,7 +310,7 @@ TEST_P(SuperviseUnderLoad, SixteenReadersSeeNoErrorAndNoWrongByteWhileWorkersAre
   expect_nothing_left(mount->path());
 }
 
-TEST_F(Supervise, AWorkerThatIsKilledInTheMiddleOfLargeRepliesCausesNoError) {
+TEST_F(Supervise, WorkerKilledDuringLargeRepliesCausesNoError) {
   // A new worker has no page of the source in its page table.
   constexpr std::uint64_t kBytes = 64 << 20;
   constexpr std::size_t kPart = 1 << 20;
@@ -339,12 +340,12 @@ TEST_F(Supervise, AWorkerThatIsKilledInTheMiddleOfLargeRepliesCausesNoError) {
   for (std::uint64_t killed = 0; killed < kills && !HasFailure(); killed += 2) {
     live_usefully(*mount);
     kill_worker(*mount);
-    // Kill the next one young; after a second young death requests would be refused.
-    const pid_t young = worker_of(*mount);
+    // Kills the next worker early. After a second early death, requests would be refused.
+    const pid_t next = worker_of(*mount);
     const std::uint64_t before = rounds;
     while (rounds < before + killed % 16 && !HasFailure()) std::this_thread::yield();
-    signal(young, SIGKILL);
-    EXPECT_TRUE(eventually([&] { return has_ended(young); }));
+    signal(next, SIGKILL);
+    EXPECT_TRUE(eventually([&] { return has_ended(next); }));
   }
 
   stop = true;
@@ -352,8 +353,8 @@ TEST_F(Supervise, AWorkerThatIsKilledInTheMiddleOfLargeRepliesCausesNoError) {
   EXPECT_TRUE(mount->process().running()) << mount->process().err();
 }
 
-TEST_F(Supervise, AWorkerThatCrashesIsFollowedByAnother) {
-  // Without a sanitizer's handlers, which would report the intended crash.
+TEST_F(Supervise, CrashedWorkerIsReplaced) {
+  // Disables the handlers of sanitizers, which would report the intended crash.
   const auto mount =
       this->mount({}, {.environment = sanitizer_options("handle_segv=0:handle_sigbus=0")});
 
@@ -366,7 +367,7 @@ TEST_F(Supervise, AWorkerThatCrashesIsFollowedByAnother) {
   EXPECT_EQ(count_lines(mount->process().err(), "another worker takes over"), 3);
 }
 
-TEST_F(Supervise, FilesThatWereLookedUpStayTheSame) {
+TEST_F(Supervise, LookedUpFilesKeepInodeAndBytesAcrossWorkers) {
   const auto mount = this->mount();
   std::vector<std::string> paths = {"w", ".stfs/slice/w/3", ".stfs/npy-slice/w/0:2.npy",
                                     ".stfs/subset/layer*.safetensors", ".stfs/stats/w.json"};
@@ -396,7 +397,7 @@ TEST_F(Supervise, FilesThatWereLookedUpStayTheSame) {
     EXPECT_EQ(::stat64((*mount / paths[i]).c_str(), &status), 0) << paths[i];
     EXPECT_EQ(status.st_ino, before[i].status.st_ino) << paths[i];
   }
-  // New names get new numbers.
+  // New names get new inode numbers.
   std::set<ino64_t> numbers;
   for (const Open& open : before) numbers.insert(open.status.st_ino);
   struct stat64 status = {};
@@ -404,7 +405,7 @@ TEST_F(Supervise, FilesThatWereLookedUpStayTheSame) {
   EXPECT_TRUE(numbers.insert(status.st_ino).second);
 }
 
-TEST_F(Supervise, AFileThatIsReadInPartsIsReadToItsEndByTheNextWorker) {
+TEST_F(Supervise, NextWorkerContinuesPartlyReadFile) {
   const auto mount = this->mount();
   for (const char* path : {".stfs/sha256/w", ".stfs/stats/w.json", ".stfs/tensors.tsv"}) {
     const std::string whole = read_file(*mount / path);
@@ -421,7 +422,7 @@ TEST_F(Supervise, AFileThatIsReadInPartsIsReadToItsEndByTheNextWorker) {
   }
 }
 
-TEST_F(Supervise, ADirectoryThatIsBeingListedIsListedToItsEnd) {
+TEST_F(Supervise, NextWorkerContinuesDirectoryListing) {
   constexpr std::size_t kFiles = 3000;
   std::vector<Tensor> tensors;
   for (std::size_t i = 0; i < kFiles; ++i) {
@@ -451,9 +452,9 @@ TEST_F(Supervise, ADirectoryThatIsBeingListedIsListedToItsEnd) {
   EXPECT_EQ(std::ranges::adjacent_find(names), names.end());
 }
 
-TEST_F(Supervise, TheVersionThatWasMountedIsServedWhenTheSourceWasReplacedOrRemoved) {
+TEST_F(Supervise, NextWorkerServesMountedVersionOfReplacedOrRemovedSource) {
   const auto mount = this->mount({"-o", "page_cache=direct"});
-  const auto goes_on = [&] {
+  const auto expect_served = [&] {
     live_usefully(*mount);
     kill_worker(*mount);
     EXPECT_EQ(read_file(*mount / "w"), w());
@@ -463,12 +464,12 @@ TEST_F(Supervise, TheVersionThatWasMountedIsServedWhenTheSourceWasReplacedOrRemo
   const std::filesystem::path other = dir_ / "new";
   write_safetensors(other, {random_tensor("other", "U8", {5})});
   std::filesystem::rename(other, source());
-  goes_on();
+  expect_served();
   std::filesystem::remove(source());
-  goes_on();
+  expect_served();
 }
 
-TEST_F(Supervise, AnIndexIsNotReadAgain) {
+TEST_F(Supervise, NextWorkerDoesNotReadIndexAgain) {
   write_safetensors(dir_ / "a.safetensors", {tensors_[0]});
   write_safetensors(dir_ / "b.safetensors", {tensors_[1]});
   const std::filesystem::path index = dir_ / "x.safetensors.index.json";
@@ -484,7 +485,7 @@ TEST_F(Supervise, AnIndexIsNotReadAgain) {
   EXPECT_EQ(read_file(mount / "layer.0.bias"), tensors_[1].bytes);
 }
 
-TEST_F(Supervise, ASourceThatHasChangedStaysChangedForTheNextWorker) {
+TEST_F(Supervise, ChangedSourceStaysStaleForNextWorker) {
   const auto mount = this->mount({"-o", "page_cache=direct"});
   const auto open_error = [&] {
     const int fd = ::open((*mount / "w").c_str(), O_RDONLY | O_CLOEXEC);
@@ -499,7 +500,7 @@ TEST_F(Supervise, ASourceThatHasChangedStaysChangedForTheNextWorker) {
   std::ofstream(source(), std::ios::app) << "x";
   EXPECT_EQ(open_error(), ESTALE);
 
-  // Restored to the nanosecond; but stfs has seen the change.
+  // The times are restored to the nanosecond, but stfs has seen the change.
   std::filesystem::resize_file(source(), bytes.size());
   const timespec times[] = {before.st_atim, before.st_mtim};
   ASSERT_EQ(::utimensat(AT_FDCWD, source().c_str(), times, 0), 0);
@@ -509,13 +510,14 @@ TEST_F(Supervise, ASourceThatHasChangedStaysChangedForTheNextWorker) {
   EXPECT_EQ(count_lines(mount->process().err(), "changed since it was mounted"), 1);
 }
 
-TEST_F(Supervise, ASourceThatChangesBetweenTwoWorkersIsNoticed) {
+TEST_F(Supervise, SourceChangedBetweenWorkersGivesESTALE) {
   const auto mount = this->mount({"-o", "page_cache=direct"});
   const int fd = ::open((*mount / "w").c_str(), O_RDONLY | O_CLOEXEC);
   live_usefully(*mount);
   const pid_t worker = worker_of(*mount);
   signal(worker, SIGSTOP);
-  // Not by writing: the kernel would wait 45 seconds for the worker's lease.
+  // Changes the time instead of writing, because the kernel would delay a write by 45 seconds for
+  // the worker's lease.
   std::filesystem::last_write_time(source(), std::filesystem::file_time_type::clock::now() + 1h);
 
   signal(worker, SIGKILL);
@@ -526,7 +528,7 @@ TEST_F(Supervise, ASourceThatChangesBetweenTwoWorkersIsNoticed) {
   ::close(fd);
 }
 
-// A tensor that takes minutes to hash.
+// A mount with a tensor that takes minutes to hash.
 class SuperviseSlow : public Supervise {
  protected:
   static constexpr std::uint64_t kBytes = std::uint64_t{64} << 30;
@@ -545,7 +547,7 @@ class SuperviseSlow : public Supervise {
   }
 };
 
-TEST_F(SuperviseSlow, ARequestThatKillsEachWorkerFailsAndTheMountLives) {
+TEST_F(SuperviseSlow, RequestKillingEachWorkerFailsAndMountSurvives) {
   const auto mount = this->mount();
   std::atomic<int> error = -1;
   std::thread reader([&] {
@@ -555,7 +557,7 @@ TEST_F(SuperviseSlow, ARequestThatKillsEachWorkerFailsAndTheMountLives) {
     ::close(fd);
   });
 
-  // As if the request crashed each worker.
+  // Kills each worker as if the request had crashed it.
   for (int life = 0; life < 3 && error < 0; ++life) {
     EXPECT_TRUE(eventually([&] { return is_reading(worker_of(*mount)) || error >= 0; }));
     if (error < 0) kill_worker(*mount);
@@ -569,7 +571,7 @@ TEST_F(SuperviseSlow, ARequestThatKillsEachWorkerFailsAndTheMountLives) {
   EXPECT_EQ(mount->process().wait().status, 0);
 }
 
-TEST_F(SuperviseSlow, SigtermEndsAWorkerThatIsBusyAndItsReader) {
+TEST_F(SuperviseSlow, SigtermEndsBusyWorkerAndItsReader) {
   const auto mount = this->mount();
   std::atomic<int> error = -1;
   std::thread reader([&] {
@@ -588,7 +590,7 @@ TEST_F(SuperviseSlow, SigtermEndsAWorkerThatIsBusyAndItsReader) {
   expect_nothing_left(mount->path());
 }
 
-TEST_F(Supervise, AWorkerThatCannotStartIsFollowedByAnother) {
+TEST_F(Supervise, WorkerUnableToStartIsReplaced) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer must be the first library";
 #endif
@@ -616,7 +618,7 @@ TEST_F(Supervise, AWorkerThatCannotStartIsFollowedByAnother) {
   expect_nothing_left(mount->path());
 }
 
-TEST_F(Supervise, AWorkersDeathIsNoticedThoughTheCallerIgnoresSigchld) {
+TEST_F(Supervise, DeadWorkerIsReplacedThoughCallerIgnoresSIGCHLD) {
   const auto mount = this->mount({}, {.ignored_signals = {SIGCHLD}});
   EXPECT_EQ(read_file(*mount / "w"), w());
 
@@ -631,7 +633,7 @@ TEST_F(Supervise, AWorkersDeathIsNoticedThoughTheCallerIgnoresSigchld) {
       << result.err;
 }
 
-TEST_F(Supervise, SignalsToTheSupervisorUnmountAndExitWith0) {
+TEST_F(Supervise, SignalsToSupervisorUnmountAndExitWith0) {
   for (const int signal : {SIGTERM, SIGINT, SIGHUP}) {
     const auto mount = this->mount();
     EXPECT_EQ(names_in(mount->path()).size(), 3u);
@@ -645,8 +647,8 @@ TEST_F(Supervise, SignalsToTheSupervisorUnmountAndExitWith0) {
   }
 }
 
-TEST_F(Supervise, AWorkerThatDoesNotEndIsKilled) {
-  if (!long_tests()) GTEST_SKIP() << "STFS_LONG=1 is not set: takes ten seconds";
+TEST_F(Supervise, UnresponsiveWorkerIsKilled) {
+  if (!long_tests()) GTEST_SKIP() << "STFS_LONG=1 is not set: takes 10 seconds";
   const auto mount = this->mount();
   const pid_t worker = worker_of(*mount);
   // A traced thread stops at every signal except SIGKILL.
@@ -657,7 +659,7 @@ TEST_F(Supervise, AWorkerThatDoesNotEndIsKilled) {
 
   mount->process().signal(SIGTERM);
   int status = 0;
-  do {  // the kernel tells the tracer first that a traced process has ended
+  do {  // the kernel first reports to the tracer that a traced process has ended
     ASSERT_EQ(::waitpid(worker, &status, __WALL), worker);
   } while (!WIFSIGNALED(status));
   const Outcome result = mount->process().wait();
@@ -667,7 +669,7 @@ TEST_F(Supervise, AWorkerThatDoesNotEndIsKilled) {
   EXPECT_TRUE(mounts_at(mount->path()).empty());
 }
 
-TEST_F(Supervise, ASignalAtTheMomentOfMountingUnmountsToo) {
+TEST_F(Supervise, SignalDuringMountingUnmounts) {
   const std::filesystem::path mountpoint = dir_ / "mnt";
   std::filesystem::create_directory(mountpoint);
   for (int i = 0; i < 40; ++i) {
@@ -686,7 +688,7 @@ TEST_F(Supervise, ASignalAtTheMomentOfMountingUnmountsToo) {
   expect_nothing_left(mountpoint);
 }
 
-TEST_F(Supervise, WithoutItsSupervisorAWorkerGoesOnAndEndsCleanly) {
+TEST_F(Supervise, WorkerServesAndEndsCleanlyWithoutSupervisor) {
   for (const bool by_signal : {true, false}) {
     const auto mount = this->mount({"-o", "page_cache=direct"});
     const pid_t worker = worker_of(*mount);
@@ -708,7 +710,7 @@ TEST_F(Supervise, WithoutItsSupervisorAWorkerGoesOnAndEndsCleanly) {
   }
 }
 
-TEST_F(Supervise, WhenBothAreKilledUnmountAndANewMountWork) {
+TEST_F(Supervise, UnmountAndNewMountWorkAfterBothProcessesAreKilled) {
   const auto mount = this->mount();
   EXPECT_EQ(read_file(*mount / "w"), w());
   const pid_t worker = worker_of(*mount);
@@ -729,7 +731,7 @@ TEST_F(Supervise, WhenBothAreKilledUnmountAndANewMountWork) {
   expect_nothing_left(mount->path());
 }
 
-TEST_F(Supervise, UnmountingEndsBoth) {
+TEST_F(Supervise, UnmountEndsSupervisorAndWorker) {
   const auto mount = this->mount();
   live_usefully(*mount);
   kill_worker(*mount);
@@ -741,7 +743,7 @@ TEST_F(Supervise, UnmountingEndsBoth) {
   expect_nothing_left(mount->path());
 }
 
-TEST_F(Supervise, ADetachedMountIsServedByTheNextWorkerUntilItsLastFileIsClosed) {
+TEST_F(Supervise, NextWorkerServesDetachedMountUntilLastClose) {
   const auto mount = this->mount({"-o", "page_cache=direct"});
   const int fd = ::open((*mount / "w").c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_GE(fd, 0);
@@ -760,7 +762,7 @@ TEST_F(Supervise, ADetachedMountIsServedByTheNextWorkerUntilItsLastFileIsClosed)
   expect_nothing_left(mount->path());
 }
 
-TEST_F(Supervise, InTheBackgroundItReturnsWhenTheMountAnswersAndLetsGoOfTheCaller) {
+TEST_F(Supervise, BackgroundMountReturnsOnceReadyAndDetachesFromCaller) {
   const std::filesystem::path mountpoint = dir_ / "mnt";
   std::filesystem::create_directory(mountpoint);
 
@@ -782,7 +784,7 @@ TEST_F(Supervise, InTheBackgroundItReturnsWhenTheMountAnswersAndLetsGoOfTheCalle
   expect_nothing_left(mountpoint);
 }
 
-TEST_F(Supervise, ABrokenCheckpointIsRefusedAsWithoutIt) {
+TEST_F(Supervise, BrokenCheckpointIsRejectedInOneLine) {
   write_file(source(), "not a checkpoint");
   const std::filesystem::path mountpoint = dir_ / "mnt";
   std::filesystem::create_directory(mountpoint);
@@ -795,7 +797,7 @@ TEST_F(Supervise, ABrokenCheckpointIsRefusedAsWithoutIt) {
   expect_nothing_left(mountpoint);
 }
 
-TEST_F(Supervise, TheServiceManagerHearsOfTheSupervisor) {
+TEST_F(Supervise, ServiceManagerIsNotifiedBySupervisor) {
   const int listener = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   sockaddr_un address = {AF_UNIX, {}};
   const std::string path = dir_ / "notify";
@@ -831,7 +833,7 @@ TEST_F(Supervise, TheServiceManagerHearsOfTheSupervisor) {
   expect_nothing_left(mountpoint);
 }
 
-TEST_F(Supervise, TheSupervisorHasAlmostNoMemoryOfItsOwn) {
+TEST_F(Supervise, SupervisorHasLessThan1MiBOfPrivateMemory) {
 #ifdef STFS_SANITIZED
   GTEST_SKIP() << "sanitizers have memory of their own";
 #endif
@@ -843,7 +845,7 @@ TEST_F(Supervise, TheSupervisorHasAlmostNoMemoryOfItsOwn) {
   const auto mount = this->mount();
   EXPECT_EQ(names_in(mount->path()).size(), tensors.size());
   live_usefully(*mount);
-  // A program that was linked a moment ago has pages that are dirty because no disk has them yet.
+  // A program that was just linked has dirty pages, because they are not on the disk yet.
   const int program = ::open(STFS_BINARY, O_RDONLY | O_CLOEXEC);
   EXPECT_EQ(::fsync(program), 0);
   ::close(program);
@@ -853,7 +855,7 @@ TEST_F(Supervise, TheSupervisorHasAlmostNoMemoryOfItsOwn) {
   EXPECT_LT(number_in(rollup, "Private_Dirty:"), 1024u) << "KiB";
 }
 
-TEST_F(Supervise, OnAKernelThatCannotSendRequestsAgainItIsAnOrdinaryMount) {
+TEST_F(Supervise, KernelWithoutResendGivesUnsupervisedMount) {
   const std::filesystem::path mountpoint = dir_ / "mnt";
   std::filesystem::create_directory(mountpoint);
   std::vector<std::string> environment = sanitizer_options("verify_asan_link_order=0");

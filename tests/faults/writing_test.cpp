@@ -1,5 +1,5 @@
-// Every operation that changes a file system, with a read-only tmpfs as the oracle: the same errno,
-// and still no change after root remounts read-write.
+// Every operation that changes a file system gives the same errno as on a read-only tmpfs, which is
+// the oracle, and changes nothing even after root has remounted the mount read-write.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
 
@@ -27,7 +27,7 @@ using Path = std::string;
 
 struct Operation {
   const char* name;
-  std::function<int(const Path& root)> act;  // as a system call returns
+  std::function<int(const Path& root)> act;  // returns -1 and sets errno like a system call
 };
 
 int opened(const Path& path, int flags) {
@@ -36,7 +36,7 @@ int opened(const Path& path, int flags) {
   return fd;
 }
 
-// On a descriptor opened for reading.
+// Calls `act` with a descriptor opened for reading.
 template <class Act>
 int on_open(const Path& path, const Act& act) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -136,7 +136,7 @@ const Operation kOperations[] = {
     {"open below a file", [](const Path& r) { return opened(r + "/w/x", O_WRONLY | O_CREAT); }},
 };
 
-// 0, or the errno.
+// Returns 0 or the errno.
 int error_of(const Operation& operation, const Path& root) {
   errno = 0;
   return operation.act(root) < 0 ? errno : 0;
@@ -155,7 +155,7 @@ class Writing : public MountTest {
   }
   ~Writing() override { unmount_all(dir_ / "oracle"); }
 
-  // A read-only tmpfs with the same files.
+  // Mounts a read-only tmpfs with the same files.
   Path oracle() const {
     const Path root = dir_ / "oracle";
     std::filesystem::create_directory(root);
@@ -171,24 +171,24 @@ class Writing : public MountTest {
   TempDir dir_;
 };
 
-TEST_F(Writing, FailsAsOnAReadOnlyTmpfs) {
+TEST_F(Writing, FailsLikeReadOnlyTmpfs) {
   const Path tmpfs = oracle();
   const Mounted mount({dir_ / "m.safetensors"});
   write_file(mount.path().string() + ".outside", "x");
 
   for (const Operation& operation : kOperations) {
-    // A file system without the call may say so before it says that it is read-only.
+    // A file system without the call may report that before it reports that it is read-only.
     const int error = error_of(operation, mount.path());
     const int expected = error_of(operation, tmpfs);
-    const bool has_none = error == ENOTTY || error == EOPNOTSUPP || error == ENOSYS;
-    if (!has_none) {
+    const bool lacks_call = error == ENOTTY || error == EOPNOTSUPP || error == ENOSYS;
+    if (!lacks_call) {
       EXPECT_EQ(error, expected) << operation.name << ": " << std::strerror(error)
                                  << ", tmpfs: " << std::strerror(expected);
     }
   }
 }
 
-TEST_F(Writing, FailsAndChangesNothingAfterRootRemountedReadWrite) {
+TEST_F(Writing, FailsAndChangesNothingAfterReadWriteRemount) {
   const Path source = read_file(dir_ / "m.safetensors");
   const Mounted mount({dir_ / "m.safetensors"});
   write_file(mount.path().string() + ".outside", "x");
@@ -197,9 +197,9 @@ TEST_F(Writing, FailsAndChangesNothingAfterRootRemountedReadWrite) {
 
   for (const Operation& operation : kOperations) {
     const int error = error_of(operation, mount.path());
-    const bool only_asks = Path(operation.name).starts_with("access") ||
-                           Path(operation.name) == "open O_CREAT of a file";
-    if (!only_asks) {
+    const bool may_succeed = Path(operation.name).starts_with("access") ||
+                             Path(operation.name) == "open O_CREAT of a file";
+    if (!may_succeed) {
       EXPECT_NE(error, 0) << operation.name;
     }
     EXPECT_NE(error, EIO) << operation.name;

@@ -1,5 +1,5 @@
-// Any bytes as an archive of PyTorch or NumPy, and as a pickle: either a header that keeps its
-// promises, whose tensors can be read, or an stfs::Error in one printable line.
+// Reads any bytes as an archive of PyTorch or NumPy, or as a pickle. The result is a header with
+// valid tensors that can be read, or an stfs::Error of one printable line.
 #include "core/base/error.h"
 #include "core/format/archive.h"
 #include "core/format/pickle.h"
@@ -58,7 +58,7 @@ void check_tensors(const TensorList& list, std::uint64_t size) {
     check(content.size() == tensor.length);
     std::vector<std::byte> bytes(std::min<std::uint64_t>(tensor.length, 4096));
     static_cast<void>(content.copy(0, bytes));
-    // The stream that must be decompressed before it may be long.
+    // Reads the end only of short tensors, because it requires decompressing the whole stream.
     constexpr std::uint64_t kNear = 1 << 20;
     if (tensor.length < kNear) static_cast<void>(content.copy(tensor.length - bytes.size(), bytes));
   }

@@ -1,9 +1,10 @@
-// The assertion of the fuzz targets. Not <cassert>: it must work in every build type.
+// The assertion of the fuzz targets. <cassert> is not used, because the assertion must work in
+// every build type.
 #pragma once
 
 namespace stfs::fuzz {
 
-// Ends the run, so that libFuzzer keeps the input, unless `condition` holds.
+// Ends the run if `condition` is false, so that libFuzzer keeps the input.
 inline void check(bool condition) {
   if (!condition) __builtin_trap();
 }

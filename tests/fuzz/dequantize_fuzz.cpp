@@ -1,6 +1,7 @@
-// Any parts of quantised weights, with any shapes, types, bytes and config.json: either a
-// checkpoint whose computed tensors can be read, with the bytes of any range as in the whole, or an
-// stfs::Error in one printable line. The config.json without quantisation has none.
+// Opens any parts of quantised weights with any shapes, types, bytes and config.json. The result is
+// a checkpoint with readable computed tensors, where any range equals the same range of the whole,
+// or an stfs::Error of one printable line. A config.json from which the quantisation was removed
+// contains no other quantisation.
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/model_files.h"
@@ -28,9 +29,9 @@
 namespace stfs::fuzz {
 namespace {
 
-constexpr std::uint64_t kMostBytes = 1 << 16;  // of a tensor
+constexpr std::uint64_t kMaxBytes = 1 << 16;  // bytes of a tensor
 
-// A letter of `shape` is a dimension: see Maker::dim().
+// Each letter of `shape` is a dimension (see Maker::dim()).
 struct PartOfWeight {
   const char* ending;
   DType dtype;
@@ -98,7 +99,7 @@ class Maker {
     if (data.ConsumeBool()) columns_ += data.ConsumeIntegralInRange<std::uint64_t>(0, 7);
   }
 
-  // The bytes of a safetensors file.
+  // Returns the bytes of a safetensors file.
   std::string file() {
     const auto count = data_.ConsumeIntegralInRange<std::size_t>(1, 3);
     for (std::size_t i = 0; i < count; ++i) {
@@ -146,7 +147,7 @@ class Maker {
   }
 
   void add(const std::string& module, const PartOfWeight& part) {
-    if (data_.ConsumeIntegralInRange(0, 15) == 15) return;  // it is missing
+    if (data_.ConsumeIntegralInRange(0, 15) == 15) return;  // omits the part
     DType dtype = part.dtype;
     if (data_.ConsumeIntegralInRange(0, 15) == 15) {
       dtype = data_.PickValueInArray({DType::kF32, DType::kBF16, DType::kU8, DType::kI32,
@@ -160,7 +161,7 @@ class Maker {
       shape += (shape.empty() ? "" : ",") + std::to_string(dim);
     }
     const auto length = type_info(dtype).bytes_of(elements);
-    if (!length || *length > kMostBytes) return;
+    if (!length || *length > kMaxBytes) return;
     std::string bytes = data_.ConsumeBytesAsString(std::min<std::size_t>(*length, 64));
     if (std::string_view(part.shape) == "t" && *length == kState.size()) bytes = kState;
     if (std::string_view(part.ending) == ".weight_shape" && *length == 16) {
@@ -190,10 +191,10 @@ void read_all(const Checkpoint& checkpoint, FuzzedDataProvider& data) {
     check(type_info(tensor.dtype).bytes_of(tensor.elements()) == tensor.length);
     const Content content = tensor.content();
     check(content.size() == tensor.length);
-    if (tensor.length > 4 * kMostBytes) continue;
+    if (tensor.length > 4 * kMaxBytes) continue;
     std::vector<std::byte> whole(tensor.length);
     const int error = content.copy(0, whole);
-    check(error == 0 || error == EIO);  // an index of groups may lead outside
+    check(error == 0 || error == EIO);  // an index of groups may be out of range
     const auto begin = data.ConsumeIntegralInRange<std::uint64_t>(0, tensor.length);
     const auto end = data.ConsumeIntegralInRange<std::uint64_t>(begin, tensor.length);
     std::vector<std::byte> part(end - begin);
@@ -212,7 +213,7 @@ void check_config(const std::string& config) {
   const ConfigChange change{.type = DType::kBF16, .is_dequantized = true};
   const auto shown = changed_config(config, change);
   if (!shown) return;
-  check(changed_config(*shown, change) == shown);  // nothing is left to change
+  check(changed_config(*shown, change) == shown);  // a second change has no effect
 }
 
 void run(FuzzedDataProvider& data) {

@@ -1,5 +1,5 @@
-// Any bytes as a GGUF file: either a header that keeps its promises, or an stfs::Error in one
-// printable line. Each value of the metadata is written as JSON.
+// Reads any bytes as a GGUF file. The result is a header with valid tensors, or an stfs::Error of
+// one printable line. Each value of the metadata is written as JSON.
 #include "core/base/error.h"
 #include "core/checkpoint/metadata.h"
 #include "core/format/gguf.h"

@@ -1,7 +1,8 @@
-// Any bytes as a file: either a header or an stfs::Error, and the same by both ways of reading.
+// Reads any bytes as a safetensors file. The result is a header or an stfs::Error, and both ways of
+// reading have the same result.
 //
-// If the first eight bytes are the length of JSON in the input, the input is a whole file, like
-// those of tests/corpus. Otherwise they are the number of bytes after the header, and the rest of
+// If the first eight bytes are the length of JSON in the input, the input is a whole file, like the
+// files of tests/corpus. Otherwise they are the number of bytes after the header, and the rest of
 // the input is the JSON.
 #include "core/base/error.h"
 #include "core/format/guess.h"
@@ -26,7 +27,7 @@ namespace {
 
 constexpr std::size_t kLengthBytes = 8;
 
-// Checks Header's promises for tensors whose data begins at `data_begin` and has `data_length`
+// Checks the guarantees of Header for tensor data that begins at `data_begin` and has `data_length`
 // bytes.
 void check_header(const Header& header, std::uint64_t data_begin, std::uint64_t data_length) {
   std::uint64_t next = data_begin;
@@ -49,8 +50,8 @@ void check_header(const Header& header, std::uint64_t data_begin, std::uint64_t 
   }
 }
 
-// The code of the error; nullopt if the header is accepted.
-std::optional<ErrorCode> verdict(const std::function<void()>& load) {
+// Returns the code of the error, or nullopt if `load` accepts the header.
+std::optional<ErrorCode> error_of(const std::function<void()>& load) {
   try {
     load();
   } catch (const Error& error) {
@@ -65,13 +66,13 @@ std::optional<ErrorCode> verdict(const std::function<void()>& load) {
 }
 
 std::optional<ErrorCode> parse(std::string_view json, std::uint64_t data_length) {
-  return verdict([&] {
+  return error_of([&] {
     check_header(parse_safetensors(json, data_length, "fuzz"), kLengthBytes + json.size(),
                  data_length);
   });
 }
 
-// A file in memory that the whole run reuses for its inputs.
+// Reads the input from a file in memory, which the whole run reuses.
 std::optional<ErrorCode> read(std::string_view input) {
   static const std::string path = "/dev/shm/stfs_header_fuzz." + std::to_string(::getpid());
   static const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -79,14 +80,14 @@ std::optional<ErrorCode> read(std::string_view input) {
   check(fd >= 0 && removed_at_exit == 0);
   check(::ftruncate(fd, 0) == 0);
   check(::pwrite(fd, input.data(), input.size(), 0) == static_cast<ssize_t>(input.size()));
-  return verdict([&] {
+  return error_of([&] {
     const LocalFile source(path);
     try {
       read_safetensors(source, "fuzz");
-    } catch (const Error& refusal) {
-      const Error said = explained(refusal, source, "fuzz");
-      check(said.code() == refusal.code());
-      throw said;
+    } catch (const Error& error) {
+      const Error with_explanation = explained(error, source, "fuzz");
+      check(with_explanation.code() == error.code());
+      throw with_explanation;
     }
   });
 }

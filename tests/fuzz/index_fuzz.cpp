@@ -1,4 +1,5 @@
-// Any bytes as an index file: either an index whose shards are in its directory, or an stfs::Error.
+// Reads any bytes as an index file. The result is an index with shards only in its own directory,
+// or an stfs::Error.
 #include "core/base/error.h"
 #include "core/format/index.h"
 #include "tests/fuzz/check.h"

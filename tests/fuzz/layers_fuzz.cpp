@@ -1,9 +1,9 @@
-// Any bytes as what layers read: the first byte says as what. Each gives a result or an
-// stfs::Error.
+// Reads any bytes as an input of a layer; the first byte selects the kind. The result is valid or
+// an stfs::Error.
 //
 //   0  lines of edits, and the substitution in their second words
-//   1  adapter_config.json, and the module that the pattern of a tensor's name means
-//   2  a frame of a delta upon a tensor of zeros: nothing behind its end, no endless loop
+//   1  adapter_config.json, and the module that the pattern of a tensor's name selects
+//   2  a frame of a delta for a tensor of zeros: no write past its end, no endless loop
 //   3  a NumPy file
 #include "core/base/error.h"
 #include "core/base/pattern.h"

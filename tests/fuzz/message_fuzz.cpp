@@ -1,8 +1,9 @@
-// Any bytes on the holder's socket, and any answers of a copier: they are messages or end the
-// connection. The holder replies or not, but never throws and never allocates memory in vain.
+// Sends any bytes to the socket of the holder, and any answers of a copier. They are messages or
+// end the connection. The holder may reply, but it never throws and never allocates unneeded
+// memory.
 //
-//   input   frames of a client; of a frame that begins with 0xff, the second half goes to the
-//           holder as answers of a copier
+//   input   frames of a client, up to the first byte 0xff; the rest of the input goes to the holder
+//           as answers of a copier
 #include "tests/fuzz/check.h"
 #include "tools/gpu/holder/residency.h"
 #include "tools/gpu/protocol/message.h"
@@ -46,7 +47,7 @@ class Sink : public Outlet {
   Json last_load;
 };
 
-// The messages that a channel parses from bytes.
+// Returns the messages that a channel parses from bytes.
 std::vector<Message> messages_of(std::string_view bytes) {
   int ends[2];
   check(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
@@ -84,7 +85,7 @@ void run(std::string_view input) {
       residency.request(kClient, message.body());
       continue;
     }
-    // Mostly about the load under way and with a segment; the holder ignores others.
+    // Most answers are about the current load and have a segment. The holder ignores other answers.
     Json body = message.body();
     if (!body.contains("load")) body["load"] = sink.last_load;
     if (body.contains("counts")) {

@@ -1,4 +1,4 @@
-// Any lines as the options of stfs_open: options, or an error of one line that says what is wrong.
+// Reads any lines as options of stfs_open. The result is valid options or an error of one line.
 #include "core/base/error.h"
 #include "tests/fuzz/check.h"
 #include "tools/library/open_options.h"

@@ -1,5 +1,5 @@
-// Any names, one per line, as the tensors of a checkpoint: no two share a path, no file is a
-// directory, and a lookup finds every listed name.
+// Uses any names, one per line, as the tensors of a checkpoint. No two names may share a path, no
+// file may be a directory, and a lookup must find every listed name.
 #include "core/base/error.h"
 #include "core/checkpoint/names.h"
 #include "core/checkpoint/tree.h"
@@ -18,7 +18,7 @@ namespace {
 
 constexpr char kSeparator = '\n';
 
-// The names, sorted, without duplicates.
+// Returns the names, sorted and without duplicates.
 std::vector<std::string> names_in(std::string_view input) {
   std::set<std::string> names;
   while (true) {
@@ -39,7 +39,7 @@ void check_component(std::string_view component, bool is_first) {
   }
 }
 
-bool has_cut_form(std::string_view component) {
+bool may_be_shortened(std::string_view component) {
   return component.size() > 17 && component[component.size() - 17] == '~';
 }
 
@@ -49,7 +49,7 @@ void check_path(std::string_view name, std::string_view path) {
   for (std::string_view rest = path;;) {
     const std::size_t slash = rest.find('/');
     check_component(rest.substr(0, slash), is_first);
-    may_be_cut = may_be_cut || has_cut_form(rest.substr(0, slash));
+    may_be_cut = may_be_cut || may_be_shortened(rest.substr(0, slash));
     is_first = false;
     if (slash == std::string_view::npos) break;
     rest.remove_prefix(slash + 1);
@@ -57,7 +57,7 @@ void check_path(std::string_view name, std::string_view path) {
   if (!may_be_cut) check(decode_path(path) == name);
 }
 
-// Walks the tree by list and lookup; returns its number of files.
+// Walks the tree with list() and lookup(). Returns the number of its files.
 std::size_t walk(const PathTree& tree, std::size_t tensors) {
   std::size_t files = 0;
   for (std::uint32_t directory = 0; directory < tree.directory_count(); ++directory) {
@@ -81,7 +81,7 @@ std::size_t walk(const PathTree& tree, std::size_t tensors) {
   return files;
 }
 
-// Any cursor gives an entry of the same directory, or none.
+// Checks that any cursor gives an entry of the same directory or no entry.
 void check_any_cursor(const PathTree& tree, std::size_t tensors) {
   for (std::uint32_t directory = 0; directory < tree.directory_count(); ++directory) {
     for (std::uint64_t cursor = 0; cursor <= tensors; ++cursor) {

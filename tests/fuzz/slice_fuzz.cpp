@@ -1,8 +1,8 @@
-// Any text as a slice of any tensor: it is refused with EINVAL or ERANGE, or the slice lies in the
-// tensor and has the size of its shape.
+// Reads any text as a slice of any tensor. It is rejected with EINVAL or ERANGE, or the slice is
+// inside the tensor and has the size of its shape.
 //
-// The input: a byte for the type, a byte for the rank, a 64-bit number for each dimension, and the
-// expression.
+// The input is a byte for the type, a byte for the rank, a 64-bit number for each dimension, and
+// the expression.
 #include "core/format/types.h"
 #include "core/recipe/slice.h"
 #include "tests/fuzz/check.h"
@@ -19,7 +19,7 @@ namespace {
 
 using Wide = unsigned __int128;
 
-// The bytes of a tensor; 0 if no format allows it.
+// Returns the bytes of a tensor, or 0 if no format allows it.
 std::uint64_t legal_bytes(const TypeInfo& type, const std::vector<std::uint64_t>& shape) {
   std::uint64_t elements = 1;
   for (const std::uint64_t dimension : shape)
@@ -47,7 +47,7 @@ void run(std::string_view input) {
   check(slice.shape.size() <= rank);
   check(legal_bytes(type, slice.shape) == slice.size());
   if (slice.run == 0) return;
-  Wide end = Wide{slice.begin} + slice.run;  // of the last run
+  Wide end = Wide{slice.begin} + slice.run;  // the end of the last run, after the loop
   for (const Slice::Loop& loop : slice.loops) {
     check(loop.count >= 2);
     end += Wide{loop.count - 1} * loop.stride;

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of stfs print what they say."""
+"""Runs the examples in the docstrings of stfs and compares their output."""
 
 import doctest
 import importlib

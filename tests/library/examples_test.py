@@ -1,6 +1,6 @@
-"""examples_test.py LIBRARY_SOURCES LIBSTFS: the examples in C, Go and Rust print the sums of a checkpoint.
+"""examples_test.py LIBRARY_SOURCES LIBSTFS: expects that the examples in C, Go and Rust print the sums of a checkpoint.
 
-A language without a compiler here is left out, with a word.
+Skips a language, with a message, if its compiler is not installed.
 """
 
 import json
@@ -22,7 +22,7 @@ EXPECTED = [["3", "BF16", "half"], ["10.25", "F32", "single"]]
 
 
 def commands(work):
-    """Language -> the command that makes `sum`."""
+    """Returns a dict from each language to the command that builds `sum`."""
     return {
         "C": ["cc", "-std=c99", f"-I{include}", examples / "sum.c", "-o", work / "sum", f"-L{directory}", "-lstfs"],
         "Go": ["go", "build", "-o", work / "sum", examples / "sum.go"],
@@ -30,8 +30,8 @@ def commands(work):
     }
 
 
-def is_there(compiler):
-    """Whether it is installed, and a compiler: a launcher of several may have none."""
+def is_installed(compiler):
+    """Returns True if the compiler runs. A launcher may be installed without any compiler."""
     try:
         return subprocess.run([compiler, "version" if compiler == "go" else "--version"], capture_output=True,
                               check=False).returncode == 0
@@ -57,7 +57,7 @@ with tempfile.TemporaryDirectory() as name:
     data = b"\x80\x3f" * 3 + bytes(8) + struct.pack("<4f", 1, 2, 3, 4.25)
     (work / "m.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
     for language, command in commands(work).items():
-        if is_there(command[0]):
+        if is_installed(command[0]):
             failed |= not try_language(language, command, work, work / "m.safetensors")
         else:
             print(f"{language}: skipped: {command[0]} is not installed")

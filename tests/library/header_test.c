@@ -1,9 +1,9 @@
-/* The public header alone is valid C99: compiled with -std=c99 -pedantic. */
+/* The public header is valid C99 by itself: this file is compiled with -std=c99 -pedantic. */
 #include "tools/library/include/stfs.h"
 
 #include <stddef.h>
 
-/* The ABI of the structs: they may only grow at their ends. */
+/* The ABI of the structs, which may only grow at the end. */
 #define LAYOUT(name, condition) typedef char name[(condition) ? 1 : -1]
 LAYOUT(extra_reserved, offsetof(stfs_open_extra, reserved) == 8 && sizeof(stfs_open_extra) >= 24);
 LAYOUT(tensor_offset, offsetof(stfs_tensor, offset) == 64 && sizeof(stfs_tensor) >= 72);

@@ -1,4 +1,4 @@
-// libstfs as programs use it: the shared library and its header.
+// libstfs as other programs use it: the shared library and its header.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 #include "tests/support/http_server.h"
@@ -54,7 +54,7 @@ std::vector<stfs_tensor> table_of(const Handle& handle) {
   return tensors;
 }
 
-std::size_t number_of(const Handle& handle, std::string_view name) {
+std::size_t index_of(const Handle& handle, std::string_view name) {
   std::size_t number = 0;
   EXPECT_EQ(stfs_find(handle.get(), name.data(), name.size(), &number), STFS_OK)
       << stfs_last_error();
@@ -67,8 +67,8 @@ struct Outcome {
 };
 Outcome read_part(const Handle& handle, std::string_view name, const char* slice = nullptr,
                   const char* as = nullptr) {
-  const stfs_part part{sizeof part, number_of(handle, name), slice, as};
-  stfs_part_info measure{};
+  const stfs_part part{sizeof part, index_of(handle, name), slice, as};
+  stfs_measure measure{};
   measure.size = sizeof measure;
   if (const int status = stfs_get_part_info(handle.get(), &part, &measure)) return {status, {}};
   std::string bytes(measure.bytes, '\0');
@@ -78,7 +78,8 @@ Outcome read_part(const Handle& handle, std::string_view name, const char* slice
 
 class LibStfs : public testing::Test {
  protected:
-  // Two tensors of random bytes: "a" U8 [3], so that "b" F32 [4,6] is not aligned.
+  // Writes two tensors of random bytes. "a" has the shape U8 [3], so that "b" F32 [4,6] is not
+  // aligned.
   void SetUp() override {
     tensors_ = {random_tensor("a", "U8", {3}), random_tensor("b", "F32", {4, 6}, 2)};
     write_safetensors(path(), tensors_, Metadata{{"format", "pt"}});
@@ -92,7 +93,7 @@ class LibStfs : public testing::Test {
   std::vector<Tensor> tensors_;
 };
 
-TEST_F(LibStfs, TellsAllTensorsInOneCall) {
+TEST_F(LibStfs, ReturnsAllTensorsInOneCall) {
   const Handle handle = open_with({path()});
   ASSERT_TRUE(handle) << stfs_last_error();
   const std::vector<stfs_tensor> table = table_of(handle);
@@ -107,22 +108,22 @@ TEST_F(LibStfs, TellsAllTensorsInOneCall) {
   EXPECT_EQ(table[1].source_bytes, file_bytes().size());
 }
 
-TEST_F(LibStfs, ReadsWhatWasWritten) {
+TEST_F(LibStfs, ReadsWrittenBytesAndSlices) {
   const Handle handle = open_with({path()});
   EXPECT_EQ(read_part(handle, "a").bytes, a());
   EXPECT_EQ(read_part(handle, "b").bytes, b());
   EXPECT_EQ(read_part(handle, "b", "1").bytes, b().substr(24, 24));
   EXPECT_EQ(read_part(handle, "b", "1:3,0:6", "f32").bytes, b().substr(24, 48));
-  const stfs_part part{sizeof part, number_of(handle, "b"), nullptr, nullptr};
+  const stfs_part part{sizeof part, index_of(handle, "b"), nullptr, nullptr};
   char four[4];
   ASSERT_EQ(stfs_read(handle.get(), &part, 92, four, 4), STFS_OK);
   EXPECT_EQ(std::string_view(four, 4), b().substr(92));
 }
 
-TEST_F(LibStfs, RefusesWithWhatIsWrong) {
+TEST_F(LibStfs, ReportsStatusAndMessageOfErrors) {
   const Handle handle = open_with({path()});
   char buffer[8];
-  const stfs_part part{sizeof part, number_of(handle, "b"), nullptr, nullptr};
+  const stfs_part part{sizeof part, index_of(handle, "b"), nullptr, nullptr};
   const auto refused = [](int status, int expected, const std::string& words) {
     EXPECT_EQ(status, expected) << words;
     EXPECT_NE(std::string(stfs_last_error()).find(words), std::string::npos) << stfs_last_error();
@@ -144,12 +145,12 @@ TEST_F(LibStfs, RefusesWithWhatIsWrong) {
   EXPECT_FALSE(open_with({}));
   EXPECT_FALSE(open_with({path() + ".none"}));
   EXPECT_EQ(stfs_last_errno(), ENOENT);
-  std::ofstream(directory_.path() / "broken.safetensors") << "no checkpoint";
+  std::ofstream(directory_.path() / "broken.safetensors") << "not a checkpoint";
   EXPECT_FALSE(open_with({(directory_.path() / "broken.safetensors").string()}));
   refused(STFS_INVALID, STFS_INVALID, "broken.safetensors: ");
 }
 
-TEST_F(LibStfs, RefusesOptionsThatItDoesNotKnow) {
+TEST_F(LibStfs, RejectsUnknownOptionsAndBadValues) {
   for (const auto& [option, words] :
        {std::pair{"colour=red",
                   "unknown; the options are delta, dequantize, lora, edit, edits, version, "
@@ -164,7 +165,7 @@ TEST_F(LibStfs, RefusesOptionsThatItDoesNotKnow) {
   EXPECT_TRUE(open_with({path()}, {"offline", "timeout=5", "allow_missing", "dequantize=f32"}));
 }
 
-TEST_F(LibStfs, AnOptionMayHaveDashesAndTheCacheMayLieAtHome) {
+TEST_F(LibStfs, AcceptsOptionWithDashesAndCacheInHome) {
   ::setenv("HOME", directory_.path().c_str(), 1);
   const Handle handle = open_with({path()}, {"allow-missing", "cache_dir=~/none"});
   ASSERT_TRUE(handle) << stfs_last_error();
@@ -172,7 +173,7 @@ TEST_F(LibStfs, AnOptionMayHaveDashesAndTheCacheMayLieAtHome) {
   EXPECT_EQ(stfs_option(handle.get(), 1), "cache_dir=" + directory_.path().string() + "/none");
 }
 
-TEST_F(LibStfs, StructsOfOtherVersionsWork) {
+TEST_F(LibStfs, AcceptsStructsOfOlderAndNewerVersions) {
   const Handle handle = open_with({path()});
   struct {
     stfs_part known;
@@ -195,11 +196,11 @@ TEST_F(LibStfs, StructsOfOtherVersionsWork) {
   EXPECT_EQ(measure.newer, 0U);
   measure.known.size = offsetof(stfs_part_info, rank);
   measure.known.rank = 7;
-  ASSERT_EQ(stfs_get_part_info(handle.get(), &older, &measure.known), STFS_OK);
-  EXPECT_EQ(measure.known.rank, 7U);  // beyond its size
+  ASSERT_EQ(stfs_measure_part(handle.get(), &older, &measure.known), STFS_OK);
+  EXPECT_EQ(measure.known.rank, 7U);  // not written, because it is past the size
 }
 
-TEST_F(LibStfs, MapsWhereTheBytesLieInAFile) {
+TEST_F(LibStfs, MapsBytesOfFile) {
   const Handle handle = open_with({path()});
   const void* address = nullptr;
   ASSERT_EQ(stfs_map(handle.get(), 1, 0, 96, &address), STFS_OK) << stfs_last_error();
@@ -210,7 +211,7 @@ TEST_F(LibStfs, MapsWhereTheBytesLieInAFile) {
   EXPECT_EQ(stfs_map(handle.get(), 1, 90, 8, &part), STFS_USAGE);
 }
 
-TEST_F(LibStfs, StoresToPrivateMemoryChangeNothingElse) {
+TEST_F(LibStfs, WritesToPrivateMappingStayPrivate) {
   const std::string before = file_bytes();
   Handle handle = open_with({path()});
   for (const char* slice : {static_cast<const char*>(nullptr), "1:3", ":,::2"}) {
@@ -236,7 +237,7 @@ TEST_F(LibStfs, StoresToPrivateMemoryChangeNothingElse) {
   stfs_unmap(mapping);
 }
 
-TEST_F(LibStfs, AWholeFileIsPrivateMemoryWhereTensorsBeginAtTheirOffsets) {
+TEST_F(LibStfs, PrivateMappingOfFileHasTensorsAtTheirOffsets) {
   const std::string before = file_bytes();
   Handle handle = open_with({path()});
   const std::uint64_t offset = table_of(handle)[1].offset;
@@ -250,7 +251,7 @@ TEST_F(LibStfs, AWholeFileIsPrivateMemoryWhereTensorsBeginAtTheirOffsets) {
   EXPECT_EQ(file_bytes(), before);
   stfs_unmap(mapping);
 
-  handle = open_with({path()}, {"edits=cast b F64"});  // computed: it is in no file
+  handle = open_with({path()}, {"edits=cast b F64"});  // computed, so it is not in a file
   std::size_t computed = 0;
   ASSERT_EQ(stfs_find(handle.get(), "b", 1, &computed), STFS_OK);
   EXPECT_EQ(stfs_map_private_file(handle.get(), computed, &address, &mapping), STFS_OK);
@@ -258,7 +259,7 @@ TEST_F(LibStfs, AWholeFileIsPrivateMemoryWhereTensorsBeginAtTheirOffsets) {
   EXPECT_EQ(mapping, nullptr);
 }
 
-TEST_F(LibStfs, ASourceThatChangesIsEstale) {
+TEST_F(LibStfs, ChangedSourceIsESTALE) {
   const Handle handle = open_with({path()});
   const std::string version = stfs_checkpoint_version(handle.get());
   const void* address = nullptr;
@@ -279,7 +280,7 @@ TEST_F(LibStfs, ASourceThatChangesIsEstale) {
   EXPECT_TRUE(open_with({path()}));
 }
 
-TEST_F(LibStfs, NamesAreBytes) {
+TEST_F(LibStfs, AcceptsNamesWithAnyBytes) {
   const std::string nul("n\0l", 3);
   write_safetensors(path(), {random_tensor(nul, "U8", {1}), random_tensor("", "U8", {2}),
                              random_tensor("ü/\n", "U8", {0})});
@@ -293,10 +294,10 @@ TEST_F(LibStfs, NamesAreBytes) {
   EXPECT_EQ(count, 1U);
   ASSERT_EQ(stfs_match(handle.get(), "*", 1, found, 1, &count), STFS_OK);
   EXPECT_EQ(count, 3U);
-  EXPECT_EQ(found[1], 7U) << "beyond the room that the caller gave";
+  EXPECT_EQ(found[1], 7U) << "written past the buffer of the caller";
 }
 
-TEST_F(LibStfs, TellsTextsAsAMountDoes) {
+TEST_F(LibStfs, ReturnsTextsOfMount) {
   const Handle handle = open_with({path()});
   const auto text = [&](int which, std::size_t number) {
     const char* found = nullptr;
@@ -314,7 +315,7 @@ TEST_F(LibStfs, TellsTextsAsAMountDoes) {
   EXPECT_EQ(text(99, 0), "2");
 }
 
-TEST_F(LibStfs, SixteenThreadsShareACheckpoint) {
+TEST_F(LibStfs, SixteenThreadsShareCheckpoint) {
   const Handle handle = open_with({path()});
   std::atomic<int> wrong = 0;
   std::vector<std::thread> threads;
@@ -333,7 +334,7 @@ TEST_F(LibStfs, SixteenThreadsShareACheckpoint) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST_F(LibStfs, AChildReadsOnAndClosesWhatItsParentOpened) {
+TEST_F(LibStfs, ForkedChildReadsAndClosesCheckpointOfParent) {
   Handle handle = open_with({path()});
   const pid_t child = ::fork();
   if (child == 0) {
@@ -347,8 +348,8 @@ TEST_F(LibStfs, AChildReadsOnAndClosesWhatItsParentOpened) {
   EXPECT_EQ(read_part(handle, "b").bytes, b());
 }
 
-// Sources elsewhere: one object of 4 MiB, of which a tensor "w" has nearly all.
-class LibStfsElsewhere : public testing::Test {
+// A remote source: one object of 4 MiB, which consists almost entirely of the tensor "w".
+class LibStfsRemote : public testing::Test {
  protected:
   void SetUp() override {
     const std::filesystem::path file = directory_.path() / "m.safetensors";
@@ -376,11 +377,11 @@ class LibStfsElsewhere : public testing::Test {
   TempDir directory_;
   Tensor tensor_;
   std::map<std::string, WebObject> objects_;
-  std::atomic<bool> is_silent_ = false;  // answers wait
+  std::atomic<bool> is_silent_ = false;  // responses wait
   std::unique_ptr<HttpServer> server_;
 };
 
-TEST_F(LibStfsElsewhere, FetchesWhatIsReadOnce) {
+TEST_F(LibStfsRemote, FetchesOnlyBytesThatAreReadAndOnlyOnce) {
   const Handle handle = open();
   ASSERT_TRUE(handle) << stfs_last_error();
   EXPECT_EQ(read_part(handle, "w", "3,-10:").bytes, tensor_.bytes.substr((4 << 20) - 10));
@@ -398,10 +399,10 @@ TEST_F(LibStfsElsewhere, FetchesWhatIsReadOnce) {
   EXPECT_TRUE(server_->requests().empty());
 }
 
-TEST_F(LibStfsElsewhere, MapsTheCacheWhereTheBytesAreOnTheDisk) {
+TEST_F(LibStfsRemote, MapsFetchedBytesFromCache) {
   const Handle handle = open();
   ASSERT_TRUE(handle) << stfs_last_error();
-  const std::size_t w = number_of(handle, "w");
+  const std::size_t w = index_of(handle, "w");
   const void *address = nullptr, *again = nullptr;
   ASSERT_EQ(stfs_map(handle.get(), w, 1 << 20, 1 << 20, &address), STFS_OK) << stfs_last_error();
   ASSERT_NE(address, nullptr);
@@ -420,7 +421,7 @@ TEST_F(LibStfsElsewhere, MapsTheCacheWhereTheBytesAreOnTheDisk) {
   EXPECT_EQ(read_part(handle, "w").bytes, tensor_.bytes);
 }
 
-TEST_F(LibStfsElsewhere, AChildMakesItsOwnConnections) {
+TEST_F(LibStfsRemote, ForkedChildOpensItsOwnConnections) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer starts no threads in a child of a process with threads";
 #endif
@@ -439,7 +440,7 @@ TEST_F(LibStfsElsewhere, AChildMakesItsOwnConnections) {
   EXPECT_EQ(read_part(handle, "w").bytes, tensor_.bytes);
 }
 
-TEST_F(LibStfsElsewhere, CancelEndsAReadThatWaits) {
+TEST_F(LibStfsRemote, CancelEndsWaitingRead) {
   const Handle handle = open();
   ASSERT_TRUE(handle) << stfs_last_error();
   set_silent(true);
@@ -458,8 +459,8 @@ TEST_F(LibStfsElsewhere, CancelEndsAReadThatWaits) {
   EXPECT_EQ(read_part(handle, "w").bytes, tensor_.bytes) << stfs_last_error();
 }
 
-// Programs that were built against 0.2.0 may have a callback there.
-TEST_F(LibStfsElsewhere, ACallbackIsRefused) {
+// Programs that were built against 0.2.0 may pass a callback in the reserved fields.
+TEST_F(LibStfsRemote, RejectsCallback) {
   const stfs_open_extra callback{sizeof callback, {&callback, nullptr}};
   EXPECT_FALSE(open(&callback));
   EXPECT_NE(std::string(stfs_last_error()).find("call stfs_cancel()"), std::string::npos);
@@ -467,12 +468,12 @@ TEST_F(LibStfsElsewhere, ACallbackIsRefused) {
   EXPECT_TRUE(open(&empty)) << stfs_last_error();
 }
 
-TEST_F(LibStfsElsewhere, AMissingObjectIsEnoent) {
+TEST_F(LibStfsRemote, MissingObjectIsENOENT) {
   EXPECT_FALSE(open_with({server_->url("/none.safetensors")}));
   EXPECT_EQ(stfs_last_errno(), ENOENT) << stfs_last_error();
 }
 
-TEST(LibStfsFollow, NamesTheNewestVersionAndRefusesWhatItDoesNotKnow) {
+TEST(LibStfsFollow, ReturnsNewestVersionAndRejectsUnknownOptions) {
   TempDir dir;
   const std::string run = dir.path().string(), version = run + "/step_1";
   std::filesystem::create_directories(version);
@@ -495,7 +496,7 @@ TEST(LibStfsFollow, NamesTheNewestVersionAndRefusesWhatItDoesNotKnow) {
   stfs_unfollow(nullptr);
 }
 
-TEST(LibStfsFollow, CancelEndsAWaitInAnotherThreadAndAChildMakesItsOwn) {
+TEST(LibStfsFollow, CancelEndsWaitAndForkedChildCannotUseFollower) {
   TempDir dir;
   stfs_follower* follower = nullptr;
   ASSERT_EQ(stfs_follow(dir.path().c_str(), nullptr, 0, &follower), STFS_OK);

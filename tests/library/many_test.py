@@ -1,4 +1,4 @@
-"""A checkpoint of 760,000 tensors is opened, listed, looked up and matched.
+"""Opens a checkpoint of 760,000 tensors, lists it, looks names up, and matches a glob.
 
 Run by ctest with STFS_LIBRARY and PYTHONPATH set.
 """

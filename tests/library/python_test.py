@@ -1,4 +1,4 @@
-"""import stfs: checkpoints without a mount, with NumPy, threads, forks, pickles.
+"""Tests of `import stfs`: checkpoints without a mount, with NumPy, threads, forks and pickles.
 
 Run by ctest with STFS_LIBRARY and PYTHONPATH set.
 """
@@ -24,7 +24,7 @@ import warnings
 import numpy
 
 import stfs
-from support import ARRAYS, Base, Elsewhere, contents, in_child, write_checkpoint, write_q8_0
+from support import ARRAYS, Base, RemoteBase, contents, in_child, write_checkpoint, write_q8_0
 
 
 def run_python(code, *words):
@@ -32,7 +32,7 @@ def run_python(code, *words):
 
 
 class CheckpointTest(Base):
-    def test_is_a_mapping_in_the_order_of_the_bytes(self):
+    def test_is_mapping_ordered_by_offset(self):
         m = stfs.open(self.path)
         self.assertEqual(list(m), list(ARRAYS))
         self.assertEqual(len(m), len(ARRAYS))
@@ -47,7 +47,7 @@ class CheckpointTest(Base):
         self.assertEqual(len(m.version), 64)
         self.assertEqual(stfs.open(self.at("")).version, m.version)
 
-    def test_a_delta_that_is_saved_is_a_layer(self):
+    def test_saved_delta_works_as_layer(self):
         old = write_checkpoint(self.at("old.safetensors"), {"a": ("F32", numpy.arange(1000, dtype="<f4")), "b": ("U8", numpy.arange(9, dtype="u1")),
                                                             "": ("I64", numpy.arange(3, dtype="<i8"))})
         new = write_checkpoint(self.at("new.safetensors"), {"a": ("F32", numpy.arange(1000, dtype="<f4") * 2), "b": ("U8", numpy.arange(9, dtype="u1")),
@@ -73,7 +73,7 @@ class CheckpointTest(Base):
             stfs.open(self.at("m.npz")).save_delta(self.at("weight_v000009"), stfs.open(self.at("m.npz")))
         self.assertFalse(os.path.exists(self.at("weight_v000009")))
 
-    def test_every_option_stands_in_the_documents(self):
+    def test_documents_list_every_option(self):
         with self.assertRaises(ValueError) as raised:
             stfs.open(self.path, colour="red")
         known = str(raised.exception).partition("the options are ")[2].split(", ")
@@ -82,7 +82,7 @@ class CheckpointTest(Base):
         for document in (stfs.open.__doc__, *((root / path).read_text() for path in ("tools/library/include/stfs.h", "docs/man/stfs.3"))):
             self.assertEqual([word for word in known if not re.search(rf"\b{word}\b", document)], [])
 
-    def test_failures_are_the_built_in_exceptions_too(self):
+    def test_failures_are_also_builtin_exceptions(self):
         m = stfs.open(self.path)
         for error, call, words in (
                 (KeyError, lambda: m["f33"], 'did you mean "f32"'), (KeyError, lambda: m[3], "str"),
@@ -103,7 +103,7 @@ class CheckpointTest(Base):
         with self.assertRaises(stfs.InvalidCheckpoint):
             stfs.open(self.at("broken.safetensors"))
 
-    def test_a_file_that_changes_is_an_error_and_never_other_bytes(self):
+    def test_changed_file_is_estale_and_never_other_bytes(self):
         m = stfs.open(self.path)
         with open(self.path, "r+b") as file:
             file.seek(-1, os.SEEK_END)
@@ -113,7 +113,7 @@ class CheckpointTest(Base):
                 call()
             self.assertEqual(raised.exception.errno, 116)  # ESTALE
 
-    def test_pickles_as_sources_versions_and_options(self):
+    def test_pickle_keeps_sources_version_and_options(self):
         m = stfs.open(write_q8_0(self.at("m.gguf")), dequantize="f32")
         for copy in (pickle.loads(pickle.dumps(m)), pickle.loads(pickle.dumps(m["w"])), ):
             tensor = copy if isinstance(copy, stfs.Tensor) else copy["w"]
@@ -125,7 +125,7 @@ class CheckpointTest(Base):
         with self.assertRaises(stfs.Error):
             pickle.loads(pickled)
 
-    def test_pickles_open_in_other_directories(self):
+    def test_pickle_opens_in_other_directory(self):
         before = os.getcwd()
         self.addCleanup(os.chdir, before)
         os.chdir(self.directory)
@@ -135,7 +135,7 @@ class CheckpointTest(Base):
         options = {"edits": ["rename s/u8/w/"]}, {"edit": "e.txt"}, {"edits": ["add new.npy as w"], "cache_dir": "cache"}
         opened = [stfs.open("m.safetensors", **each) for each in options]
         pickled = [pickle.dumps(m) for m in opened]
-        os.remove("e.txt")  # what it said stands in the pickle
+        os.remove("e.txt")  # the pickle contains the edits
         os.chdir("/")
         opened[0].save(self.at("out.safetensors"))
         self.assertEqual(bytes(stfs.open(self.at("out.safetensors"))["w"]), bytes(opened[0]["w"]))
@@ -145,18 +145,18 @@ class CheckpointTest(Base):
             self.assertEqual((bytes(copy["w"]), copy.version), (bytes(m["w"]), m.version))
         self.assertEqual(stfs.open(self.path, edits=["rename s/u8/w/"]).version, opened[0].version)
 
-    def test_a_spawned_process_and_a_forked_one_read_on(self):
+    def test_spawned_and_forked_processes_read(self):
         tensor = stfs.open(self.path)["f32"]
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             self.assertEqual(pool.apply(bytes, (tensor,)), ARRAYS["f32"][1].tobytes())
         self.assertTrue(in_child(lambda: numpy.testing.assert_array_equal(tensor.numpy(copy=True), ARRAYS["f32"][1])))
 
-    def test_a_pool_of_forked_processes_reads_on(self):
+    def test_pool_of_forked_processes_reads(self):
         tensors = [each for each in stfs.open(self.path).values()]
         with multiprocessing.get_context("fork").Pool(3) as pool:
             self.assertEqual(pool.map(bytes, tensors), [array.tobytes() for _, array in ARRAYS.values()])
 
-    def test_children_of_every_kind_of_checkpoint_read_on_beside_threads(self):
+    def test_forked_children_read_every_kind_of_checkpoint_despite_threads(self):
         numpy.savez_compressed(self.at("m.npz"), a=numpy.tile(numpy.arange(256, dtype="u1"), 1 << 14))
         kinds = [(self.path, {}), (self.at("m.npz"), {}), (self.path, {"edits": ["cast f32 BF16"]}),
                  (write_q8_0(self.at("m.gguf")), {"dequantize": "f32"})]
@@ -164,7 +164,8 @@ class CheckpointTest(Base):
             with self.subTest(source):
                 m = stfs.open(source, **options)
                 part = m[list(m)[0]][-1:]
-                is_computed = source.endswith(".npz") or bool(options)  # whose caches have locks: a child has its own
+                # A forked child reopens a computed checkpoint, because its caches have locks.
+                is_computed = source.endswith(".npz") or bool(options)
 
                 def opened():
                     fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
@@ -189,8 +190,8 @@ class CheckpointTest(Base):
                     for thread in threads:
                         thread.join()
 
-    def test_a_forked_child_refuses_another_version(self):
-        """A child opens a computed checkpoint again, by its name."""
+    def test_forked_child_rejects_other_version(self):
+        """A forked child reopens a computed checkpoint by its name."""
         for name, options in ("m.npz", {}), ("m.safetensors", {"edits": ["cast w BF16"]}):
             with self.subTest(name):
                 def write(path, first):
@@ -206,8 +207,8 @@ class CheckpointTest(Base):
 
                 self.assertTrue(in_child(lambda: self.assertRaises(OSError, bytes, w)))
 
-    def test_a_read_fails_when_one_of_its_threads_fails(self):
-        """The last of many pieces has a wrong checksum."""
+    def test_read_fails_if_one_of_its_threads_fails(self):
+        """The checksum of the last of many pieces is wrong."""
         numpy.savez_compressed(self.at("m.npz"), w=numpy.random.default_rng(1).integers(0, 255, 5 << 20, dtype="u1"))
         with open(self.at("m.npz"), "r+b") as file:
             data = bytearray(file.read())
@@ -219,18 +220,18 @@ class CheckpointTest(Base):
         with self.assertRaises(OSError):
             bytes(w)
 
-    def test_a_child_saves_and_its_own_child_reads_on(self):
+    def test_child_saves_and_grandchild_reads(self):
         m = stfs.open(self.path)
         out = self.at("out.safetensors")
         self.assertTrue(in_child(lambda: (m.save(out), in_child(lambda: bytes(m["f32"])) or os._exit(1))))
         self.assertEqual(bytes(stfs.open(out)["f32"]), bytes(m["f32"]))
 
-    def test_a_forked_child_computes_for_itself(self):
+    def test_forked_child_computes_tensor(self):
         w = stfs.open(write_q8_0(self.at("m.gguf")), dequantize="f32")["w"]
         self.assertTrue(in_child(lambda: self.assertEqual(bytes(w), (numpy.arange(-16, 16, dtype="f4") / 2).tobytes())))
 
-    def test_a_handler_that_asks_for_a_text_changes_no_other(self):
-        """At each of Python's operations while a text is read."""
+    def test_signal_handler_does_not_change_text_of_interrupted_call(self):
+        """Simulates a signal handler at each opcode of Python while a text is read."""
         checkpoint = stfs.open(self.path)
         expected, first = checkpoint.info(), next(iter(checkpoint.values()))
 
@@ -246,7 +247,7 @@ class CheckpointTest(Base):
                     left -= 1
                     if left == -1:
                         sys.settrace(None)
-                        first.inputs  # the handler's own
+                        first.from_  # the handler reads its own text
                 return trace
 
             sys.settrace(trace)
@@ -261,8 +262,8 @@ class CheckpointTest(Base):
             step += 1
         self.assertGreater(step, 10)
 
-    def test_a_call_where_no_thread_starts_is_made_all_the_same(self):
-        """gevent's start_new_thread makes a greenlet, which runs when the caller yields."""
+    def test_call_succeeds_if_no_thread_starts(self):
+        """start_new_thread of gevent makes a greenlet, which runs only when the caller yields."""
         run_python("""
             import _thread, stfs, sys
             _thread.start_new_thread = lambda *_: 1
@@ -270,12 +271,12 @@ class CheckpointTest(Base):
         """, self.path, self.at("saved.safetensors"))
         self.assertEqual(list(stfs.open(self.at("saved.safetensors"))), list(stfs.open(self.path)))
 
-    def test_an_exception_at_any_step_leaks_nothing(self):
+    def test_exception_at_any_step_leaks_nothing(self):
         class Raised(Exception):
             pass
 
         class At:
-            """Raises at a step of the package, as the handler of a signal may: between any two of Python's operations."""
+            """Raises at a given step of the package, because a signal handler may run between any two opcodes of Python."""
 
             def __init__(self, step):
                 self.left = step
@@ -318,7 +319,7 @@ class CheckpointTest(Base):
                 self.assertGreater(step, 20)
                 self.assertEqual(held(), before)
 
-    def test_a_checkpoint_is_read_and_saved_while_python_ends(self):
+    def test_reads_and_saves_while_python_exits(self):
         code = ("import atexit, os, stfs, sys\n"
                 "class AtTheEnd:\n"
                 "    def __init__(self, m, directory): self.m, self.directory, self.write = m, directory, os.write\n"
@@ -334,20 +335,20 @@ class CheckpointTest(Base):
         for name in "exit.safetensors", "del.safetensors":
             self.assertEqual(bytes(stfs.open(self.at(name))["f32"]), ARRAYS["f32"][1].tobytes())
 
-    def test_a_handler_that_raises_ends_a_save_that_computes(self):
+    def test_exception_in_signal_handler_ends_save(self):
         class Raised(Exception):
             pass
 
         def handler(*_):
             raise Raised
 
-        # In Fortran order, each 8 MiB decompress all of it.
+        # In Fortran order, each piece of 8 MiB decompresses the whole array.
         numpy.savez_compressed(self.at("m.npz"), a=numpy.zeros((8192, 8192), "u1").T)
         m = stfs.open(self.at("m.npz"))
         began = time.process_time()
         m.save(self.at("whole.safetensors"))
         whole = time.process_time() - began
-        m = stfs.open(self.at("m.npz"))  # which has computed nothing
+        m = stfs.open(self.at("m.npz"))  # opened again, so that nothing is computed yet
         before = signal.signal(signal.SIGPROF, handler)
         began = time.process_time()
         try:
@@ -360,27 +361,27 @@ class CheckpointTest(Base):
         self.assertLess(time.process_time() - began, whole / 2)
         self.assertEqual([name for name in os.listdir(self.directory) if "out" in name or name.startswith(".stfs")], [])
 
-    def test_importing_starts_nothing(self):
+    def test_import_starts_no_thread_and_loads_no_framework(self):
         code = ("import sys, threading, os; import stfs; "
                 "assert 'numpy' not in sys.modules and 'torch' not in sys.modules; "
                 "assert len(os.listdir('/proc/self/task')) == 1; print(stfs.__version__)")
         printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
         self.assertEqual(printed.strip(), stfs.version())
 
-    def test_importing_and_reading_a_file_read_no_credentials(self):
+    def test_local_read_opens_no_credentials(self):
         for name in (".aws/credentials", ".aws/config", ".cache/huggingface/token", ".huggingface/token", ".netrc"):
             os.makedirs(os.path.dirname(self.at(name)), exist_ok=True)
-            os.mkfifo(self.at(name))  # who opens it waits for ever
+            os.mkfifo(self.at(name))  # opening it blocks for ever
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "HF_", "XDG_"))}
         subprocess.run([sys.executable, "-c", "import stfs, sys; bytes(stfs.open(sys.argv[1])['f32'])", self.path],
                        check=True, env={**environment, "HOME": self.directory})
 
-    def test_a_process_ends_while_arrays_live(self):
+    def test_process_exits_while_arrays_live(self):
         code = ("import stfs, sys, numpy; kept = [t.numpy() for t in stfs.open(sys.argv[1]).values()]; "
                 "more = stfs.open(sys.argv[1])['f32'].memoryview(); numpy.kept = kept, more")
         subprocess.run([sys.executable, "-c", code, self.path], check=True)
 
-    def test_names_of_any_bytes(self):
+    def test_accepts_names_with_any_bytes(self):
         path = write_checkpoint(self.at("n.safetensors"), dict.fromkeys(["n\0l", "", "ü\n"], ARRAYS["u8"]))
         m = stfs.open(path)
         self.assertEqual(list(m), ["n\0l", "", "ü\n"])
@@ -393,7 +394,7 @@ class CheckpointTest(Base):
 
 
 class LayersTest(Base):
-    def test_edits_show_and_save(self):
+    def test_edits_are_shown_and_saved(self):
         edited = stfs.open(self.path, edits=["rename s/f32/renamed/", "cast renamed f64", "metadata title new"])
         expected = ARRAYS["f32"][1].astype("<f8")
         numpy.testing.assert_array_equal(edited["renamed"].numpy(), expected)
@@ -412,7 +413,7 @@ class LayersTest(Base):
         with self.assertRaisesRegex(stfs.Error, "line 1: .*matches no name"):
             stfs.open(self.path, edits=["drop nothing"])
 
-    def test_shards_are_saved_whole(self):
+    def test_sharded_save_keeps_every_tensor(self):
         directory = self.at("shards")
         stfs.open(self.path).save(directory, shard_size=100)
         self.assertIn("model.safetensors.index.json", os.listdir(directory))
@@ -420,16 +421,16 @@ class LayersTest(Base):
         self.assertEqual({name: bytes(again[name]) for name in again},
                          {name: bytes(each) for name, each in stfs.open(self.path).items()})
 
-    def test_a_source_that_was_replaced_by_another_file_is_still_saved(self):
+    def test_saves_source_replaced_by_rename(self):
         opened = stfs.open(self.path)
         os.rename(write_checkpoint(self.at("new"), {"other": ARRAYS["u8"]}), self.path)
         opened.save(self.at("out.safetensors"))
         saved = stfs.open(self.at("out.safetensors"))
         self.assertEqual({name: bytes(saved[name]) for name in saved}, {n: a.tobytes() for n, (_, a) in ARRAYS.items()})
         with self.assertRaisesRegex(stfs.Error, "open it again"):
-            opened.save(self.at("directory"))  # whose other files may be those of another model
+            opened.save(self.at("directory"))  # a directory also gets the other files, which may belong to another model
 
-    def test_an_interrupted_save_is_whole_or_not_there(self):
+    def test_interrupted_save_leaves_whole_file_or_none(self):
         large = write_checkpoint(self.at("large.safetensors"), {"w": ("U8", numpy.ones(32 << 20, "u1"))})
         out = self.at("saved/out.safetensors")
         os.mkdir(self.at("saved"))
@@ -444,7 +445,7 @@ class LayersTest(Base):
         child.send_signal(signal.SIGINT)
         child.communicate()
         left = os.listdir(self.at("saved"))
-        self.assertIn(left, ([], ["out.safetensors"]))  # the signal may come when all is written
+        self.assertIn(left, ([], ["out.safetensors"]))  # the signal may arrive after the file is complete
         if left:
             self.assertEqual(bytes(stfs.open(out)["w"]), bytes(stfs.open(large)["w"]))
 
@@ -462,7 +463,7 @@ class LayersTest(Base):
         again = pickle.loads(pickle.dumps(merged))
         numpy.testing.assert_array_equal(again["q.weight"].numpy(), [[3, 6, 9], [-3, -6, -9]])
 
-    def test_a_saved_directory_has_a_config_that_agrees(self):
+    def test_saved_directory_has_adapted_config(self):
         os.mkdir(self.at("model"))
         with open(self.at("model/config.json"), "w") as file:
             file.write('{"torch_dtype":"float32","num_hidden_layers":2}')
@@ -474,7 +475,7 @@ class LayersTest(Base):
         with open(self.at("out/config.json")) as file:
             self.assertEqual(file.read(), '{"torch_dtype":"float16","num_hidden_layers":2}')
 
-    def test_a_source_that_changed_is_not_saved(self):
+    def test_changed_source_is_not_saved(self):
         opened = stfs.open(self.path)
         write_checkpoint(self.path, {"other": ARRAYS["u8"]})
         with self.assertRaises(stfs.Error):
@@ -487,7 +488,7 @@ class TensorTest(Base):
         super().setUp()
         self.m = stfs.open(self.path)
 
-    def test_knows_what_it_is(self):
+    def test_has_name_type_shape_and_place(self):
         t = self.m["f32"]
         self.assertEqual((t.name, t.dtype, t.shape, t.nbytes, t.elements, len(t)), ("f32", "F32", (4, 6), 96, 24, 4))
         self.assertEqual((t.source, t.inputs, repr(t)), (self.path, [], "<stfs.Tensor 'f32' F32 [4,6]>"))
@@ -496,21 +497,21 @@ class TensorTest(Base):
             self.assertEqual(file.read(t[2].nbytes), ARRAYS["f32"][1][2].tobytes())
         self.assertIsNone(t[:, ::2].offset)
 
-    def test_arrays_are_views_where_memory_fits(self):
+    def test_arrays_equal_tensor_and_views_are_readonly(self):
         for name, (dtype, array) in ARRAYS.items():
             with self.subTest(name):
                 got = self.m[name].numpy()
                 expected = array if dtype != "BF16" else array.view(got.dtype)
                 self.assertEqual(got.tobytes(), expected.tobytes())
                 self.assertEqual(got.shape, array.shape)
-                if dtype == "U8":  # the others may be unaligned
+                if dtype == "U8":  # other types may be unaligned and are then copied
                     self.assertFalse(got.flags.writeable)
                 self.assertTrue(self.m[name].numpy(copy=True).flags.writeable)
                 self.assertEqual(bytes(self.m[name]), array.tobytes())
                 self.assertEqual(bytes(self.m[name].memoryview()), array.tobytes())
         self.assertTrue(self.m["u8"].memoryview().readonly)
 
-    def test_an_aligned_view_is_no_copy_and_keeps_its_memory(self):
+    def test_aligned_view_is_not_a_copy_and_keeps_its_memory(self):
         path = write_checkpoint(self.at("a.safetensors"), {"a": ("U8", numpy.arange(256, dtype="u1"))})
         one, other = stfs.open(path)["a"], None
         view = one.numpy()
@@ -566,7 +567,7 @@ class TensorTest(Base):
             with self.assertRaises(error):
                 call()
 
-    def test_indexes_are_numpys(self):
+    def test_indexing_equals_numpy(self):
         array, t = ARRAYS["f32"][1], self.m["f32"]
         for key in (0, -1, slice(1, 3), (slice(None), 2), (..., slice(0, 6, 4)), (1, 2), (slice(3, 1),), ..., (),
                     (slice(-2, 100), slice(None, None, 5)), (numpy.int64(1),)):
@@ -582,7 +583,7 @@ class TensorTest(Base):
             with self.subTest(key), self.assertRaises(error):
                 t[key]
 
-    def test_an_array_or_a_mask_is_no_integer(self):
+    def test_rejects_arrays_and_masks_as_index(self):
         for key in (numpy.array([1]), numpy.array(True), numpy.bool_(True), numpy.array([True] * 4)):
             with self.subTest(key), self.assertRaises(TypeError):
                 self.m["f32"][key]
@@ -590,7 +591,7 @@ class TensorTest(Base):
         for part in (scalar[()], scalar[...]):
             self.assertEqual(part.numpy(copy=True), -5)
 
-    def test_elements_that_share_bytes_are_not_read_alone(self):
+    def test_rejects_raw_bytes_of_half_byte_element(self):
         packed = types.SimpleNamespace(shape=(2, 2), tobytes=lambda: b"\x21\x43")
         w = stfs.open(write_checkpoint(self.at("f4.safetensors"), {"w": ("F4", packed)}))["w"]
         numpy.testing.assert_array_equal(w.numpy("f32"), [[0.5, 1.0], [1.5, 2.0]])
@@ -599,7 +600,7 @@ class TensorTest(Base):
                 call()
         self.assertIsNone(w[0, 1].offset)
 
-    def test_garbage_in_a_cycle_may_read_to_its_end(self):
+    def test_finalizer_in_reference_cycle_may_read(self):
         read = []
 
         class Cycle:
@@ -613,11 +614,11 @@ class TensorTest(Base):
         gc.collect()
         self.assertEqual(read, [(ARRAYS["f64"][1].tobytes(),) * 2])
 
-    def test_an_export_that_nobody_takes_keeps_the_exception(self):
+    def test_unused_dlpack_export_keeps_current_exception(self):
         with self.assertRaises(ZeroDivisionError):
             [self.m["f64"].__dlpack__(), 1 / 0]
 
-    def test_threads_that_cannot_start_cost_speed_alone(self):
+    def test_read_succeeds_if_threads_cannot_start(self):
         large = numpy.random.default_rng(3).integers(1, 256, 8 << 20, dtype="u1")
         path = write_checkpoint(self.at("large.safetensors"), {"w": ("U8", large)})
         code = "import stfs, sys; sys.stdout.buffer.write(bytes(stfs.open(sys.argv[1])['w']))"
@@ -627,7 +628,7 @@ class TensorTest(Base):
                               env={**os.environ, **failing})
         self.assertEqual(done.stdout, large.tobytes())
 
-    def test_reads_into_a_buffer(self):
+    def test_reads_into_buffer(self):
         t = self.m["f32"]
         buffer = bytearray(100)
         self.assertEqual(t.readinto(buffer), 96)
@@ -639,7 +640,7 @@ class TensorTest(Base):
             with self.assertRaises(error):
                 t.readinto(wrong)
 
-    def test_iterates_over_its_first_dimension_and_refuses_what_is_slow(self):
+    def test_iterates_over_first_dimension_and_rejects_slow_search(self):
         self.assertEqual([row.shape for row in self.m["f32"]], [(6,)] * 4)
         for call in (lambda: list(self.m["i64"]), lambda: 3 in self.m["u8"]):
             with self.assertRaises(TypeError):
@@ -647,7 +648,7 @@ class TensorTest(Base):
         with self.assertRaisesRegex(ValueError, "a list of names"):
             self.m.prefetch("u8")
 
-    def test_numpy_takes_it(self):
+    def test_numpy_accepts_tensor(self):
         numpy.testing.assert_array_equal(numpy.asarray(self.m["f64"]), ARRAYS["f64"][1])
         numpy.testing.assert_array_equal(numpy.from_dlpack(self.m["f16"]), ARRAYS["f16"][1])
         self.assertEqual(numpy.asarray(self.m["f64"], dtype="f4").dtype, numpy.float32)
@@ -656,8 +657,8 @@ class TensorTest(Base):
         with self.assertRaises(BufferError):
             stfs.open(write_q8_0(self.at("m.gguf")))["w"].__dlpack__()
 
-    def test_a_large_tensor_is_mapped_and_only_its_own_memory_is_unmapped(self):
-        # munmap(2) of address 0 would take a program that is linked to low addresses, as Debian's Python is.
+    def test_unmaps_only_memory_of_large_tensor(self):
+        # munmap(2) of address 0 would unmap the program itself if it is linked to low addresses, like Debian's Python.
         large = numpy.random.default_rng(2).integers(1, 256, 16 << 20, dtype="u1")
         path = write_checkpoint(self.at("large.safetensors"), {"w": ("U8", large)})
         for _ in range(3):
@@ -670,7 +671,7 @@ class TensorTest(Base):
         self.assertNotIn(b"large.safetensors", contents("/proc/self/maps"))
 
     def test_private_memory_of_all_tensors_is_one_mapping(self):
-        count, size = 60, 300_000  # bytes: no tensor but the first begins with a page
+        count, size = 60, 300_000  # bytes, so that only the first tensor begins at a page
         arrays = {f"t{i}": ("U8", numpy.full(size, i % 251, "u1")) for i in range(count)}
         path = write_checkpoint(self.at("many.safetensors"), arrays)
         m = stfs.open(path)
@@ -678,23 +679,23 @@ class TensorTest(Base):
         def mappings():
             return contents("/proc/self/maps").count(b"many.safetensors")
 
-        def taken(tensor):  # as torch() has it
+        def private(tensor):  # as torch() uses it
             return numpy.frombuffer(tensor._private(), "u1")
 
         before = mappings()
-        kept = [taken(tensor) for tensor in m.values()]
+        kept = [private(tensor) for tensor in m.values()]
         self.assertLessEqual(mappings(), before + 1)
-        second = taken(m["t7"])
-        kept[7][:] = 255  # is seen nowhere else
-        for array, i in ((kept[6], 6), (kept[8], 8), (second, 7), (taken(m["t7"]), 7)):
+        second = private(m["t7"])
+        kept[7][:] = 255  # no other array may show this
+        for array, i in ((kept[6], 6), (kept[8], 8), (second, 7), (private(m["t7"]), 7)):
             self.assertTrue((array == i).all())
         for i in range(0, count, 2):
             kept[i][:] = 255
         del kept[::2], array, second
         gc.collect()
-        for i in range(0, count, 2):  # the memory of those that are gone shows the file again
-            self.assertTrue((taken(m[f"t{i}"]) == i % 251).all(), i)
-        self.assertTrue((taken(m["t8"][5_000:-5_000]) == 8).all())
+        for i in range(0, count, 2):  # reused memory shows the file again
+            self.assertTrue((private(m[f"t{i}"]) == i % 251).all(), i)
+        self.assertTrue((private(m["t8"][5_000:-5_000]) == 8).all())
         self.assertTrue((kept[3] == 255).all())  # t7
         self.assertLessEqual(mappings(), before + 3)
         del m
@@ -704,7 +705,7 @@ class TensorTest(Base):
         gc.collect()
         self.assertEqual(mappings(), 0)
 
-    def test_sixteen_threads_share_a_checkpoint(self):
+    def test_sixteen_threads_share_checkpoint(self):
         wrong = []
 
         def read():
@@ -730,7 +731,7 @@ class FollowTest(Base):
         os.rename(version + ".tmp", version)
         return version
 
-    def test_versions_come_as_they_are_published(self):
+    def test_yields_versions_when_published(self):
         first, second = self.publish(1), self.publish(2)
         versions = stfs.follow(self.at("run"))
         self.assertEqual([next(versions), next(versions)], [first, second])
@@ -740,7 +741,7 @@ class FollowTest(Base):
         with self.assertRaises(stfs.Unreadable):
             next(stfs.follow(self.at("run"), latest=True, marker="STABLE"))
 
-    def test_a_directory_that_is_not_there_yet_is_a_warning(self):
+    def test_absent_directory_is_warning(self):
         versions = stfs.follow(self.at("run"))
         with self.assertWarnsRegex(UserWarning, "trying again") as warned:
             threading.Timer(0.1, self.publish, [1]).start()
@@ -750,19 +751,19 @@ class FollowTest(Base):
             with self.assertRaises(stfs.UsageError):
                 next(stfs.follow(directory, **options))
 
-    def test_control_c_ends_the_wait(self):
+    def test_control_c_ends_wait(self):
         self.publish(1)
         code = ("import stfs, sys\n"
                 "try:\n"
-                " for version in stfs.follow(sys.argv[1]): print('here', flush=True)\n"
+                " for version in stfs.follow(sys.argv[1]): print('found', flush=True)\n"
                 "except KeyboardInterrupt:\n print('interrupted')\n")
         child = subprocess.Popen([sys.executable, "-c", code, self.at("run")], stdout=subprocess.PIPE, text=True)
-        self.assertEqual(child.stdout.readline(), "here\n")
+        self.assertEqual(child.stdout.readline(), "found\n")
         child.send_signal(signal.SIGINT)
         self.assertEqual(child.communicate()[0], "interrupted\n")
 
 
-class ElsewhereTest(Elsewhere):
+class RemoteTest(RemoteBase):
     def test_reads_views_and_slices(self):
         self.server.gate.set()
         w = self.open()["w"]
@@ -770,7 +771,7 @@ class ElsewhereTest(Elsewhere):
         numpy.testing.assert_array_equal(w[::100_000].numpy(), self.large[::100_000])
         numpy.testing.assert_array_equal(w.numpy(), self.large)
 
-    def test_a_forked_child_makes_its_own_connections(self):
+    def test_forked_child_opens_its_own_connections(self):
         m = self.open()
         self.server.gate.set()
         self.assertEqual(bytes(m["w"][:4]), self.large[:4].tobytes())
@@ -778,7 +779,7 @@ class ElsewhereTest(Elsewhere):
         self.assertEqual(bytes(m["w"]), self.large.tobytes())
 
     @unittest.skipUnless(os.geteuid() == 0, "needs a namespace of processes")
-    def test_a_child_that_has_its_parents_pid_makes_its_own_connections(self):
+    def test_forked_child_with_same_pid_opens_its_own_connections(self):
         code = ("import ctypes, os, stfs, sys\n"
                 "m = stfs.open(sys.argv[1], cache_dir=sys.argv[2])\n"
                 "first = bytes(m['w'][:4])\n"
@@ -790,9 +791,9 @@ class ElsewhereTest(Elsewhere):
                 "os._exit(os.wait()[1] != 0)\n")
         self.server.gate.set()
         subprocess.run(["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", code, self.url, self.at("cache")],
-                       check=True, timeout=120)  # process 1 of a namespace survives its alarm
+                       check=True, timeout=120)  # a timeout here, because process 1 of a namespace ignores its alarm
 
-    def test_a_pickle_holds_no_secret(self):
+    def test_pickle_never_contains_secret(self):
         self.server.gate.set()
         signed = self.url + "?X-Amz-Signature=SECRET"
         for m in (self.open(signed), self.open(self.path, edits=[f"add {signed}::w as x"]),
@@ -805,14 +806,14 @@ class ElsewhereTest(Elsewhere):
         for m in self.open(), self.open(self.path, edits=[f"add {self.url}::w as x"]):
             self.assertEqual(list(pickle.loads(pickle.dumps(m))), list(m))
 
-    def test_other_processes_read_the_same_version(self):
+    def test_other_processes_read_same_version(self):
         self.server.gate.set()
         part = self.open()["w"][1_500_000:1_500_100]
         for how in "fork", "spawn":
             with multiprocessing.get_context(how).Pool(1) as pool:
                 self.assertEqual(pool.map(bytes, [part] * 4), [self.large[1_500_000:1_500_100].tobytes()] * 4)
 
-    def test_an_object_that_changes_is_an_error_and_never_other_bytes(self):
+    def test_changed_object_is_error_and_never_other_bytes(self):
         self.server.gate.set()
         w = self.open()["w"]
         first = bytes(w[:10])
@@ -821,9 +822,9 @@ class ElsewhereTest(Elsewhere):
         for call in (lambda: w[1_500_000:].numpy(), lambda: bytes(w), lambda: w.numpy("f32")):
             with self.assertRaises(stfs.Error) as raised:
                 call()
-        self.assertEqual(bytes(w[:10]), first)  # those are here
+        self.assertEqual(bytes(w[:10]), first)  # these bytes are cached
 
-    def test_sixteen_threads_fetch_what_they_share(self):
+    def test_sixteen_threads_read_correct_bytes(self):
         self.server.gate.set()
         w, wrong = self.open()["w"], []
 
@@ -839,13 +840,13 @@ class ElsewhereTest(Elsewhere):
             thread.join()
         self.assertEqual(wrong, [])
 
-    def test_a_process_ends_while_a_thread_waits(self):
+    def test_process_exits_while_thread_waits(self):
         code = ("import stfs, sys, threading\n"
                 "w = stfs.open(sys.argv[1], cache_dir=sys.argv[2])['w']\n"
                 "threading.Thread(target=lambda: bytes(w), daemon=True).start()\n")
         subprocess.run([sys.executable, "-c", code, self.url, self.at("cache")], check=True)
 
-    def test_cancel_ends_the_waits_of_other_threads(self):
+    def test_cancel_ends_waits_of_other_threads(self):
         m = self.open()
         ended = []
 
@@ -862,7 +863,7 @@ class ElsewhereTest(Elsewhere):
             thread.join(0.01)
         self.assertEqual(len(ended), 1)
 
-    def test_cancel_ends_a_delta_that_waits_for_bytes(self):
+    def test_cancel_ends_waiting_delta(self):
         local = write_checkpoint(self.at("other.safetensors"), {"w": ("U8", self.large[::-1])})
         for before, after in ((stfs.open(local), self.open()), (self.open(), stfs.open(local))):
             ended = []
@@ -881,7 +882,7 @@ class ElsewhereTest(Elsewhere):
             self.assertEqual(len(ended), 1)
             self.assertFalse(os.path.exists(self.at("weight_v000001")))
 
-    def test_a_handler_that_raises_ends_a_read_before_it_is_seen(self):
+    def test_exception_in_signal_handler_ends_read_before_it_propagates(self):
         class Raised(BaseException):
             pass
 
@@ -895,7 +896,7 @@ class ElsewhereTest(Elsewhere):
                     if "/stfs/" in frame.f_code.co_filename:
                         raise kind
 
-                def interrupt():  # again and again, while the call is cancelled too
+                def interrupt():  # repeatedly, and also while the call is being cancelled
                     while not has_ended.wait(0.0001):
                         os.kill(os.getpid(), signal.SIGUSR1)
 
@@ -915,13 +916,13 @@ class ElsewhereTest(Elsewhere):
                 self.assertTrue(handled)
                 seen = bytes(buffer)
                 self.server.gate.set()
-                self.assertEqual(bytes(m["w"]), self.large.tobytes())  # a read that was left behind has its bytes too
+                self.assertEqual(bytes(m["w"]), self.large.tobytes())  # the abandoned read gets its bytes as well
                 self.assertEqual(buffer, seen)
                 self.assertNotEqual(buffer, self.large.tobytes())
-                buffer.append(0)  # nobody holds it
+                buffer.append(0)  # raises BufferError if an export still exists
 
-    def test_a_child_that_a_handler_forks_gets_an_error_and_may_call_again(self):
-        for ends in False, True:  # the child's handler returns, or ends the child as sys.exit() does
+    def test_child_forked_by_signal_handler_gets_error(self):
+        for ends in False, True:  # whether the handler in the child raises SystemExit
             with self.subTest(ends=ends):
                 self.server.gate.clear()
                 self.server.waits.clear()
@@ -954,7 +955,7 @@ class ElsewhereTest(Elsewhere):
                     signal.signal(signal.SIGUSR1, before)
                 self.assertEqual(os.waitpid(children[0], 0)[1], 0)
 
-    def test_control_c_ends_a_wait(self):
+    def test_control_c_ends_wait(self):
         code = ("import stfs, sys\n"
                 "m = stfs.open(sys.argv[1], cache_dir=sys.argv[2])\n"
                 "try:\n print('open', flush=True)\n bytes(m['w'])\n"

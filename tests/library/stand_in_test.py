@@ -1,4 +1,4 @@
-"""stfs.safe_open and stfs.numpy stand in for those of safetensors.
+"""stfs.safe_open and stfs.numpy replace safetensors.safe_open and safetensors.numpy.
 
 Run by ctest with STFS_LIBRARY and PYTHONPATH set.
 """
@@ -12,7 +12,7 @@ from support import ARRAYS, Base, contents, write_q8_0
 
 
 class StandInTest(Base):
-    def test_safe_open_is_that_of_safetensors(self):
+    def test_safe_open_behaves_like_safetensors(self):
         with stfs.safe_open(self.path, framework="np") as f:
             self.assertEqual(f.keys(), sorted(ARRAYS))
             self.assertEqual(f.offset_keys(), list(ARRAYS))
@@ -47,7 +47,7 @@ class StandInTest(Base):
 
 
 class ModulesTest(Base):
-    def test_numpy_loads_arrays_that_may_be_written_to(self):
+    def test_numpy_loads_writable_arrays(self):
         for loaded in stfs.numpy.load_file(self.path), stfs.numpy.load(contents(self.path)):
             self.assertEqual(list(loaded), list(ARRAYS))
             for name, (dtype, array) in ARRAYS.items():
@@ -56,14 +56,14 @@ class ModulesTest(Base):
         with self.assertRaises(stfs.SafetensorError):
             stfs.numpy.load(b"nothing at all")
 
-    def test_who_saves_is_sent_to_safetensors(self):
+    def test_save_functions_refer_to_safetensors(self):
         for module, name in (("numpy", "save_file"), ("torch", "save_file"), ("torch", "load_model")):
             with self.assertRaisesRegex(AttributeError, f"use safetensors.{module}.{name}$"):
                 getattr(getattr(stfs, module), name)
         with self.assertRaisesRegex(AttributeError, "has no attribute 'none'$"):
             stfs.torch.none
 
-    def test_blocks_of_gguf_are_float32(self):
+    def test_gguf_blocks_are_float32(self):
         expected = numpy.arange(-16, 16, dtype="f4") / 2
         with stfs.safe_open(write_q8_0(self.at("m.gguf")), "np") as f:
             for got in (f.get_tensor("w"), f.get_tensors()["w"], f.get_slice("w")[:]):

@@ -1,4 +1,4 @@
-"""What the tests of `import stfs` share: checkpoints, a server, and cases with a directory."""
+"""Shared by the tests of `import stfs`: checkpoints, a server, and base classes with a directory."""
 
 import http.server
 import json
@@ -40,7 +40,7 @@ def write_checkpoint(path, arrays, metadata=None):
 
 
 def write_q8_0(path, name=b"w"):
-    """A GGUF file with a tensor of one block: scale 0.5 and the codes -16 to 15."""
+    """Writes a GGUF file with a tensor of one block of Q8_0: the scale 0.5 and the codes -16 to 15."""
     header = (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", len(name)) + name +
               struct.pack("<IQIQ", 1, 32, 8, 0))
     with open(path, "wb") as file:
@@ -55,7 +55,7 @@ def contents(path):
 
 
 def in_child(body):
-    """Whether the body returns in a forked child."""
+    """Returns True if the body returns without an exception in a forked child."""
     child = os.fork()
     if child == 0:
         try:
@@ -69,7 +69,7 @@ def in_child(body):
 
 
 class Ranges(http.server.SimpleHTTPRequestHandler):
-    """Answers ranges; those behind the first 100,000 bytes wait for `gate`."""
+    """Serves ranges. Requests for bytes after the first 100,000 wait for `gate`."""
 
     def do_GET(self):
         with open(self.server.file, "rb") as file:
@@ -106,8 +106,8 @@ class Base(unittest.TestCase):
         return os.path.join(self.directory, name)
 
 
-class Elsewhere(Base):
-    """A server with a checkpoint of 2 MB, which gives the tensor's bytes once `gate` is set."""
+class RemoteBase(Base):
+    """Starts a server with a checkpoint of 2 MB. The server sends most of the tensor only after `gate` is set."""
 
     def setUp(self):
         super().setUp()
@@ -115,7 +115,7 @@ class Elsewhere(Base):
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ranges)
         self.server.file = write_checkpoint(self.at("large.safetensors"), {"w": ("U8", self.large)})
         self.server.gate = threading.Event()
-        self.server.waits = threading.Event()  # a request waits for the gate
+        self.server.waits = threading.Event()  # set while a request waits for the gate
         self.server.tag = '"v1"'
         self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, daemon=True).start()

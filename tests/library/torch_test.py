@@ -1,4 +1,4 @@
-"""stfs beside torch in one process: tensors, modules, loaders. Skipped where torch is not installed.
+"""stfs and torch in one process: tensors, modules and data loaders. Skipped if torch is not installed.
 
 Run by ctest with STFS_LIBRARY and PYTHONPATH set.
 """
@@ -10,7 +10,7 @@ import unittest
 import numpy
 
 import stfs
-from support import ARRAYS, Base, Elsewhere, contents, in_child, write_checkpoint, write_q8_0
+from support import ARRAYS, Base, RemoteBase, contents, in_child, write_checkpoint, write_q8_0
 
 try:
     import torch
@@ -24,7 +24,7 @@ class TorchTest(Base):
         super().setUp()
         self.m = stfs.open(self.path)
 
-    def test_torch_takes_it(self):
+    def test_torch_accepts_tensor_and_writes_stay_private(self):
         before = contents(self.path)
         for name in ("f32", "f16", "bf16", "bool", "i64", "u8", "empty", "c64"):
             with self.subTest(name):
@@ -39,7 +39,7 @@ class TorchTest(Base):
         self.assertEqual(contents(self.path), before)
         numpy.testing.assert_array_equal(self.m["f32"].torch().numpy(), ARRAYS["f32"][1])
 
-    def test_blocks_of_gguf_are_float32(self):
+    def test_gguf_blocks_are_float32(self):
         path = write_q8_0(self.at("m.gguf"))
         with stfs.safe_open(path, "pt") as f:
             for got in f.get_tensor("w"), f.get_tensors()["w"], stfs.torch.load_file(path)["w"]:
@@ -53,7 +53,7 @@ class TorchTest(Base):
             numpy.testing.assert_array_equal(part[[2, 0]].numpy(), ARRAYS["f32"][1][[2, 0]])
             numpy.testing.assert_array_equal(part[:20, -1].numpy(), ARRAYS["f32"][1][:20, -1])
 
-    def test_torch_loads_tensors_that_may_be_written_to(self):
+    def test_torch_loads_writable_tensors(self):
         for loaded in stfs.torch.load_file(self.path), stfs.torch.load(contents(self.path)):
             self.assertEqual(list(loaded), list(ARRAYS))
             numpy.testing.assert_array_equal(loaded["f32"].numpy(), ARRAYS["f32"][1])
@@ -61,8 +61,8 @@ class TorchTest(Base):
             loaded["f32"].zero_()
 
 
-class LoaderTest(Elsewhere):
-    def test_children_of_a_transposed_tensor_read_on_beside_threads(self):
+class LoaderTest(RemoteBase):
+    def test_forked_children_read_transposed_tensor_despite_threads(self):
         torch.save({"w": torch.arange(1 << 20, dtype=torch.float32).reshape(1024, 1024).t()}, self.at("t.pt"))
         rows = stfs.open(self.at("t.pt"))["w"][:2]
         expected, has_ended = bytes(rows), threading.Event()
@@ -82,7 +82,7 @@ class LoaderTest(Elsewhere):
             for thread in threads:
                 thread.join()
 
-    def test_tensors_of_torch_that_are_kept_share_a_mapping(self):
+    def test_kept_torch_tensors_share_mapping(self):
         path = write_checkpoint(self.at("many.safetensors"),
                                 {f"t{i}": ("U8", numpy.full(300_000, i, "u1")) for i in range(100)})
         with stfs.safe_open(path, "pt") as f:
@@ -92,7 +92,7 @@ class LoaderTest(Elsewhere):
         for i in range(100):
             self.assertTrue((kept[f"t{i}"] == (0 if i == 7 else i)).all())
 
-    def test_the_workers_of_a_loader_read_on(self):
+    def test_workers_of_data_loader_read(self):
         self.server.gate.set()
         w, f32 = self.open()["w"], stfs.open(self.path)["f32"]
 

@@ -1,6 +1,6 @@
-"""mypy finds nothing in stfs. Skipped where it is not installed.
+"""Expects no finding of mypy in stfs. Skipped if mypy is not installed.
 
-Frameworks count as untyped: with torch's sources mypy takes minutes.
+Frameworks are treated as untyped, because mypy takes minutes with the sources of torch.
 """
 
 import pathlib

@@ -1,4 +1,4 @@
-// The answers of stat, statfs, access and getxattr.
+// The results of stat, statfs, access and getxattr.
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
@@ -22,7 +22,8 @@
 namespace stfs::test {
 namespace {
 
-// Two tensors in the root, one in a directory, one of 0 bytes; the tests share the mount.
+// Three tensors in the root, of which one has 0 bytes, and one in a directory. The tests share the
+// mount.
 class Attributes : public MountTest {
  protected:
   void SetUp() override {
@@ -65,7 +66,7 @@ TEST_F(Attributes, FilesAre0444AndDirectories0555) {
     EXPECT_EQ(stat_of(mount / directory).st_mode, S_IFDIR | 0555u) << directory;
 }
 
-TEST_F(Attributes, BlocksCoverTheSizeSoThatDuIsRight) {
+TEST_F(Attributes, BlocksCoverSizeForDu) {
   const Mounted& mount = shared();
 
   for (const std::string& file : kFiles) {
@@ -76,7 +77,7 @@ TEST_F(Attributes, BlocksCoverTheSizeSoThatDuIsRight) {
   EXPECT_EQ(du.out, "20480\n20000\n");
 }
 
-TEST_F(Attributes, TimesAreTheSources) {
+TEST_F(Attributes, MtimeEqualsSourceMtime) {
   const Mounted& mount = shared();
   const struct stat64 source = stat_of(checkpoint());
 
@@ -87,7 +88,7 @@ TEST_F(Attributes, TimesAreTheSources) {
   }
 }
 
-TEST_F(Attributes, LinkCountsAreThoseOfATree) {
+TEST_F(Attributes, LinkCountsLetFindDescend) {
   const Mounted& mount = shared();
 
   EXPECT_EQ(stat_of(mount / "big").st_nlink, 1u);
@@ -97,7 +98,7 @@ TEST_F(Attributes, LinkCountsAreThoseOfATree) {
             (mount / "deep/er/small").string() + "\n");
 }
 
-TEST_F(Attributes, InodeNumbersAreUniqueAndTheSameInTheNextMount) {
+TEST_F(Attributes, InodeNumbersAreUniqueAndEqualInNextMount) {
   const auto numbers = [&] {
     const Mounted mount({checkpoint()});
     std::map<std::string, ino64_t> found;
@@ -116,7 +117,7 @@ TEST_F(Attributes, InodeNumbersAreUniqueAndTheSameInTheNextMount) {
   EXPECT_EQ(unique.count(0), 0u);
 }
 
-TEST_F(Attributes, ADirectoryEntryHasTheInodeNumberAndTypeThatStatHas) {
+TEST_F(Attributes, DirectoryEntriesMatchStat) {
   const Mounted& mount = shared();
 
   const Outcome python = run({"/usr/bin/python3", "-c", R"(
@@ -132,7 +133,7 @@ for root, dirs, files in os.walk(sys.argv[1]):
       << python.err;
 }
 
-TEST_F(Attributes, TheVersionIsAnotherOnceTheSourceIsAnother) {
+TEST_F(Attributes, VersionChangesWithSource) {
   const auto version = [&] { return xattr(Mounted({checkpoint()}) / "big", "user.stfs.version"); };
   const auto before = version();
 
@@ -142,7 +143,7 @@ TEST_F(Attributes, TheVersionIsAnotherOnceTheSourceIsAnother) {
   EXPECT_NE(version(), before);
 }
 
-TEST_F(Attributes, TheSourceIsAbsoluteEvenIfItWasGivenRelatively) {
+TEST_F(Attributes, SourceIsAbsoluteForRelativeArgument) {
   const std::filesystem::path file = checkpoint();
   const TempDir dir;
   std::filesystem::create_directory(dir / "mnt");
@@ -156,7 +157,7 @@ TEST_F(Attributes, TheSourceIsAbsoluteEvenIfItWasGivenRelatively) {
   EXPECT_EQ(source, std::filesystem::canonical(file).string());
 }
 
-// The attributes of a file, by name without "user.stfs.".
+// Returns the attributes of a file by their names without "user.stfs.".
 std::map<std::string, std::string> all_xattrs(const std::filesystem::path& file) {
   std::string names(4096, '\0');
   const ssize_t size = ::listxattr(file.c_str(), names.data(), names.size());
@@ -171,7 +172,7 @@ std::map<std::string, std::string> all_xattrs(const std::filesystem::path& file)
   return found;
 }
 
-TEST_F(Attributes, AViewsFileNamesTheTensorThatItShows) {
+TEST_F(Attributes, ViewFileHasAttributesOfItsTensor) {
   const Mounted& mount = shared();
   const auto tensor = all_xattrs(mount / "big");
 
@@ -185,7 +186,7 @@ TEST_F(Attributes, AViewsFileNamesTheTensorThatItShows) {
   }
 }
 
-TEST_F(Attributes, AViewsFileSaysWhichPartItShowsAndAsWhat) {
+TEST_F(Attributes, ViewFileNamesSliceAndType) {
   const Mounted& mount = shared();
 
   for (const auto& [file, slice] :
@@ -209,7 +210,7 @@ TEST_F(Attributes, AViewsFileSaysWhichPartItShowsAndAsWhat) {
   }
 }
 
-TEST_F(Attributes, AnUnknownXattrIsENODATA) {
+TEST_F(Attributes, UnknownXattrIsENODATA) {
   const Mounted& mount = shared();
 
   for (const char* path : {"", "big", "deep"}) {
@@ -223,7 +224,7 @@ TEST_F(Attributes, AnUnknownXattrIsENODATA) {
   }
 }
 
-TEST_F(Attributes, ATooSmallXattrBufferIsERANGE) {
+TEST_F(Attributes, TooSmallXattrBufferIsERANGE) {
   const Mounted& mount = shared();
   char value[2];
 
@@ -236,7 +237,7 @@ TEST_F(Attributes, ATooSmallXattrBufferIsERANGE) {
   EXPECT_EQ(needed, 8);  // [1000,5]
 }
 
-TEST_F(Attributes, AccessGrantsReadingAndRefusesTheRest) {
+TEST_F(Attributes, AccessAllowsOnlyReading) {
   const Mounted& mount = shared();
 
   EXPECT_EQ(::access((mount / "big").c_str(), R_OK), 0);
@@ -251,7 +252,7 @@ TEST_F(Attributes, AccessGrantsReadingAndRefusesTheRest) {
   EXPECT_EQ(errno, ENOENT);
 }
 
-TEST_F(Attributes, StatfsIsOfAFullReadOnlyFuseFileSystem) {
+TEST_F(Attributes, StatfsReportsFullReadOnlyFuseFileSystem) {
   const Mounted& mount = shared();
   struct statfs64 status = {};
 

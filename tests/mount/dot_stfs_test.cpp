@@ -22,7 +22,7 @@ const std::vector<std::string> kFields = {"path",  "name",   "dtype", "shape",
 
 class DotStfs : public MountTest {};
 
-TEST_F(DotStfs, TheOptionViewsHidesListsOrRemovesIt) {
+TEST_F(DotStfs, OptionViewsHidesListsOrRemovesDirectory) {
   const std::vector<std::string> tensors{"mask", "tokens"};
   const struct {
     std::vector<std::string> options;
@@ -42,7 +42,7 @@ TEST_F(DotStfs, TheOptionViewsHidesListsOrRemovesIt) {
   }
 }
 
-TEST_F(DotStfs, TensorsJsonHasEveryTensorInTheOrderOfTheBytes) {
+TEST_F(DotStfs, TensorsJsonListsEveryTensorByOffset) {
   const Mounted mount({test_data("sharded")});
 
   const json tensors = json::parse(read_file(mount / ".stfs/tensors.json"));

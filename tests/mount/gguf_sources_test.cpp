@@ -1,4 +1,5 @@
-// GGUF files as sources: split ones, in directories, in an index; their metadata; stfs-info.
+// GGUF files as sources: split files, files in directories and in an index, their metadata, and
+// stfs-info.
 #include "tests/gguf/gguf_file.h"
 #include "tests/mount/info_tool.h"
 #include "tests/support/checkpoint_writer.h"
@@ -33,7 +34,7 @@ std::uint64_t stat_size(const std::filesystem::path& path) {
   return ::stat(path.c_str(), &status) == 0 ? static_cast<std::uint64_t>(status.st_size) : ~0ULL;
 }
 
-// The name of a part, numbered from 1.
+// Returns the name of a part. Parts are numbered from 1.
 std::string part_name(int number, int count, const std::string& prefix = "m") {
   std::array<char, 64> text{};
   std::snprintf(text.data(), text.size(), "%s-%05d-of-%05d.gguf", prefix.c_str(), number, count);
@@ -53,13 +54,13 @@ class GgufSources : public MountTest {
     write_file(dir_ / name, file.bytes());
     return dir_ / name;
   }
-  // A file with one tensor of four bytes.
+  // Writes a file with one tensor of four bytes.
   std::filesystem::path write_one(const std::string& name, const std::string& tensor) const {
     GgufFile file;
     file.tensor(tensor, {4}, kI8Id, "abcd");
     return write(name, file);
   }
-  // Three parts: metadata and no tensors, then tensors a and b, then c. Returns the first.
+  // Writes three parts: metadata without tensors, then tensors a and b, then c. Returns the first.
   std::filesystem::path write_split() const {
     GgufFile first;
     first.key("general.architecture", "llama");
@@ -89,7 +90,7 @@ class GgufSources : public MountTest {
 
 // Split files
 
-TEST_F(GgufSources, TheFirstPartMeansAllParts) {
+TEST_F(GgufSources, FirstPartOpensAllParts) {
   const Mounted mount({write_split()});
 
   EXPECT_EQ(names_in(mount.path()), (GgufNames{"a", "b", "c"}));
@@ -105,7 +106,7 @@ TEST_F(GgufSources, TheFirstPartMeansAllParts) {
   EXPECT_EQ(info.at("missing"), Json::array());
 }
 
-TEST_F(GgufSources, TheFirstPartIsFoundThroughTheLinksOfTheHubsCache) {
+TEST_F(GgufSources, FollowsSymlinksOfHubCacheToParts) {
   write_split();
   std::filesystem::create_directories(dir_ / "snapshot");
   for (int i = 1; i <= 3; ++i) {
@@ -119,7 +120,7 @@ TEST_F(GgufSources, TheFirstPartIsFoundThroughTheLinksOfTheHubsCache) {
   EXPECT_EQ(names_in(directory.path()), (GgufNames{"a", "b", "c"}));
 }
 
-TEST_F(GgufSources, NoPartOfAMountedSplitFileIsReplacedByWhatIsMadeOfIt) {
+TEST_F(GgufSources, ExtractNeverReplacesPartOfMountedSplitFile) {
   const std::filesystem::path first = write_split();
   const std::string other = write_one(part_name(2, 3, "n"), "other");
   const Mounted mount({first});
@@ -132,11 +133,11 @@ TEST_F(GgufSources, NoPartOfAMountedSplitFileIsReplacedByWhatIsMadeOfIt) {
       EXPECT_EQ(read_file(output), before) << source;
     }
     const Outcome written = info({"extract", "--force", mount / source, "*", "-o", other});
-    EXPECT_EQ(written.status, 0) << "a part of another: " << written.err;
+    EXPECT_EQ(written.status, 0) << "a part of another split file: " << written.err;
   }
 }
 
-TEST_F(GgufSources, ADirectoryOfAMountOfASplitFileHasTheMetadataOfTheFirstPart) {
+TEST_F(GgufSources, DirectoryOfMountedSplitFileKeepsMetadataOfFirstPart) {
   GgufFile first;
   first.key("general.architecture", "llama");
   add_split_keys(first, 1, 3, 2);
@@ -156,7 +157,7 @@ TEST_F(GgufSources, ADirectoryOfAMountOfASplitFileHasTheMetadataOfTheFirstPart) 
   }
 }
 
-TEST_F(GgufSources, TheFirstPartGivesTensorsOfTheOthersTheirShape) {
+TEST_F(GgufSources, FirstPartGivesShapesToTensorsOfOtherParts) {
   const auto shape = [](const std::vector<std::int32_t>& dims) {
     std::string elements;
     for (const std::int32_t dim : dims) elements += little(dim);
@@ -172,9 +173,9 @@ TEST_F(GgufSources, TheFirstPartGivesTensorsOfTheOthersTheirShape) {
   second.tensor("w", {32}, kI8Id, std::string(32, 'w'));
   write(part_name(2, 2), second);
   const Mounted mount({write(part_name(1, 2), first)});
-  const auto expect_shapes = [](const Mounted& of) {
-    EXPECT_EQ(xattr(of / "own", "user.stfs.shape"), "[2,4]");
-    EXPECT_EQ(xattr(of / "w", "user.stfs.shape"), "[2,2,2,2,2]");
+  const auto expect_shapes = [](const Mounted& shown) {
+    EXPECT_EQ(xattr(shown / "own", "user.stfs.shape"), "[2,4]");
+    EXPECT_EQ(xattr(shown / "w", "user.stfs.shape"), "[2,2,2,2,2]");
   };
   expect_shapes(mount);
 
@@ -187,7 +188,7 @@ TEST_F(GgufSources, TheFirstPartGivesTensorsOfTheOthersTheirShape) {
   expect_shapes(Mounted({dir_ / "merged.gguf"}));
 }
 
-TEST_F(GgufSources, OfManyPartsTheFirstThatIsMissingIsNamed) {
+TEST_F(GgufSources, NamesFirstOfManyMissingParts) {
   GgufFile first;
   add_split_keys(first, 1, 65535, 65534);
   const std::filesystem::path path = write(part_name(1, 65535), first);
@@ -204,7 +205,7 @@ TEST_F(GgufSources, OfManyPartsTheFirstThatIsMissingIsNamed) {
       "part \"" + part_name(71, 65535) + "\": missing, and 65463 more parts: download them");
 }
 
-TEST_F(GgufSources, AnotherPartIsAnErrorThatNamesTheFirst) {
+TEST_F(GgufSources, RejectsLaterPartAndNamesFirst) {
   write_split();
   expect_one_line(
       list(dir_ / part_name(2, 3)), 1,
@@ -213,7 +214,7 @@ TEST_F(GgufSources, AnotherPartIsAnErrorThatNamesTheFirst) {
   expect_one_line(list(dir_ / "sha256-01"), 1, "its name must end in -00001-of-00003.gguf");
 }
 
-TEST_F(GgufSources, AMissingPartIsNamed) {
+TEST_F(GgufSources, NamesMissingPart) {
   const std::filesystem::path first = write_split();
   std::filesystem::remove(dir_ / part_name(3, 3));
   expect_one_line(list(first), 3,
@@ -224,7 +225,7 @@ TEST_F(GgufSources, AMissingPartIsNamed) {
                   "part \"" + part_name(2, 3) + "\": missing, and 1 more part: download them");
 }
 
-TEST_F(GgufSources, AllowMissingMountsTheOtherPartsAndListsThoseThatAreMissing) {
+TEST_F(GgufSources, AllowMissingMountsOtherPartsAndListsMissingOnes) {
   const std::filesystem::path first = write_split();
   std::filesystem::remove(dir_ / part_name(2, 3));
 
@@ -242,11 +243,11 @@ TEST_F(GgufSources, AllowMissingMountsTheOtherPartsAndListsThoseThatAreMissing) 
 
 // Directories
 
-TEST_F(GgufSources, ADirectoryMeansItsOnlyCheckpointAndSafetensorsBeforeGguf) {
+TEST_F(GgufSources, DirectoryOpensItsOnlyCheckpointAndPrefersSafetensors) {
   write_one("d/x.gguf", "w");
   write_file(dir_ / "d/config.json", "{}");
-  const Mounted alone({dir_ / "d"});
-  EXPECT_EQ(names_in(alone.path()), GgufNames{"w"});
+  const Mounted single({dir_ / "d"});
+  EXPECT_EQ(names_in(single.path()), GgufNames{"w"});
   write_split();
   const Mounted split({dir_.path()});
   EXPECT_EQ(names_in(split.path()), (GgufNames{"a", "b", "c"}));
@@ -255,7 +256,7 @@ TEST_F(GgufSources, ADirectoryMeansItsOnlyCheckpointAndSafetensorsBeforeGguf) {
   EXPECT_EQ(names_in(safetensors.path()), GgufNames{"this"});
 }
 
-TEST_F(GgufSources, ADirectoryWithSeveralIsRefusedAndListsThem) {
+TEST_F(GgufSources, RejectsDirectoryWithSeveralCheckpointsAndListsThem) {
   write_split();
   for (const char* name : {"q8.gguf", "q4.gguf"}) write_one(name, "w");
   expect_one_line(list(dir_.path()), 3,
@@ -268,7 +269,7 @@ TEST_F(GgufSources, ADirectoryWithSeveralIsRefusedAndListsThem) {
                   "name one: a.safetensors, b.safetensors, " + part_name(1, 3) + ", q4.gguf");
 }
 
-TEST_F(GgufSources, WithoutTheFirstPartThatIsNamed) {
+TEST_F(GgufSources, NamesMissingFirstPart) {
   write_split();
   std::filesystem::remove(dir_ / part_name(1, 3));
   const std::string rule =
@@ -277,7 +278,7 @@ TEST_F(GgufSources, WithoutTheFirstPartThatIsNamed) {
   expect_one_line(list(dir_ / part_name(2, 3)), 3, rule);
 }
 
-TEST_F(GgufSources, AnIndexMayMapTensorsToOne) {
+TEST_F(GgufSources, IndexMayMapTensorsToGgufFile) {
   write_one("w.gguf", "w");
   write_safetensors(dir_ / "v.safetensors", {random_tensor("v", "U8", {1})});
   write_index(dir_ / "model.safetensors.index.json", {{"w", "w.gguf"}, {"v", "v.safetensors"}});
@@ -287,7 +288,7 @@ TEST_F(GgufSources, AnIndexMayMapTensorsToOne) {
 
 // Metadata
 
-TEST_F(GgufSources, ALongArrayIsReadInPieces) {
+TEST_F(GgufSources, LongMetadataArrayIsReadableFromAnyOffset) {
   std::string elements;
   Json expected = Json::array();
   const auto add = [&](const std::string& text) {
@@ -297,7 +298,7 @@ TEST_F(GgufSources, ALongArrayIsReadInPieces) {
   for (int i = 0; i < 20'000; ++i) add("token " + std::to_string(i));
   std::string umlauts = "x";
   while (umlauts.size() < 300'000) umlauts += "\xC3\xA4\"";
-  add(umlauts);  // over several steps
+  add(umlauts);  // longer than one step of the reader
   for (int i = 0; i < 20'000; ++i) add(std::string(static_cast<std::size_t>(i % 40), '\n'));
   std::string numbers;
   Json expected_numbers = Json::array();
@@ -314,7 +315,7 @@ TEST_F(GgufSources, ALongArrayIsReadInPieces) {
   EXPECT_EQ(stat_size(tokens), expected.dump().size());
   EXPECT_TRUE(read_file(tokens) == expected.dump());
   EXPECT_TRUE(read_file(mount / ".stfs/metadata/numbers") == expected_numbers.dump());
-  // From anywhere, past the kernel's cache too.
+  // Reads from any offset, including offsets that the kernel has not cached.
   for (const std::uint64_t offset : {1ULL, 65'535ULL, 400'001ULL}) {
     const Outcome part = run({"dd", "if=" + tokens.string(), "bs=1000", "count=1",
                               "iflag=skip_bytes", "skip=" + std::to_string(offset), "status=none"});
@@ -322,7 +323,7 @@ TEST_F(GgufSources, ALongArrayIsReadInPieces) {
   }
 }
 
-TEST_F(GgufSources, AStringThatIsNotKeptInMemoryIsReadFromTheFile) {
+TEST_F(GgufSources, LongMetadataStringIsReadFromFile) {
   GgufFile file;
   const std::string text = std::string(20U << 20, 'a') + "z";
   file.key("long", text);
@@ -333,7 +334,7 @@ TEST_F(GgufSources, AStringThatIsNotKeptInMemoryIsReadFromTheFile) {
   EXPECT_EQ(info_json(mount).at("metadata").at("long"), (Json{{"string", text.size()}}));
 }
 
-TEST_F(GgufSources, ValuesOfAnotherTypeOrAnotherArrayAreConflicts) {
+TEST_F(GgufSources, DifferentTypeOrArrayIsMetadataConflict) {
   const auto write_keys = [this](const std::string& name, ValueType type, const std::string& last) {
     GgufFile file;
     file.key("alike", ValueType::kU32, little<std::uint32_t>(7));
@@ -378,7 +379,7 @@ TEST_F(GgufSources, EveryVerbReadsASplitFile) {
   EXPECT_EQ(out({"check", first}), first + "\tok\t3 tensors\n");
 }
 
-TEST_F(GgufSources, CheckOfADirectoryChecksEachOnce) {
+TEST_F(GgufSources, CheckOfDirectoryChecksEachCheckpointOnce) {
   write_split();
   write_one("q4.gguf", "w");
   write_file(dir_ / "q8.gguf", "GGUF");
@@ -393,7 +394,7 @@ TEST_F(GgufSources, CheckOfADirectoryChecksEachOnce) {
       << result.out;
 }
 
-TEST_F(GgufSources, ADirectoryOfAMountIsASourceWhoseNameIsNotUtf8) {
+TEST_F(GgufSources, MountDirectoryWithInvalidUtf8NameIsSource) {
   const Mounted mount({write_one("m.gguf", "d\xFF/w")});
   const Mounted inner({mount / "d\xFF"});
   const Mounted innermost({inner.path()});
@@ -401,7 +402,7 @@ TEST_F(GgufSources, ADirectoryOfAMountIsASourceWhoseNameIsNotUtf8) {
   EXPECT_EQ(read_file(innermost / "d\xFF/w"), "abcd");
 }
 
-TEST_F(GgufSources, ANameThatIsNotUtf8WorksAndLeavesJsonValid) {
+TEST_F(GgufSources, InvalidUtf8TensorNameWorksAndJsonStaysValid) {
   const std::string name = "w\xFF";
   const std::string file = write_one("m.gguf", name);
   const Mounted mount({file});
@@ -423,7 +424,7 @@ TEST_F(GgufSources, ANameThatIsNotUtf8WorksAndLeavesJsonValid) {
   EXPECT_EQ(info({"cat", file, name}).out, "abcd");
 }
 
-TEST_F(GgufSources, KeysThatAreNotUtf8AreNotInInfoJsonAndHaveFiles) {
+TEST_F(GgufSources, InvalidUtf8KeysHaveFilesButAreNotInInfoJson) {
   GgufFile file;
   file.key("a\xFF", "first");
   file.key("a\xFE", "second");
@@ -439,7 +440,7 @@ TEST_F(GgufSources, KeysThatAreNotUtf8AreNotInInfoJsonAndHaveFiles) {
   EXPECT_EQ(read_file(mount / ".stfs/metadata/a\xFE"), "second");
 }
 
-TEST_F(GgufSources, JsonOnATerminalHasNoCharacterThatItObeys) {
+TEST_F(GgufSources, JsonOnTerminalEscapesControlCharacters) {
   const std::string name = "a\u009b2J\x7f\u202eb";
   const std::string file = write_one("m.gguf", name);
   for (const char* verb : {"list", "show", "hash", "stats"}) {
@@ -452,7 +453,7 @@ TEST_F(GgufSources, JsonOnATerminalHasNoCharacterThatItObeys) {
   }
 }
 
-TEST_F(GgufSources, AFileThatHasOnlyTheNameIsToldSo) {
+TEST_F(GgufSources, ReportsGgufNameWithoutGgufContent) {
   write_file(dir_ / "m.gguf", std::string(100, '\xA5'));
 
   const Outcome refused = info({"list", (dir_ / "m.gguf").string()});

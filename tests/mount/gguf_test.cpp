@@ -1,4 +1,5 @@
-// GGUF files in a mount: the corpus file with a tensor of each type, and a real model.
+// GGUF files in a mount: the corpus file with one tensor of each type, written files, and a real
+// model.
 #include "tests/gguf/gguf_file.h"
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
@@ -51,7 +52,7 @@ TEST_F(GgufMount, ShowsQuantisedTensorsAndTheirValues) {
     EXPECT_EQ(read_file(mount / ".stfs/slice" / name / ":"), raw);
     EXPECT_EQ(read_file(mount / ".stfs/tree" / name), raw);
     EXPECT_EQ(errno_of_stat(mount / ".stfs/stats" / (name + ".json")), 0);
-    if (elements == 1) continue;  // not a block
+    if (elements == 1) continue;  // not a whole block
     const std::string values = read_file(mount / ".stfs/f32" / name);
     EXPECT_EQ(values.size(), elements * sizeof(float));
     EXPECT_TRUE(read_file(mount / ".stfs/npy-f32" / (name + ".npy")).ends_with(values));
@@ -63,15 +64,15 @@ TEST_F(GgufMount, ShowsQuantisedTensorsAndTheirValues) {
   }
 }
 
-// GGUF files that a test writes, and the mounts of them.
+// Mounts of GGUF files that the test writes.
 class GgufFiles : public MountTest {
  protected:
   std::string write(const std::string& name, const GgufFile& file) const {
     write_file(dir_ / name, file.bytes());
     return dir_ / name;
   }
-  // Two files: tensors of several types, a shape in the metadata, keys of all kinds.
-  std::vector<std::string> two() const {
+  // Writes two files with tensors of several types, a shape in the metadata, and keys of all kinds.
+  std::vector<std::string> write_two() const {
     GgufFile a, b;
     a.key("general.name", "two");
     a.key("z.words", ValueType::kArray,
@@ -88,7 +89,7 @@ class GgufFiles : public MountTest {
     b.tensor("blk.1.ints", {5}, kI8, "hello");
     return {write("a.gguf", a), write("b.gguf", b)};
   }
-  // Q8_0 with one scale of 0.5 and the integers from -16 on.
+  // Returns a block of Q8_0 with the scale 0.5 and the integers from -16 to 15.
   static std::string block() {
     std::string block = little<std::uint16_t>(0x3800);
     for (int i = 0; i < 32; ++i) block += static_cast<char>(i - 16);
@@ -106,19 +107,19 @@ int errno_to_open(const std::filesystem::path& path) {
   return 0;
 }
 
-TEST_F(GgufFiles, MergedOfOneFileIsThatFile) {
+TEST_F(GgufFiles, MergedFileOfSingleSourceEqualsSource) {
   GgufFile file;
   file.version = 2;
   file.tensor("w", {1}, kF32, "wwww");
-  write_file(dir_ / "m.gguf", file.bytes() + "bytes behind the data");
+  write_file(dir_ / "m.gguf", file.bytes() + "bytes after the data");
   const Mounted mount({dir_ / "m.gguf"});
 
   EXPECT_EQ(read_file(mount / ".stfs/merged.gguf"), read_file(dir_ / "m.gguf"));
   EXPECT_EQ(read_file(mount / ".stfs/subset/*.gguf").substr(4, 1), "\3");
 }
 
-TEST_F(GgufFiles, ASourceReplacedByRenameIsAnErrorThatNamesTheMergedFile) {
-  const std::vector<std::string> sources = two();
+TEST_F(GgufFiles, SourceReplacedByRenameIsErrorThatNamesMergedFile) {
+  const std::vector<std::string> sources = write_two();
   const Mounted mount({sources[1]});
   std::filesystem::rename(sources[0], sources[1]);
 
@@ -131,8 +132,8 @@ TEST_F(GgufFiles, ASourceReplacedByRenameIsAnErrorThatNamesTheMergedFile) {
   EXPECT_EQ(run({STFS_INFO_BINARY, "check", merged}).status, 0);
 }
 
-TEST_F(GgufFiles, MergedOfSeveralShowsTheSameTensorsAndMetadata) {
-  const Mounted mount({two()});
+TEST_F(GgufFiles, MergedFileOfTwoSourcesHasSameTensorsAndMetadata) {
+  const Mounted mount({write_two()});
   const std::filesystem::path merged = mount / ".stfs/merged.gguf";
   const std::string bytes = read_file(merged);
   EXPECT_EQ(std::filesystem::file_size(merged), bytes.size());
@@ -156,10 +157,10 @@ TEST_F(GgufFiles, MergedOfSeveralShowsTheSameTensorsAndMetadata) {
   EXPECT_EQ(read_file(again / ".stfs/merged.gguf"), bytes);
 }
 
-TEST_F(GgufFiles, MergedAndSubsetsAreOnlyOfGguf) {
+TEST_F(GgufFiles, MergedAndSubsetFilesNeedGgufSources) {
   write_safetensors(dir_ / "s.safetensors",
                     {random_tensor("s", "F32", {3}), random_tensor("u", "U8", {3})});
-  const Mounted mixed({two()[0], dir_ / "s.safetensors"});
+  const Mounted mixed({write_two()[0], dir_ / "s.safetensors"});
   const Mounted plain({dir_ / "s.safetensors"});
 
   EXPECT_EQ(errno_to_open(mixed / ".stfs/merged.gguf"), ENOENT);
@@ -177,8 +178,8 @@ TEST_F(GgufFiles, MergedAndSubsetsAreOnlyOfGguf) {
   }
 }
 
-TEST_F(GgufFiles, ASubsetHoldsWhatItsGlobMatches) {
-  const Mounted mount({two()});
+TEST_F(GgufFiles, SubsetContainsTensorsThatMatchGlob) {
+  const Mounted mount({write_two()});
   const std::vector<std::string> names = names_in(mount / ".stfs");
   EXPECT_EQ(std::ranges::count(names, "merged.gguf"), 1);
   EXPECT_EQ(std::ranges::count(names, "subset"), 1);
@@ -192,7 +193,7 @@ TEST_F(GgufFiles, ASubsetHoldsWhatItsGlobMatches) {
   EXPECT_EQ(names_in(subset / ".stfs/metadata"), names_in(mount / ".stfs/metadata"));
 }
 
-TEST_F(GgufFiles, OfANameThatIsNotUtf8ThereIsNoSafetensorsFile) {
+TEST_F(GgufFiles, InvalidUtf8NameHasNoSafetensorsFile) {
   GgufFile file;
   file.tensor("\xFFname", {1}, kF32, "1234");
   file.tensor("fine", {1}, kF32, "5678");
@@ -213,7 +214,7 @@ TEST_F(GgufFiles, OfANameThatIsNotUtf8ThereIsNoSafetensorsFile) {
                 "out, or write a .gguf file\n");
 }
 
-TEST_F(GgufFiles, ExtractSaysThatBlocksBecomeF32AndHowLargeThatIs) {
+TEST_F(GgufFiles, ExtractNotesSizeWhenBlocksBecomeF32) {
   GgufFile file;
   file.tensor("a", {32}, kQ8, block());
   file.tensor("b", {1}, kF32, "1234");
@@ -228,7 +229,7 @@ TEST_F(GgufFiles, ExtractSaysThatBlocksBecomeF32AndHowLargeThatIs) {
   EXPECT_EQ(run({STFS_INFO_BINARY, "extract", path, "b", "-o", dir_ / "b.safetensors"}).err, "");
 }
 
-TEST_F(GgufFiles, OfDimensionsThatOverflowThereIsNoSafetensorsFile) {
+TEST_F(GgufFiles, OverflowingDimensionsHaveNoSafetensorsFile) {
   GgufFile file;
   file.tensor("empty", {0, 1LL << 62, 1LL << 62}, kI8, "");
   file.tensor("first", {1LL << 62, 1LL << 62, 0}, kI8, "");
@@ -247,7 +248,7 @@ TEST_F(GgufFiles, OfDimensionsThatOverflowThereIsNoSafetensorsFile) {
                              "safetensors does not allow: leave it out, or write a .gguf file\n");
 }
 
-TEST_F(GgufFiles, ManyStringsCostTheDaemonNoMemory) {
+TEST_F(GgufFiles, ManyStringsUseNoDaemonMemory) {
   std::string words;
   for (int i = 0; i < 100'000; ++i) words += gguf_string(std::string(300, 'a'));
   GgufFile a, b;
@@ -267,9 +268,9 @@ TEST_F(GgufFiles, ManyStringsCostTheDaemonNoMemory) {
 #endif
 }
 
-TEST_F(GgufFiles, APartThatIsRewrittenIsESTALE) {
-  const std::vector<std::string> sources = two();
-  const Mounted mount(sources, {"-o", "page_cache=direct"});
+TEST_F(GgufFiles, RewrittenSourceIsESTALE) {
+  const std::vector<std::string> sources = write_two();
+  const Mounted mount(sources, {"-o", "cache=direct"});
   const std::string merged = mount / ".stfs/merged.gguf";
   const int fd = ::open(merged.c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_GE(fd, 0);
@@ -288,8 +289,8 @@ TEST_F(GgufFiles, APartThatIsRewrittenIsESTALE) {
   }
 }
 
-TEST_F(GgufFiles, ExtractWritesThemByTheSuffix) {
-  const std::string source = two()[0];
+TEST_F(GgufFiles, ExtractChoosesFormatBySuffix) {
+  const std::string source = write_two()[0];
   const Outcome gguf = run({STFS_INFO_BINARY, "extract", source, "*", "-o", dir_ / "x.gguf"});
   const Outcome values =
       run({STFS_INFO_BINARY, "extract", source, "*conv", "-o", dir_ / "x.safetensors"});
@@ -307,8 +308,8 @@ TEST_F(GgufFiles, ExtractWritesThemByTheSuffix) {
   EXPECT_FALSE(std::filesystem::exists(dir_ / "y.gguf"));
 }
 
-TEST_F(GgufFiles, ExtractOfAPartOfAMountKeepsTheStoredDimensions) {
-  const Mounted mount({two()[0]});
+TEST_F(GgufFiles, ExtractFromMountKeepsStoredDimensions) {
+  const Mounted mount({write_two()[0]});
   const Outcome extract = run({STFS_INFO_BINARY, "extract", mount / ".stfs/tree/blk/0/conv", "*",
                                "-o", dir_ / "conv.gguf"});
 
@@ -321,7 +322,7 @@ TEST_F(GgufFiles, ExtractOfAPartOfAMountKeepsTheStoredDimensions) {
   EXPECT_EQ(xattr(again / "blk.0.conv", "user.stfs.shape"), "[2,1,4,2,4]");
 }
 
-TEST_F(GgufFiles, DiffComparesTheValuesOfTwoFormats) {
+TEST_F(GgufFiles, DiffComparesValuesOfTwoFormats) {
   GgufFile file;
   file.tensor("bytes", {4}, kI8, "wxyz");
   file.tensor("equal", {32}, kQ8, block());
@@ -381,8 +382,8 @@ TEST_F(GgufFiles, DiffComparesDoublesAndEqualTypesOfTwoFormats) {
             "bytes\tfloat\t-\t-\t6\t0.25\t[1]\n");
 }
 
-TEST_F(GgufFiles, DiffOfTheirOwnMergedFilesIsExit0) {
-  const Mounted mount({two()});
+TEST_F(GgufFiles, DiffWithOwnMergedFileIsExit0) {
+  const Mounted mount({write_two()});
   for (const char* path : {".stfs/merged.gguf", ".stfs/merged.safetensors"}) {
     const Outcome diff = run({STFS_INFO_BINARY, "diff", mount.path(), mount / path});
     EXPECT_EQ(diff.status, 0) << diff.out << diff.err;
@@ -390,7 +391,7 @@ TEST_F(GgufFiles, DiffOfTheirOwnMergedFilesIsExit0) {
   }
 }
 
-TEST_F(GgufFiles, DiffOfTwoTypesOfOneFormatSaysHowFarTheValuesAreApart) {
+TEST_F(GgufFiles, DiffReportsLargestDifferenceBetweenTwoTypes) {
   GgufFile a, b;
   a.tensor("same", {32}, kQ8, block());
   a.tensor("w", {32}, kQ8, block());
@@ -412,7 +413,7 @@ TEST_F(GgufFiles, DiffOfTwoTypesOfOneFormatSaysHowFarTheValuesAreApart) {
   EXPECT_TRUE(rows[1].at("largest_difference").is_null());
 }
 
-TEST_F(GgufMount, ShowsTheHeaderAndTheMetadata) {
+TEST_F(GgufMount, ShowsHeaderAndMetadata) {
   const std::filesystem::path file = test_data("gguf/llama-2-tiny-random.gguf");
   const std::string bytes = read_file(file);
   const Mounted mount({file});

@@ -1,5 +1,5 @@
-// A small checkpoint, and the tree that each release showed of it (tests/golden): later releases
-// show the same.
+// A small checkpoint, and the tree that each release showed for it (tests/golden). Later releases
+// must show the same tree.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
 
@@ -22,7 +22,8 @@ namespace {
 
 class Golden : public MountTest {};
 
-// Looked-up names. Append only: a release is compared with the names of its own time.
+// Names that are only looked up, because no directory lists them. Only append to this list, because
+// the file of a release contains the names that existed then.
 const std::vector<std::string> kLookedUp{
     ".stfs/slice/types.F32/1:3,:",    ".stfs/slice/types.F32/-1",
     ".stfs/slice/types.BF16/::2,1:",  ".stfs/slice/types.F4/0:2",
@@ -31,7 +32,7 @@ const std::vector<std::string> kLookedUp{
     ".stfs/subset/a%2F*.safetensors",
 };
 
-// Two shards and their index, with the same bytes and mtimes in every run.
+// Writes two shards and their index, with the same bytes and mtimes in every run.
 void write_checkpoint(const std::filesystem::path& directory) {
   std::vector<std::vector<Tensor>> shards(2);
   std::uint64_t seed = 0;
@@ -66,8 +67,8 @@ void write_checkpoint(const std::filesystem::path& directory) {
   }
 }
 
-// Replaces `directory` in `text` by "@"; returns whether it was there.
-bool take_out(std::string_view directory, std::string& text) {
+// Replaces `directory` in `text` by "@". Returns true if the text contained it.
+bool replace_directory(std::string_view directory, std::string& text) {
   bool found = false;
   for (std::size_t at = text.find(directory); at != std::string::npos;
        at = text.find(directory, at)) {
@@ -77,12 +78,13 @@ bool take_out(std::string_view directory, std::string& text) {
   return found;
 }
 
-using Tree = std::map<std::string, std::string>;  // a path, and its "KIND\tSIZE\tSHA-256"
+using Tree = std::map<std::string, std::string>;  // path and "KIND\tSIZE\tSHA-256"
 
-// Files of which only the name is golden: a later release may word them otherwise.
+// Files of which only the name is compared, because a later release may change their text.
 const std::set<std::string> kNoBytesPromised{".stfs/counters.json", ".stfs/report.html"};
 
-// Everything below `root`. Sizes of texts that name the checkpoint's directory are left out.
+// Returns everything below `root`, without the sizes of texts that contain the path of the
+// checkpoint's directory.
 Tree tree_of(const std::filesystem::path& root, std::string_view directory) {
   std::vector<std::string> paths = kLookedUp;
   for (const auto& start : {root, root / ".stfs"}) {
@@ -102,7 +104,7 @@ Tree tree_of(const std::filesystem::path& root, std::string_view directory) {
       continue;
     }
     std::string text = read_file(root / path);
-    const bool has_directory = take_out(directory, text);
+    const bool has_directory = replace_directory(directory, text);
     const std::uintmax_t size = std::filesystem::file_size(root / path);
     tree[path] = "file\t" + (has_directory ? "-" : std::to_string(size)) + "\t";
     write_file(texts / std::to_string(files.size()), text);
@@ -116,7 +118,7 @@ Tree tree_of(const std::filesystem::path& root, std::string_view directory) {
   return tree;
 }
 
-TEST_F(Golden, WhatAReleaseShowedIsShown) {
+TEST_F(Golden, ShowsEveryFileOfEarlierReleases) {
   const TempDir dir;
   write_checkpoint(dir.path());
   const Mounted mount({dir / "model.safetensors.index.json"});

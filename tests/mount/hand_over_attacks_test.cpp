@@ -1,5 +1,5 @@
-// Careless and hostile parents of a handed-over mount: wrong descriptors, several servers, deaths,
-// and limits of processes.
+// Careless and hostile parents of a handed-over mount: wrong descriptors, several servers,
+// processes that die, and limits on processes.
 #include "tests/mount/handed_over.h"
 
 #include <fcntl.h>
@@ -33,18 +33,18 @@ namespace {
 
 class HandOverAttacks : public HandOver, public ::testing::WithParamInterface<const char*> {
  protected:
-  // -o ro, which changes nothing, or -o supervise.
+  // Returns -o ro, which has no effect, or -o supervise.
   std::vector<std::string> options() const { return {"-o", GetParam()}; }
   bool is_supervised() const { return GetParam() == std::string("supervise"); }
 
-  // Hands over `descriptor`, closes it, and expects one line.
+  // Hands over `descriptor`, closes it, and expects an error of one line that contains `rule`.
   void expect_refused(int descriptor, const std::string& rule) {
     device_ = checked(descriptor, "a descriptor");
     SCOPED_TRACE(rule + ", " + std::to_string(device_));
     expect_refusal(run(command(options())), 4, rule);
     release();
   }
-  // Whether a process has the source open.
+  // Returns true if a process has the source open.
   bool has_loaded(pid_t pid) const {
     const std::filesystem::path fds = "/proc/" + std::to_string(pid) + "/fd";
     return std::ranges::any_of(names_in(fds), [&](const std::string& fd) {
@@ -56,7 +56,7 @@ class HandOverAttacks : public HandOver, public ::testing::WithParamInterface<co
     return read_file("/proc/" + std::to_string(pid) + "/status").find("State:\tT") !=
            std::string::npos;
   }
-  // A process that starts the server with a script, and prints its process id.
+  // Starts a process with a script that starts the server and prints the server's process id.
   std::unique_ptr<Process> start_parent(const std::string& script) const {
     std::vector<std::string> argv{"bash", "-c", script, "bash"};
     for (const std::string& word : command(options())) argv.push_back(word);
@@ -67,14 +67,15 @@ class HandOverAttacks : public HandOver, public ::testing::WithParamInterface<co
     return std::stoi(parent.out());
   }
   std::vector<pid_t> servers() const { return processes_with(source()); }
-  // A server takes a request from another one. Its reader gets the errno `expected`.
-  void take_a_request(const std::vector<std::string>& environment, int expected);
+  // Lets a server take a request that belongs to another server. Expects that the reader of the
+  // request gets the errno `expected`.
+  void take_request(const std::vector<std::string>& environment, int expected);
 };
 
-INSTANTIATE_TEST_SUITE_P(With, HandOverAttacks, ::testing::Values("ro", "supervise"),
+INSTANTIATE_TEST_SUITE_P(Option, HandOverAttacks, ::testing::Values("ro", "supervise"),
                          [](const auto& test) { return std::string(test.param); });
 
-TEST_P(HandOverAttacks, AWrongDescriptorIsRefused) {
+TEST_P(HandOverAttacks, RejectsWrongDescriptor) {
   expect_refused(::open("/dev/fuse", O_RDWR | O_CLOEXEC), "no such descriptor");
   const std::string rule = "not a descriptor of /dev/fuse";
   for (const char* const name : {"/dev/null", "/dev/zero", "/dev/full", "/dev/urandom"}) {
@@ -93,14 +94,14 @@ TEST_P(HandOverAttacks, AWrongDescriptorIsRefused) {
   expect_refused(::open("/dev/fuse", O_RDWR), "was never mounted");
 }
 
-TEST_P(HandOverAttacks, AMountWhoseDescriptorIsOpenForReadingOnlyIsRefused) {
+TEST_P(HandOverAttacks, RejectsMountWithReadOnlyDescriptor) {
   mount(MS_RDONLY | MS_NOSUID | MS_NODEV, O_RDONLY);
   expect_refused(std::exchange(device_, -1), "not open for reading and writing");
 }
 
-TEST_P(HandOverAttacks, AMountThatGoesBeforeItsHandshakeIsRefused) {
+TEST_P(HandOverAttacks, RejectsMountUnmountedBeforeHandshake) {
   mount();
-  std::vector<char> handshake(FUSE_MIN_READ_BUFFER);  // so that the server waits for one
+  std::vector<char> handshake(FUSE_MIN_READ_BUFFER);  // so that the server waits for a handshake
   checked(static_cast<int>(::read(device_, handshake.data(), handshake.size())), "read");
   Process server = serve(options());
   EXPECT_TRUE(eventually([&] { return has_loaded(server.pid()) || !server.running(); }));
@@ -110,7 +111,7 @@ TEST_P(HandOverAttacks, AMountThatGoesBeforeItsHandshakeIsRefused) {
   expect_refusal(server.wait(), 4, "the mount has ended");
 }
 
-// Whether the kernel sends a request again that a server took and did not answer.
+// Returns true if the kernel can resend a request that a server took and did not answer.
 bool kernel_resends() {
   utsname system{};
   int major = 0;
@@ -119,13 +120,13 @@ bool kernel_resends() {
          std::pair(major, minor) >= std::pair(6, 9);
 }
 
-// Looks up a name that is not there. The errno: EIO if a server took the request and could not give
-// it back.
+// Looks up an absent name. Returns the errno, which is EIO if a server took the request and could
+// not return it to the kernel.
 int look_up(const std::filesystem::path& absent) {
   return ::access(absent.c_str(), F_OK) == 0 ? 0 : errno;
 }
 
-TEST_P(HandOverAttacks, OfSeveralServersOneServesAndTheOthersEnd) {
+TEST_P(HandOverAttacks, OneServerServesAndOthersExit) {
   for (int mounts = 0; mounts < 20 && !HasFailure(); ++mounts) {
     mount();
     std::vector<std::unique_ptr<Process>> servers;
@@ -154,8 +155,8 @@ TEST_P(HandOverAttacks, OfSeveralServersOneServesAndTheOthersEnd) {
   }
 }
 
-// Lets a process that waits for SIGCONT go on until poll(2) says that its handshake has come. False
-// if it may not be traced.
+// Continues a process that waits for SIGCONT until its poll(2) reports that the handshake has
+// arrived. Returns false if the process may not be traced.
 bool trace_until_handshake(pid_t pid) {
   if (::ptrace(PTRACE_SEIZE, pid, nullptr, PTRACE_O_TRACESYSGOOD) != 0) return false;
   ::kill(pid, SIGCONT);
@@ -176,7 +177,7 @@ bool trace_until_handshake(pid_t pid) {
   return false;
 }
 
-TEST_P(HandOverAttacks, AHandshakeThatAnotherTakesAtTheLastMomentIsNotWaitedFor) {
+TEST_P(HandOverAttacks, DoesNotWaitForHandshakeTakenByAnotherServer) {
 #ifndef SYS_poll
   GTEST_SKIP() << "this machine has no poll(2)";
 #else
@@ -195,9 +196,10 @@ TEST_P(HandOverAttacks, AHandshakeThatAnotherTakesAtTheLastMomentIsNotWaitedFor)
 #endif
 }
 
-// After poll(2) another server took the handshake and answered it, and a reader's request waits.
+// After the poll(2) of the server, this process takes the handshake and answers it as another
+// server, and the request of a reader is waiting.
 #ifdef SYS_poll
-void HandOverAttacks::take_a_request(const std::vector<std::string>& environment, int expected) {
+void HandOverAttacks::take_request(const std::vector<std::string>& environment, int expected) {
   mount();
   std::vector<std::string> argv{"bash", "-c", R"(kill -STOP $$; exec "$@")", "bash"};
   for (const std::string& word : command(options())) argv.push_back(word);
@@ -218,7 +220,7 @@ void HandOverAttacks::take_a_request(const std::vector<std::string>& environment
   agreed.header = {sizeof agreed, 0, header.unique};
   agreed.handshake.major = FUSE_KERNEL_VERSION;
   agreed.handshake.minor = 31;
-  agreed.handshake.max_write = 4096;  // so that the kernel takes the loser's buffer
+  agreed.handshake.max_write = 4096;  // so that the buffer of the losing server is large enough
   EXPECT_EQ(::write(device_, &agreed, sizeof agreed), static_cast<ssize_t>(sizeof agreed));
   std::future<int> reader =
       std::async(std::launch::async, [&] { return look_up(mountpoint() / "none"); });
@@ -238,18 +240,18 @@ void HandOverAttacks::take_a_request(const std::vector<std::string>& environment
   EXPECT_EQ(error, expected) << std::strerror(error);
 }
 
-TEST_P(HandOverAttacks, ARequestOfAnotherServerIsGivenBack) {
-  take_a_request({}, kernel_resends() ? ENOENT : EIO);
+TEST_P(HandOverAttacks, ReturnsRequestOfAnotherServerToKernel) {
+  take_request({}, kernel_resends() ? ENOENT : EIO);
 }
 
-TEST_P(HandOverAttacks, WhereTheKernelCannotSendItAgainARequestOfAnotherServerFails) {
+TEST_P(HandOverAttacks, RequestOfAnotherServerFailsIfKernelCannotResend) {
   std::vector<std::string> environment = sanitizer_options("verify_asan_link_order=0");
   environment.push_back("LD_PRELOAD=" STFS_OLD_KERNEL);
-  take_a_request(environment, EIO);
+  take_request(environment, EIO);
 }
 #endif
 
-TEST_P(HandOverAttacks, TheParentsDeathBeforeServingChangesNothing) {
+TEST_P(HandOverAttacks, SurvivesDeathOfParentBeforeServing) {
   mount();
   const auto parent =
       start_parent(R"(bash -c 'kill -STOP $$; exec "$@"' bash "$@" & echo $!; wait)");
@@ -266,7 +268,7 @@ TEST_P(HandOverAttacks, TheParentsDeathBeforeServingChangesNothing) {
   EXPECT_TRUE(eventually([&] { return servers().empty(); }));
 }
 
-TEST_P(HandOverAttacks, TheParentsDeathWhileServingChangesNothing) {
+TEST_P(HandOverAttacks, SurvivesDeathOfParentWhileServing) {
   mount();
   const auto parent = start_parent(R"("$@" & echo $!; wait)");
   const pid_t server = printed_pid(*parent);
@@ -288,13 +290,14 @@ TEST_P(HandOverAttacks, TheParentsDeathWhileServingChangesNothing) {
   EXPECT_TRUE(eventually([&] { return servers().empty(); }));
 }
 
-TEST_P(HandOverAttacks, AServerThatIsKilledLeavesADeadMountOnceNobodyHasTheDescriptor) {
+TEST_P(HandOverAttacks, KilledServerLeavesDeadMountIfDescriptorIsClosed) {
   mount();
   Process server = serve(options());
   release();
   expect_served();
   for (const pid_t pid : servers()) {
-    if (pid != server.pid()) ::kill(pid, SIGSTOP);  // so that no worker goes on alone
+    if (pid != server.pid())
+      ::kill(pid, SIGSTOP);  // so that no worker continues without the server
   }
 
   server.signal(SIGKILL);
@@ -304,25 +307,26 @@ TEST_P(HandOverAttacks, AServerThatIsKilledLeavesADeadMountOnceNobodyHasTheDescr
       [&] { return ::access((mountpoint() / "none").c_str(), F_OK) == -1 && errno == ENOTCONN; }));
 }
 
-TEST_P(HandOverAttacks, AForcedUnmountEndsTheServer) {
+TEST_P(HandOverAttacks, ForcedUnmountEndsServer) {
   mount();
   Process server = serve(options());
   release();
   const int file = checked(::open((mountpoint() / "tokens").c_str(), O_RDONLY | O_CLOEXEC), "open");
 
-  ::umount2(mountpoint().c_str(), MNT_FORCE);  // busy, but the connection is cut
+  ::umount2(mountpoint().c_str(), MNT_FORCE);  // the mount is busy, but its connection is aborted
 
   EXPECT_EQ(server.wait().status, 0) << server.err();
   ::close(file);
 }
 
-// A limit on processes counts threads. Without enough of them the mount is refused, or served by
-// fewer; no reader hangs.
-TEST_P(HandOverAttacks, ALimitOnProcessesNeitherHangsNorKillsTheMount) {
+// A limit on processes counts threads. If there are too few threads, the mount fails or uses fewer
+// threads, but no reader hangs.
+TEST_P(HandOverAttacks, ProcessLimitFailsMountCleanlyOrNotAtAll) {
 #ifdef STFS_SANITIZED
-  GTEST_SKIP() << "sanitizers have threads of their own";
+  GTEST_SKIP() << "sanitizers start additional threads";
 #endif
-  const std::string user = std::to_string(1'000'000 + ::getpid());  // who has no other process
+  const std::string user =
+      std::to_string(1'000'000 + ::getpid());  // a user without other processes
   bool was_served = false;
   for (const char* const limit : {"1", "2", "4", "6", "7", "8", "9", "12", "16"}) {
     SCOPED_TRACE(limit);

@@ -1,4 +1,4 @@
-// Mounts that another process made and hands over: stfs SOURCE /dev/fd/N.
+// Mounts that another process made and hands over to stfs: stfs SOURCE /dev/fd/N.
 #include "tests/mount/handed_over.h"
 #include "tests/support/mounted.h"
 
@@ -19,7 +19,7 @@
 namespace stfs::test {
 namespace {
 
-TEST_F(HandOver, AUserWithoutPrivilegesServesItUntilItIsUnmounted) {
+TEST_F(HandOver, UnprivilegedUserServesMountUntilUnmount) {
   mount();
   Process server = serve();
   release();
@@ -33,14 +33,15 @@ TEST_F(HandOver, AUserWithoutPrivilegesServesItUntilItIsUnmounted) {
   EXPECT_EQ(result.err, "");
 }
 
-TEST_F(HandOver, ADescriptorThatDoesNotWaitIsMadeToWait) {
+TEST_F(HandOver, ClearsNonblockFlag) {
   mount(MS_RDONLY | MS_NOSUID | MS_NODEV, O_RDWR | O_NONBLOCK);
   Process server = serve();
   expect_served();
-  EXPECT_EQ(::fcntl(device_, F_GETFL) & O_NONBLOCK, 0);  // the flags are those of the open file
+  EXPECT_EQ(::fcntl(device_, F_GETFL) & O_NONBLOCK,
+            0);  // the open file has changed, not only a descriptor
 }
 
-TEST_F(HandOver, TheCommandReturnsWhenTheMountAnswers) {
+TEST_F(HandOver, CommandReturnsWhenMountAnswers) {
   mount();
   std::vector<std::string> argv = command();
   std::erase(argv, "-f");
@@ -50,7 +51,7 @@ TEST_F(HandOver, TheCommandReturnsWhenTheMountAnswers) {
   expect_served();
 }
 
-TEST_F(HandOver, TheServerNeverUnmounts) {
+TEST_F(HandOver, ServerNeverUnmounts) {
   for (const std::vector<std::string>& options :
        {std::vector<std::string>{}, std::vector<std::string>{"-o", "supervise"}}) {
     mount();
@@ -66,7 +67,7 @@ TEST_F(HandOver, TheServerNeverUnmounts) {
   }
 }
 
-TEST_F(HandOver, ASupervisedServerSurvivesItsWorkersDeath) {
+TEST_F(HandOver, SupervisedServerSurvivesDeathOfWorker) {
   mount();
   Process server = serve({"-o", "supervise"});
   release();
@@ -87,11 +88,12 @@ TEST_F(HandOver, ASupervisedServerSurvivesItsWorkersDeath) {
   EXPECT_EQ(server.wait().status, 0);
 }
 
-TEST_F(HandOver, ServesFromAReadOnlyRootWithoutProcAndWithAnEmptyDev) {
+TEST_F(HandOver, ServesWithReadOnlyRootEmptyDevAndNoProc) {
 #ifdef STFS_SANITIZED
   GTEST_SKIP() << "sanitizers need /proc";
 #endif
-  // A mount ends when no namespace has it any more, so unmounting must reach the server's.
+  // The mount ends once it is unmounted in every namespace, so the unmount must propagate to the
+  // namespace of the server.
   checked(::mount(dir_.path().c_str(), dir_.path().c_str(), nullptr, MS_BIND, nullptr), "mount");
   checked(::mount(nullptr, dir_.path().c_str(), nullptr, MS_SHARED, nullptr), "mount");
   mount();
@@ -109,7 +111,7 @@ mount --rbind "$1" "$1"
 mount -o remount,ro,bind "$1"
 exec chroot "$1" /usr/bin/setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs \
   --bounding-set=-all /stfs -f -o supervise /model.safetensors "$4")",
-                  "bash", root, STFS_BINARY, source(), place()});
+                  "bash", root, STFS_BINARY, source(), device_path()});
   release();
   EXPECT_EQ(names_in(mountpoint()), (std::vector<std::string>{"mask", "tokens"})) << server.err();
   EXPECT_EQ(read_file(mountpoint() / "tokens").size(),
@@ -119,7 +121,7 @@ exec chroot "$1" /usr/bin/setpriv --reuid 65534 --regid 65534 --clear-groups --n
   EXPECT_EQ(result.status, 0) << result.err;
 }
 
-TEST_F(HandOver, NothingThatTheServerStartsInheritsTheDescriptor) {
+TEST_F(HandOver, DescriptorIsCloseOnExec) {
   mount();
   const Process server = serve();
   expect_served();
@@ -130,7 +132,7 @@ TEST_F(HandOver, NothingThatTheServerStartsInheritsTheDescriptor) {
   EXPECT_NE(std::stoul(info.substr(flags + 6), nullptr, 8) & O_CLOEXEC, 0U) << info;
 }
 
-TEST_F(HandOver, OtherDescriptorsOfTheCallerAreClosed) {
+TEST_F(HandOver, ClosesOtherDescriptorsOfCaller) {
   mount();
   const int pipe_of_the_caller = checked(::open("/dev/null", O_RDONLY), "open");
   const int above = checked(::fcntl(pipe_of_the_caller, F_DUPFD, device_ + 10), "fcntl");
@@ -147,7 +149,7 @@ TEST_F(HandOver, OtherDescriptorsOfTheCallerAreClosed) {
   }
 }
 
-TEST_F(HandOver, AWritableMountRefusesWritesToo) {
+TEST_F(HandOver, RefusesWritesToWritableMount) {
   mount(MS_NOSUID | MS_NODEV);
   const Process server = serve();
   release();
@@ -160,14 +162,14 @@ TEST_F(HandOver, AWritableMountRefusesWritesToo) {
   EXPECT_EQ(errno, EROFS);
 }
 
-TEST_F(HandOver, OptionsOfTheMountAreRefused) {
+TEST_F(HandOver, RejectsOptionsThatMounterSets) {
   mount();
   for (const std::string option : {"allow_other", "default-permissions", "nosuid", "nodev",
                                    "max_read=65536", "fsname=x", "noexec", "auto_unmount"}) {
     expect_refusal(run(command({"-o", option})), 2,
                    "is mounted already: the process that mounted it sets this option");
   }
-  // Words of fstab, and what stfs itself decides.
+  // Options of fstab, and options that stfs itself applies.
   const Process server = serve({"-o", "ro,_netdev,uid=7,umask=077,views=visible"});
   EXPECT_EQ(names_in(mountpoint()).front(), ".stfs");
   struct stat status {};
@@ -176,7 +178,7 @@ TEST_F(HandOver, OptionsOfTheMountAreRefused) {
   EXPECT_EQ(status.st_mode & 0777U, 0400U);
 }
 
-TEST_F(HandOver, ADescriptorThatIsNoMountIsRefused) {
+TEST_F(HandOver, RejectsDescriptorThatIsNotAMount) {
   const auto stfs = [&](const std::string& mountpoint) {
     return run({STFS_BINARY, source(), mountpoint});
   };
@@ -187,16 +189,16 @@ TEST_F(HandOver, ADescriptorThatIsNoMountIsRefused) {
   expect_refusal(run({STFS_BINARY, "-u", "/dev/fd/3"}), 2, "name the directory");
 
   device_ = checked(::open("/dev/null", O_RDWR), "open");
-  expect_refusal(stfs(place()), 4, "not a descriptor of /dev/fuse");
+  expect_refusal(stfs(device_path()), 4, "not a descriptor of /dev/fuse");
   release();
   device_ = checked(::open("/dev/fuse", O_RDONLY), "open");
-  expect_refusal(stfs(place()), 4, "not open for reading and writing");
+  expect_refusal(stfs(device_path()), 4, "not open for reading and writing");
   release();
   device_ = checked(::open("/dev/fuse", O_RDWR), "open");
-  expect_refusal(stfs(place()), 4, "was never mounted");
+  expect_refusal(stfs(device_path()), 4, "was never mounted");
 }
 
-TEST_F(HandOver, AMountThatIsGoneIsRefused) {
+TEST_F(HandOver, RejectsUnmountedMount) {
   mount();
   unmount();
   expect_refusal(run(command()), 4, "the mount has ended");
@@ -204,20 +206,20 @@ TEST_F(HandOver, AMountThatIsGoneIsRefused) {
 
 using ServedMount = HandOver;
 
-TEST_F(ServedMount, IsRefusedToAnotherServerAndGoesOn) {
+TEST_F(ServedMount, RejectsSecondServerAndContinues) {
   mount();
   const Process server = serve();
   expect_served();
-  // It waits in vain for a handshake, or meets a request of the first server's.
+  // The second server gets no handshake, or it gets a request that belongs to the first server.
   expect_refusal(run(command()), 4, "another process");
   expect_served();
 }
 
-TEST_F(HandOver, ASecondServerTakesNoRequestFromTheFirst) {
+TEST_F(HandOver, SecondServerTakesNoRequestFromFirst) {
   mount();
   Process server = serve();
   expect_served();
-  // The first server stops, so the second one gets a request that is not for it.
+  // The first server stops, so the second server gets a request that is not for it.
   server.signal(SIGSTOP);
   const std::filesystem::path threads = "/proc/" + std::to_string(server.pid()) + "/task";
   EXPECT_TRUE(eventually([&] {
@@ -234,7 +236,7 @@ TEST_F(HandOver, ASecondServerTakesNoRequestFromTheFirst) {
   expect_served();
 }
 
-TEST_F(HandOver, TheExampleMountsAndHandsOver) {
+TEST_F(HandOver, ExampleMountsAndHandsOver) {
   const std::string example = STFS_SOURCE_DIR "/docs/examples/hand_over.py";
   {
     const Process server({"python3", example, mountpoint(), "--user", "65534", "--allow-other",
@@ -249,7 +251,7 @@ TEST_F(HandOver, TheExampleMountsAndHandsOver) {
       {"python3", example, mountpoint(), "--user", "65534", "--allow-other", "--send", socket});
   EXPECT_TRUE(eventually([&] { return std::filesystem::exists(socket); }));
   std::unique_ptr<Process> receiver;
-  // It connects once the mounter listens.
+  // The receiver can connect once the mounter listens.
   EXPECT_TRUE(eventually([&] {
     receiver = std::make_unique<Process>(std::vector<std::string>{
         "python3", example, "--receive", socket, "--", STFS_BINARY, "-f", source(), "@FD@"});

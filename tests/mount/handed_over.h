@@ -1,4 +1,5 @@
-// The base of tests of mounts that another process made and hands over: stfs SOURCE /dev/fd/N.
+// The base class for tests of handed-over mounts, which another process made and passes to stfs as
+// /dev/fd/N.
 #pragma once
 
 #include "tests/support/mounted.h"
@@ -24,7 +25,7 @@ class HandOver : public MountTest {
     MountTest::SetUp();
     if (!IsSkipped() && ::geteuid() != 0) GTEST_SKIP() << "only root may mount without fusermount3";
     std::filesystem::create_directory(mountpoint());
-    // Another user serves it.
+    // Another user serves the mount, so other users must be able to enter the directory.
     ::chmod(dir_.path().c_str(), 0755);
     std::filesystem::copy_file(test_data("single/voices.safetensors"), source());
   }
@@ -44,19 +45,19 @@ class HandOver : public MountTest {
                                 ",rootmode=40000,user_id=65534,group_id=65534,allow_other";
     checked(::mount("stfs", mountpoint().c_str(), "fuse.stfs", flags, options.c_str()), "mount");
   }
-  // Closes this process's descriptor.
+  // Closes the descriptor of this process.
   void release() {
     if (device_ >= 0) ::close(device_);
     device_ = -1;
   }
-  // Right after a reader it is busy: the kernel still reads ahead.
+  // Retries, because a mount stays busy for a moment after a read, while the kernel reads ahead.
   void unmount() const {
     EXPECT_TRUE(eventually([&] { return ::umount2(mountpoint().c_str(), 0) == 0; }))
         << std::strerror(errno);
   }
-  std::string place() const { return "/dev/fd/" + std::to_string(device_); }
+  std::string device_path() const { return "/dev/fd/" + std::to_string(device_); }
 
-  // The command that serves the mount, as a user without any privilege.
+  // Returns the command that serves the mount as a user without privileges.
   std::vector<std::string> command(std::vector<std::string> options = {}) const {
     std::vector<std::string> argv{"setpriv",        "--reuid",
                                   "65534",          "--regid",
@@ -64,7 +65,7 @@ class HandOver : public MountTest {
                                   "--no-new-privs", "--bounding-set=-all",
                                   STFS_BINARY,      "-f"};
     argv.insert(argv.end(), options.begin(), options.end());
-    argv.insert(argv.end(), {source(), place()});
+    argv.insert(argv.end(), {source(), device_path()});
     return argv;
   }
   Process serve(const std::vector<std::string>& options = {}) const {

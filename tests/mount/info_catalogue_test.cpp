@@ -1,5 +1,4 @@
-// How stfs-info shows a checkpoint: info, list, show, check and where, on a terminal and to
-// programs.
+// How stfs-info shows a checkpoint: info, list, show, check and where, on a terminal and in a pipe.
 #include "tests/mount/info_tool.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
@@ -21,15 +20,15 @@ namespace {
 using nlohmann::json;
 using Words = std::vector<std::string>;
 
-// What a user sees of a verb on a terminal with so many columns, without HOME and TERM.
-Words seen(Words words, unsigned columns, const std::string& locale) {
+// Returns the lines that a verb shows on a terminal with `columns` columns, without HOME and TERM.
+Words screen_of(Words words, unsigned columns, const std::string& locale) {
   words.insert(words.begin(), {"env", "-u", "HOME", "-u", "TERM", "-u", "LC_ALL", "-u", "LC_CTYPE",
                                "LANG=" + locale, STFS_INFO_BINARY});
   const Outcome result = run(words, {.terminal_columns = columns});
   EXPECT_EQ(result.status, 0) << result.out;
   EXPECT_EQ(result.out.find('\x1b'), std::string::npos) << result.out;
   for (const std::string& line : lines_of(result.out)) {
-    // A character has one byte that is not 10xxxxxx.
+    // Counts characters: each has one byte that is not 10xxxxxx.
     EXPECT_LE(std::ranges::count_if(line, [](char c) { return (c & 0xC0) != 0x80; }), columns)
         << line;
   }
@@ -69,7 +68,7 @@ class InfoTable : public InfoCatalogue {
   std::string m_ = dir_ / "m.safetensors";
 };
 
-TEST_F(InfoTable, IsSortedAsPeopleCount) {
+TEST_F(InfoTable, SortsNumbersInNamesNumerically) {
   Words order;
   for (const json& tensor : json::parse(info({"list", "--json", m_}).out)) {
     order.push_back(tensor.at("name").get<std::string>().substr(13, 2));
@@ -82,12 +81,12 @@ TEST_F(InfoTable, IsSortedAsPeopleCount) {
   EXPECT_TRUE(lines[3].starts_with("model.layers.10.")) << lines[3];
 }
 
-TEST_F(InfoTable, FitsATerminalAndEndsWithATotal) {
+TEST_F(InfoTable, FitsTerminalAndEndsWithTotal) {
   for (const unsigned columns : kTerminalWidths) {
     for (const char* locale : {"C", "C.UTF-8"}) {
-      const Words lines = seen({"list", m_}, columns, locale);
+      const Words lines = screen_of({"list", m_}, columns, locale);
 
-      // A narrow terminal gets two lines a row, the name on the first.
+      // On a narrow terminal each row takes two lines; the first has the name.
       const std::size_t per_row = columns == 40 ? 2 : 1;
       ASSERT_EQ(lines.size(), 4 * per_row + 1) << columns;
       EXPECT_TRUE(lines[per_row].starts_with("model.layers.1.")) << lines[per_row];
@@ -100,7 +99,7 @@ TEST_F(InfoTable, FitsATerminalAndEndsWithATotal) {
 
 // show
 
-TEST_F(InfoCatalogue, ShowPrintsABlockForEachTensor) {
+TEST_F(InfoCatalogue, ShowPrintsOneBlockPerTensor) {
   write("m.safetensors", {random_tensor("l.0.a", "U8", {1}), random_tensor("l.0.b", "U8", {2}),
                           random_tensor("l.1.a", "U8", {3}), random_tensor("head", "U8", {4})});
   const std::string m = dir_ / "m.safetensors";
@@ -117,7 +116,7 @@ TEST_F(InfoCatalogue, ShowPrintsABlockForEachTensor) {
   EXPECT_EQ(objects[2].at("bytes"), 4);
 }
 
-TEST_F(InfoCatalogue, ShowOfOneWholeNameIsOneObjectAndOfAGlobAnArray) {
+TEST_F(InfoCatalogue, ShowJsonIsObjectForNameAndArrayForGlob) {
   write("m.safetensors", {random_tensor("head", "U8", {4})});
   const std::string m = dir_ / "m.safetensors";
 
@@ -128,9 +127,9 @@ TEST_F(InfoCatalogue, ShowOfOneWholeNameIsOneObjectAndOfAGlobAnArray) {
 
 // check
 
-class InfoCheckOfADirectory : public InfoCatalogue {
+class InfoCheckDirectory : public InfoCatalogue {
  protected:
-  // Runs check on the directory; the lines without its path.
+  // Runs check on the directory. Returns its lines without the path of the directory.
   Words check(int status) const {
     const Outcome result = info({"check", dir_.path()});
     EXPECT_EQ(result.status, status) << result.out << result.err;
@@ -143,7 +142,7 @@ class InfoCheckOfADirectory : public InfoCatalogue {
   }
 };
 
-TEST_F(InfoCheckOfADirectory, ChecksEachIndexAndEachFileThatIsNoShard) {
+TEST_F(InfoCheckDirectory, ChecksEachIndexAndEachFileThatIsNotAShard) {
   write("one.safetensors", {random_tensor("a", "U8", {1})});
   write("two.safetensors", {random_tensor("b", "U8", {1})});
   write("lora.safetensors", {random_tensor("c", "U8", {1})});
@@ -163,7 +162,7 @@ TEST_F(InfoCheckOfADirectory, ChecksEachIndexAndEachFileThatIsNoShard) {
   EXPECT_TRUE(bad[1].starts_with("/lora.safetensors\terror\tHeaderTooSmall\t")) << bad[1];
 }
 
-TEST_F(InfoCheckOfADirectory, OfOneCheckpointIsOneLine) {
+TEST_F(InfoCheckDirectory, PrintsOneLineForOneCheckpoint) {
   EXPECT_TRUE(has_line(check(3), "\terror\tUnreadable\tno .safetensors file, no .gguf file and"));
 
   write("one.safetensors", {random_tensor("a", "U8", {1})});
@@ -173,7 +172,7 @@ TEST_F(InfoCheckOfADirectory, OfOneCheckpointIsOneLine) {
   EXPECT_EQ(check(0), Words{"\tok\t1 tensor"});
 }
 
-TEST_F(InfoCheckOfADirectory, OfABrokenIndexChecksItsFilesToo) {
+TEST_F(InfoCheckDirectory, ChecksFilesOfBrokenIndex) {
   write("one.safetensors", {random_tensor("a", "U8", {1})});
   write_file(dir_ / "model.safetensors.index.json", "{");
 
@@ -184,7 +183,7 @@ TEST_F(InfoCheckOfADirectory, OfABrokenIndexChecksItsFilesToo) {
   EXPECT_EQ(lines[1], "/one.safetensors\tok\t1 tensor");
 }
 
-TEST_F(InfoCheckOfADirectory, JsonIsAnArrayOfObjects) {
+TEST_F(InfoCheckDirectory, JsonIsArrayOfObjects) {
   write("a.safetensors", {random_tensor("a", "U8", {1})});
   write_file(dir_ / "b.safetensors", "x");
 
@@ -214,7 +213,7 @@ class InfoSummary : public InfoCatalogue {
   Words sources() const { return {dir_ / "a.safetensors", dir_ / "b.safetensors"}; }
 };
 
-TEST_F(InfoSummary, HasTheTotalsTheFilesAndWhatIsOdd) {
+TEST_F(InfoSummary, HasTotalsFilesAndWarnings) {
   const Outcome result = info({"info", sources()[0], sources()[1]});
 
   EXPECT_EQ(result.status, 0) << result.err;
@@ -232,8 +231,8 @@ TEST_F(InfoSummary, HasTheTotalsTheFilesAndWhatIsOdd) {
   EXPECT_TRUE(has_line(lines, "empty: tensor \"none\" has no elements")) << result.out;
 }
 
-// As in the cache of a Hub: the files lie elsewhere, under other names.
-TEST_F(InfoSummary, OfLinksNamesNoDirectoryThatLacksTheFiles) {
+// As in the cache of the Hub: the files are in another directory, under other names.
+TEST_F(InfoSummary, PrintsNoDirectoryForSymlinks) {
   std::filesystem::create_directory(dir_ / "snapshot");
   std::filesystem::create_symlink("../a.safetensors", dir_ / "snapshot/model.safetensors");
 
@@ -244,7 +243,7 @@ TEST_F(InfoSummary, OfLinksNamesNoDirectoryThatLacksTheFiles) {
   EXPECT_FALSE(has_line(lines_of(result.out), "directory")) << result.out;
 }
 
-TEST_F(InfoSummary, TellsWhatIsMissingOnlyIfThatIsAllowed) {
+TEST_F(InfoSummary, ListsMissingTensorsWithAllowMissing) {
   write_index(dir_ / "m.safetensors.index.json",
               {{"w", "a.safetensors"}, {"gone", "c.safetensors"}}, 5);
   const std::string index = dir_ / "m.safetensors.index.json";
@@ -261,10 +260,10 @@ TEST_F(InfoSummary, TellsWhatIsMissingOnlyIfThatIsAllowed) {
       << result.out;
 }
 
-TEST_F(InfoSummary, FitsATerminal) {
+TEST_F(InfoSummary, FitsTerminal) {
   for (const unsigned columns : kTerminalWidths) {
     for (const char* locale : {"C", "C.UTF-8"}) {
-      const Words lines = seen({"info", sources()[0]}, columns, locale);
+      const Words lines = screen_of({"info", sources()[0]}, columns, locale);
 
       EXPECT_TRUE(has_line(lines, "tensors     2"));
       EXPECT_TRUE(has_line(lines, "format    pt"));
@@ -273,7 +272,7 @@ TEST_F(InfoSummary, FitsATerminal) {
   }
 }
 
-TEST_F(InfoSummary, JsonHasWhatInfoJsonHas) {
+TEST_F(InfoSummary, JsonEqualsInfoJson) {
   const json object = json::parse(info({"info", "--json", sources()[0], sources()[1]}).out);
 
   EXPECT_EQ(object.at("sources").size(), 2u);
@@ -288,7 +287,7 @@ TEST_F(InfoSummary, JsonHasWhatInfoJsonHas) {
   for (const auto& [key, value] : mounted.items()) EXPECT_EQ(object.at(key), value) << key;
 }
 
-TEST_F(InfoSummary, OfFilesInSeveralDirectoriesHasTheirPaths) {
+TEST_F(InfoSummary, PrintsPathsOfFilesInSeveralDirectories) {
   std::filesystem::create_directory(dir_ / "lora");
   write("lora/a.safetensors", {random_tensor("lora", "F32", {10})});
 
@@ -299,7 +298,7 @@ TEST_F(InfoSummary, OfFilesInSeveralDirectoriesHasTheirPaths) {
   EXPECT_TRUE(has_line(lines_of(result.out), directory + "/lora/a.safetensors")) << result.out;
 }
 
-TEST_F(InfoSummary, OfACheckpointWithoutTensors) {
+TEST_F(InfoSummary, AcceptsCheckpointWithoutTensors) {
   write("empty.safetensors", {});
   const std::string empty = dir_ / "empty.safetensors";
 
@@ -312,7 +311,7 @@ TEST_F(InfoSummary, OfACheckpointWithoutTensors) {
 
 class InfoWherePaths : public MountTest {};
 
-TEST_F(InfoWherePaths, SeveralAreAnArrayAndARefusalPrintsNothing) {
+TEST_F(InfoWherePaths, PrintsArrayForSeveralPathsAndNothingOnError) {
   const TempDir dir;
   write_safetensors(dir / "m.safetensors",
                     {random_tensor("w", "BF16", {4}), random_tensor("v", "U8", {4})});

@@ -15,7 +15,7 @@
 namespace stfs::test {
 
 inline Outcome info(std::vector<std::string> arguments) {
-  // What is written stays here.
+  // A test server may serve the sources, but the output file stays local.
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (i == 0 || arguments[i - 1] != "-o") arguments[i] = elsewhere(arguments[i]);
   }

@@ -1,4 +1,4 @@
-// stfs-info: the same checkpoint without a mount. Only `where` needs a mount.
+// stfs-info reads a checkpoint without a mount. Only `where` needs a mount.
 #include "tests/mount/info_tool.h"
 
 #include "tests/support/checkpoint_reader.h"
@@ -26,7 +26,7 @@ std::vector<std::string> names_of(const json& tensors) {
   return names;
 }
 
-TEST(InfoList, HasNoColoursAndCutsNothingAwayFromATerminal) {
+TEST(InfoList, HasNoColoursAndNoShortenedNamesInPipe) {
   const TempDir dir;
   const std::string name(3000, 'n');
   write_safetensors(dir / "m.safetensors", {random_tensor(name, "U8", {1})});
@@ -38,8 +38,9 @@ TEST(InfoList, HasNoColoursAndCutsNothingAwayFromATerminal) {
   EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
 }
 
-// In a pipe, as `stats` and `diff`: tabs, one line of headings, which an option leaves out.
-TEST(InfoList, IsFieldsBetweenTabsBelowHeadings) {
+// In a pipe, like `stats` and `diff`: fields separated by tabs, and one line of headings, which
+// --no-header omits.
+TEST(InfoList, PrintsHeadingsAndTabsInPipe) {
   const TempDir dir;
   const std::string file = dir / "m.safetensors";
   write_safetensors(file, {random_tensor("a b", "U8", {2, 3}), random_tensor("c", "F32", {})});
@@ -68,7 +69,7 @@ TEST(InfoList, EscapesControlCharactersInNames) {
   EXPECT_EQ(names_of(json::parse(as_json.out)).size(), 2u);
 }
 
-TEST(InfoList, JsonHasTheObjectsOfTheCatalogue) {
+TEST(InfoList, JsonHasObjectsOfTensorsJson) {
   const json tensors = json::parse(info({"list", "--json", test_data("sharded")}).out);
 
   ASSERT_EQ(tensors.size(), 36u);
@@ -103,7 +104,7 @@ TEST(InfoList, SortsByNameSizeOrOffset) {
       by_offset, [](const json& a, const json& b) { return a.at("offset") < b.at("offset"); }));
 }
 
-TEST(InfoList, AMissingShardIsExit3UnlessItIsAllowed) {
+TEST(InfoList, MissingShardIsExit3UnlessAllowed) {
   const TempDir dir;
   write_safetensors(dir / "one.safetensors", {random_tensor("a", "U8", {10})});
   write_index(dir / "model.safetensors.index.json",
@@ -117,7 +118,7 @@ TEST(InfoList, AMissingShardIsExit3UnlessItIsAllowed) {
   EXPECT_EQ(names_of(json::parse(allowed.out)), std::vector<std::string>{"a"});
 }
 
-TEST(InfoShow, ShowsTheCataloguesFields) {
+TEST(InfoShow, ShowsFieldsOfTensor) {
   const Outcome result = info({"show", test_data("sharded"), "bfloat16_35"});
   const json as_json =
       json::parse(info({"show", "--json", test_data("sharded"), "bfloat16_35"}).out);
@@ -131,7 +132,7 @@ TEST(InfoShow, ShowsTheCataloguesFields) {
   EXPECT_EQ(as_json.at("bytes"), 30);
 }
 
-TEST(InfoShow, CatConvertsASliceThatBeginsInsideAByte) {
+TEST(InfoCat, ConvertsSliceThatBeginsInsideByte) {
   TempDir dir;
   write_safetensors(dir / "m.safetensors", {{"w", "F4", {4}, "\x21\x43"}});
 
@@ -142,7 +143,7 @@ TEST(InfoShow, CatConvertsASliceThatBeginsInsideAByte) {
   EXPECT_EQ(raw.status, 2) << raw.err;
 }
 
-TEST(InfoCat, ConvertsAWholeTensorOfAnyNumberOfDimensions) {
+TEST(InfoCat, ConvertsTensorOf65Dimensions) {
   TempDir dir;
   write_safetensors(dir / "m.safetensors", {{"w", "BF16", Shape(65, 1), "\x80\x3f"}});
 
@@ -151,7 +152,7 @@ TEST(InfoCat, ConvertsAWholeTensorOfAnyNumberOfDimensions) {
   EXPECT_EQ(cat.out, std::string("\0\0\x80\x3f", 4)) << cat.err;
 }
 
-TEST(InfoCat, WritesTheBytes) {
+TEST(InfoCat, WritesBytesOfTensor) {
   for (const auto& [name, entry] : entries_of(test_data("single/dtypes.safetensors"))) {
     const Outcome sharded = info({"cat", test_data("sharded"), name});
     ASSERT_EQ(sharded.status, 0) << sharded.err;
@@ -159,7 +160,7 @@ TEST(InfoCat, WritesTheBytes) {
   }
 }
 
-TEST(InfoCat, WritesALargeTensorToAFileAPipeAndAClosedReader) {
+TEST(InfoCat, WritesLargeTensorToFileAndPipe) {
   const TempDir dir;
   const Tensor tensor = random_tensor("w", "U8", {9'000'001});
   write_safetensors(dir / "m.safetensors", {random_tensor("before", "U8", {3}), tensor});
@@ -175,7 +176,7 @@ TEST(InfoCat, WritesALargeTensorToAFileAPipeAndAClosedReader) {
   EXPECT_EQ(closed.out, "10\n");
 }
 
-TEST(InfoList, AFullDeviceIsAnErrorOfCatToo) {
+TEST(InfoOutput, FullDeviceIsErrorOfListAndCat) {
   for (const char* words :
        {R"("$1" cat "$2" tokens > /dev/full)", R"("$1" list "$2" > /dev/full)"}) {
     const Outcome result = sh(words, {STFS_INFO_BINARY, test_data("single/voices.safetensors")});
@@ -185,7 +186,7 @@ TEST(InfoList, AFullDeviceIsAnErrorOfCatToo) {
   }
 }
 
-TEST(InfoCheck, Exits0IfAllAreGoodAnd3IfOneCannotBeRead) {
+TEST(InfoCheck, ReturnsExit0IfAllAreGoodAnd3IfOneIsUnreadable) {
   const TempDir dir;
   write_file(dir / "bad.safetensors", "x");
   const std::string good = test_data("single/dtypes.safetensors");
@@ -199,7 +200,7 @@ TEST(InfoCheck, Exits0IfAllAreGoodAnd3IfOneCannotBeRead) {
   EXPECT_EQ(lines[1], good + "\tok\t36 tensors");
 }
 
-TEST(InfoCheck, RefusesAFifoWithoutHanging) {
+TEST(InfoCheck, RejectsFifoWithoutHanging) {
   const TempDir dir;
   ASSERT_EQ(::mkfifo((dir / "fifo").c_str(), 0644), 0);
 
@@ -209,7 +210,7 @@ TEST(InfoCheck, RefusesAFifoWithoutHanging) {
   EXPECT_EQ(result.status, 3);
 }
 
-TEST(InfoCheck, KeepsALineALineWhateverTheNamesHold) {
+TEST(InfoCheck, EscapesNamesToKeepOneLine) {
   const TempDir dir;
   const std::string evil = dir / "a\tb\n\x1b[2J.safetensors";
   write_file(
@@ -225,7 +226,7 @@ TEST(InfoCheck, KeepsALineALineWhateverTheNamesHold) {
   EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
 }
 
-TEST(InfoUsage, ExitStatusesAreThoseOfStfs) {
+TEST(InfoUsage, ReturnsDocumentedExitStatuses) {
   const TempDir dir;
   write_file(dir / "bad.safetensors", "x");
 
@@ -241,21 +242,21 @@ TEST(InfoUsage, ExitStatusesAreThoseOfStfs) {
   EXPECT_EQ(info({"list", "--help"}).status, 0);
 }
 
-// They are thirty libraries, and loading them takes longer than the command.
-TEST(InfoUsage, ALocalSourceNeedsNoLibraryOfTheNetwork) {
-  const Outcome told =
+// The network needs about thirty libraries, and loading them takes longer than the command.
+TEST(InfoUsage, LocalSourceLoadsNoNetworkLibrary) {
+  const Outcome loaded =
       run({"env", "LD_DEBUG=files", STFS_INFO_BINARY, "list", "tests/data/sharded"},
           {.directory = STFS_SOURCE_DIR});
-  ASSERT_EQ(told.status, 0) << told.err;
-  ASSERT_NE(told.err.find("libcrypto"), std::string::npos) << "the loader tells of no library";
+  ASSERT_EQ(loaded.status, 0) << loaded.err;
+  ASSERT_NE(loaded.err.find("libcrypto"), std::string::npos) << "the loader reports no library";
   for (const char* const library : {"libcurl", "libssl", "libhwy"}) {
-    EXPECT_EQ(told.err.find(library), std::string::npos) << library;
+    EXPECT_EQ(loaded.err.find(library), std::string::npos) << library;
   }
 }
 
 class InfoWhere : public MountTest {};
 
-TEST_F(InfoWhere, JsonEqualsTheAttributes) {
+TEST_F(InfoWhere, JsonEqualsAttributes) {
   const TempDir dir;
   write_safetensors(dir / "m.safetensors", {random_tensor("layer/w 1", "BF16", {2, 3}),
                                             random_tensor("scalar", "F64", {})});
@@ -274,8 +275,8 @@ TEST_F(InfoWhere, JsonEqualsTheAttributes) {
   }
 }
 
-// Anybody may set the attributes of a file of his own.
-TEST(InfoWhereAFile, WithAttributesThatAreNoNumbersIsStillJson) {
+// Any user may set attributes with these names on their own files.
+TEST(InfoWhereForeignFile, AttributesThatAreNotNumbersKeepJsonValid) {
   const TempDir dir;
   const std::string file = dir / "file";
   write_file(file, "1234");
@@ -311,7 +312,7 @@ TEST_F(InfoWhere, TextNamesSourceOffsetLengthDtypeAndShape) {
   }
 }
 
-TEST_F(InfoWhere, APathThatIsNotATensorIsAnError) {
+TEST_F(InfoWhere, RejectsPathThatIsNotATensor) {
   const Mounted mount({test_data("sharded")});
 
   for (const std::string& path :
@@ -323,8 +324,9 @@ TEST_F(InfoWhere, APathThatIsNotATensorIsAnError) {
   }
 }
 
-// Its attributes name the tensor, whose bytes are others; as many, by chance, in one case.
-TEST_F(InfoWhere, AFileThatShowsATensorInAnotherFormIsAnError) {
+// The attributes of such a file name the tensor, but the tensor's bytes in the source differ from
+// the file. In one case their number is equal by chance.
+TEST_F(InfoWhere, RejectsFileWithTensorInAnotherForm) {
   const TempDir dir;
   write_safetensors(dir / "m.safetensors", {random_tensor("w", "BF16", {4, 2})});
   const Mounted mount({dir / "m.safetensors"});
@@ -341,7 +343,7 @@ TEST_F(InfoWhere, AFileThatShowsATensorInAnotherFormIsAnError) {
   }
 }
 
-TEST(InfoList, OneLongNameDoesNotPadTheOthers) {
+TEST(InfoList, LongNameDoesNotPadOthers) {
   const TempDir dir;
   write_safetensors(dir / "m.safetensors", {random_tensor(std::string(100'000, 'n'), "U8", {1}),
                                             random_tensor("short", "U8", {1})});
@@ -351,7 +353,7 @@ TEST(InfoList, OneLongNameDoesNotPadTheOthers) {
   EXPECT_LT(result.out.size(), 110'000u);
 }
 
-TEST(InfoList, TakesAGlobInBrackets) {
+TEST(InfoList, AcceptsGlobInBrackets) {
   const TempDir dir;
   write_safetensors(dir / "m.safetensors",
                     {random_tensor("a", "U8", {1}), random_tensor("z", "U8", {1})});

@@ -1,5 +1,4 @@
-// stfs-info when its user ends it in the middle, or its disk is full: it leaves no file and no
-// progress bar behind.
+// stfs-info leaves no file and no progress bar if its user interrupts it or its disk is full.
 #include "tests/mount/info_tool.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/failing_calls.h"
@@ -23,10 +22,10 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-constexpr int kCtrlC = 0;  // in place of a signal: typed on the terminal
+constexpr int kCtrlC = 0;  // not a signal: Ctrl-C is typed on the terminal
 constexpr int kEndings[] = {kCtrlC, SIGHUP, SIGINT, SIGTERM};
 
-// A source that stops at its last bytes until the disk is told to go on.
+// A source that stalls at its last bytes until the disk is released.
 class Interrupted : public MountTest {
  protected:
   Interrupted() {
@@ -42,7 +41,8 @@ class Interrupted : public MountTest {
     disk.fail_or_stall("stall", "m.safetensors", end - 4096, end);
   }
 
-  // Ends a command that has stalled, and shows its bar and so many lines. Returns the screen.
+  // Runs a command until it stalls and has shown its bar and at least `lines` lines, and ends it.
+  // Returns the screen.
   Words end(const Words& words, int ending, std::vector<std::string> environment = {},
             std::ptrdiff_t lines = 0) const {
     const FaultyDisk disk(dir_.path());
@@ -71,7 +71,7 @@ class Interrupted : public MountTest {
   TempDir dir_;
 };
 
-TEST_F(Interrupted, HashAndStatsLeaveTheirLinesAndNoBar) {
+TEST_F(Interrupted, HashAndStatsKeepLinesAndRemoveBar) {
   for (const auto& [verb, lines] : {std::pair("hash", 1U), std::pair("stats", 2U)}) {
     for (const int ending : kEndings) {
       const Words rows = end({STFS_INFO_BINARY, verb, "-j", "1"}, ending, {}, lines);
@@ -91,7 +91,7 @@ TEST_F(Interrupted, ExtractLeavesNoFileAndNoBar) {
   }
 }
 
-TEST_F(Interrupted, ExtractLeavesNoFileWhereFilesMustHaveNames) {
+TEST_F(Interrupted, ExtractLeavesNoFileWithoutTmpfile) {
   skip_where_calls_cannot_fail();
   if (IsSkipped()) return;
   for (const int ending : kEndings) {
@@ -102,7 +102,7 @@ TEST_F(Interrupted, ExtractLeavesNoFileWhereFilesMustHaveNames) {
   }
 }
 
-TEST_F(Interrupted, ExtractGoesOnWhereItsCallerIgnoresTheSignal) {
+TEST_F(Interrupted, ExtractContinuesIfCallerIgnoresSignal) {
   skip_where_calls_cannot_fail();
   if (IsSkipped()) return;
   for (const auto& environment : {Words(), failing("tmpfile", {"STFS_FAIL_ON=1"})}) {
@@ -123,7 +123,7 @@ TEST_F(Interrupted, ExtractGoesOnWhereItsCallerIgnoresTheSignal) {
   }
 }
 
-TEST_F(Interrupted, ExtractLeavesNoFileWhenItIsKilled) {
+TEST_F(Interrupted, ExtractLeavesNoFileWhenKilled) {
   const FaultyDisk disk(dir_.path());
   stall(disk);
   Process process({STFS_INFO_BINARY, "extract", disk / "m.safetensors", "*", "-o", written()});
@@ -135,7 +135,7 @@ TEST_F(Interrupted, ExtractLeavesNoFileWhenItIsKilled) {
   EXPECT_EQ(left(), Words());
 }
 
-TEST_F(Interrupted, ASourceThatChangesIsToldInWords) {
+TEST_F(Interrupted, ChangedSourceIsReportedInWords) {
   for (const Words& words : {Words{"hash"}, {"stats"}, {"extract", "*", "-o", written()}}) {
     const FaultyDisk disk(dir_.path());
     stall(disk);
@@ -159,10 +159,10 @@ TEST_F(Interrupted, ASourceThatChangesIsToldInWords) {
   }
 }
 
-// The last tensor of many cannot be read.
-class Failing : public MountTest {
+// A source of many tensors, of which the last cannot be read.
+class FailingSource : public MountTest {
  protected:
-  Failing() {
+  FailingSource() {
     std::vector<Tensor> tensors;
     for (unsigned i = 0; i < 3000; ++i) {
       tensors.push_back(random_tensor("t" + std::to_string(i), "U8", {1}));
@@ -181,7 +181,7 @@ class Failing : public MountTest {
   TempDir dir_;
 };
 
-TEST_F(Failing, HashAndStatsPrintAllLinesBeforeTheFailure) {
+TEST_F(FailingSource, HashAndStatsPrintAllLinesBeforeFailure) {
   for (const char* command : {"\"$1\" hash -j 1 \"$2\"", "\"$1\" stats -j 1 \"$2\" | tail -n +2"}) {
     const Outcome result = output_of(command);
 
@@ -190,7 +190,7 @@ TEST_F(Failing, HashAndStatsPrintAllLinesBeforeTheFailure) {
   }
 }
 
-TEST_F(Failing, AFullDiskEndsTheWorkBeforeTheFailure) {
+TEST_F(FailingSource, FullDiskIsReportedFirst) {
   expect_one_line(output_of(R"("$1" hash -j 1 "$2" > /dev/full)"), 3,
                   "standard output: No space left on device");
 }
@@ -206,10 +206,10 @@ class FullDisk : public ::testing::Test {
   std::string source_ = dir_ / "m.safetensors";
 };
 
-TEST_F(FullDisk, LeavesNothingOfExtract) {
+TEST_F(FullDisk, ExtractLeavesNoFile) {
   skip_where_calls_cannot_fail();
   if (IsSkipped()) return;
-  if (::geteuid() != 0) GTEST_SKIP() << "a small file system takes root";
+  if (::geteuid() != 0) GTEST_SKIP() << "a small file system needs root";
   for (const auto& environment : {Words(), failing("tmpfile", {"STFS_FAIL_ON=1"})}) {
     const Outcome result = run({"unshare", "-m", "bash", "-c", R"(
       mount -t tmpfs -o size=1m none "$3" || exit 77
@@ -223,7 +223,7 @@ TEST_F(FullDisk, LeavesNothingOfExtract) {
   }
 }
 
-TEST_F(FullDisk, ALimitOfTheShellIsAnError) {
+TEST_F(FullDisk, FileSizeLimitIsError) {
   const Outcome result = sh(R"(ulimit -f 10; "$1" extract "$2" '*' -o "$3/new" || echo "status $?"
       ls -A "$3")",
                             {STFS_INFO_BINARY, source_, dir_ / "to"});
@@ -232,7 +232,7 @@ TEST_F(FullDisk, ALimitOfTheShellIsAnError) {
   EXPECT_NE(result.err.find("/new: File too large"), std::string::npos) << result.err;
 }
 
-TEST_F(FullDisk, IsAnErrorOfWhatWritesToStandardOutput) {
+TEST_F(FullDisk, WriteToStandardOutputIsError) {
   for (const char* words : {"cat M w", "extract M w -o -", "hash M", "stats M", "stats --json M"}) {
     const std::string command =
         std::string(words).replace(std::string(words).find('M'), 1, "\"$2\"");

@@ -43,7 +43,7 @@ class Lifecycle : public MountTest {
   TempDir dir_;
 };
 
-TEST_F(Lifecycle, TheCommandReturnsWhenTheMountAnswers) {
+TEST_F(Lifecycle, CommandReturnsWhenMountAnswers) {
   for (int i = 0; i < 10; ++i) {
     const Outcome result =
         sh(R"("$1" "$2" "$3"; ls "$3"; "$1" -u "$3")", {STFS_BINARY, source(), mountpoint()});
@@ -53,8 +53,8 @@ TEST_F(Lifecycle, TheCommandReturnsWhenTheMountAnswers) {
   }
 }
 
-TEST_F(Lifecycle, TheDaemonLetsGoOfTheCallersOutputAndDirectory) {
-  // `$(...)` and pipes end when the last process closes their end.
+TEST_F(Lifecycle, DaemonReleasesOutputAndDirectoryOfCaller) {
+  // `$(...)` returns only when every process has closed the output.
   const Outcome result = sh(R"(cd "$4"; out=$("$1" "$2" "$3" 2>&1); echo "<$out>")",
                             {STFS_BINARY, source(), mountpoint(), dir_.path()});
 
@@ -69,7 +69,7 @@ TEST_F(Lifecycle, TheDaemonLetsGoOfTheCallersOutputAndDirectory) {
     EXPECT_EQ(std::filesystem::read_symlink(process / "fd" / fd), "/dev/null") << fd;
 }
 
-TEST_F(Lifecycle, ARelativeMountpointWorks) {
+TEST_F(Lifecycle, AcceptsRelativeMountpoint) {
   const Outcome result = run({STFS_BINARY, source(), "mnt"}, {.directory = dir_.path()});
 
   EXPECT_EQ(result.status, 0) << result.err;
@@ -78,7 +78,7 @@ TEST_F(Lifecycle, ARelativeMountpointWorks) {
   EXPECT_TRUE(mounts_at(mountpoint()).empty());
 }
 
-TEST_F(Lifecycle, AMountpointWithBlanksAndCommasWorks) {
+TEST_F(Lifecycle, AcceptsMountpointWithBlanksAndCommas) {
   const std::filesystem::path odd = dir_ / "a b,c\\d";
   const std::filesystem::path file = dir_ / "m,fsname=x y.safetensors";
   std::filesystem::create_directory(odd);
@@ -94,7 +94,7 @@ TEST_F(Lifecycle, AMountpointWithBlanksAndCommasWorks) {
   EXPECT_EQ(unmounted.status, 0) << unmounted.err;
 }
 
-TEST_F(Lifecycle, AMountpointThatIsNotEmptyIsCoveredAndComesBack) {
+TEST_F(Lifecycle, HidesFilesInMountpointUntilUnmount) {
   write_file(mountpoint() / "below", "x");
 
   EXPECT_EQ(stfs({source(), mountpoint()}).status, 0);
@@ -104,10 +104,10 @@ TEST_F(Lifecycle, AMountpointThatIsNotEmptyIsCoveredAndComesBack) {
   EXPECT_EQ(names_in(mountpoint()), std::vector<std::string>{"below"});
 }
 
-TEST_F(Lifecycle, EveryWayOfUnmountingEndsTheDaemon) {
+TEST_F(Lifecycle, EveryWayOfUnmountingEndsDaemon) {
   const struct {
     const char* name;
-    std::function<int(Mounted&)> unmount;  // its exit status
+    std::function<int(Mounted&)> unmount;  // returns an exit status
   } rows[] = {
       {"stfs -u", [](Mounted& mount) { return mount.unmount().status; }},
       {"umount",
@@ -128,7 +128,7 @@ TEST_F(Lifecycle, EveryWayOfUnmountingEndsTheDaemon) {
   }
 }
 
-TEST_F(Lifecycle, SigtermAndSigintUnmountAndExitWith0) {
+TEST_F(Lifecycle, SigtermSigintAndSighupUnmountAndExit0) {
   for (const int signal : {SIGTERM, SIGINT, SIGHUP}) {
     ForegroundMount mount({source()});
     EXPECT_EQ(names_in(mount.path()).size(), 2u);
@@ -142,10 +142,10 @@ TEST_F(Lifecycle, SigtermAndSigintUnmountAndExitWith0) {
   }
 }
 
-TEST_F(Lifecycle, ASignalAtTheMomentOfMountingUnmountsToo) {
+TEST_F(Lifecycle, SignalDuringMountUnmounts) {
   for (int i = 0; i < 40; ++i) {
     Process process({STFS_BINARY, "-f", source(), mountpoint()});
-    // As early as the mount is visible, and a little later each round.
+    // Sends the signal as soon as the mount is visible, and a little later in each round.
     while (process.running() && mounts_at(mountpoint()).empty()) {
     }
     for (int j = 0; j < i % 8; ++j) mounts_at(mountpoint());
@@ -153,13 +153,13 @@ TEST_F(Lifecycle, ASignalAtTheMomentOfMountingUnmountsToo) {
     process.signal(SIGTERM);
     const Outcome result = process.wait();
 
-    ASSERT_FALSE(result.timed_out) << "the signal was lost, round " << i;
+    ASSERT_FALSE(result.timed_out) << "the signal was lost in round " << i;
     ASSERT_EQ(result.status, 0) << "round " << i << ": " << result.err;
-    ASSERT_TRUE(mounts_at(mountpoint()).empty()) << "left mounted, round " << i;
+    ASSERT_TRUE(mounts_at(mountpoint()).empty()) << "still mounted in round " << i;
   }
 }
 
-TEST_F(Lifecycle, TheForegroundEndsWith0WhenUnmountedFromOutside) {
+TEST_F(Lifecycle, ForegroundExits0WhenUnmountedByAnotherProcess) {
   ForegroundMount mount({source()});
 
   const Outcome unmounted = stfs({"-u", mount.path()});
@@ -169,7 +169,7 @@ TEST_F(Lifecycle, TheForegroundEndsWith0WhenUnmountedFromOutside) {
   EXPECT_EQ(result.status, 0) << result.err;
 }
 
-TEST_F(Lifecycle, AfterSigkillUnmountAndANewMountWork) {
+TEST_F(Lifecycle, UnmountAndNewMountWorkAfterSigkill) {
   Mounted mount({source()});
   EXPECT_EQ(read_file(mount / "mask").size(), 32406u);
 
@@ -185,7 +185,7 @@ TEST_F(Lifecycle, AfterSigkillUnmountAndANewMountWork) {
   EXPECT_EQ(read_file(mount / "mask").size(), 32406u);
 }
 
-TEST_F(Lifecycle, AfterSigkillANewMountDoesNotStackOnTheDeadOne) {
+TEST_F(Lifecycle, NewMountDoesNotStackOnDeadMount) {
   Mounted mount({source()});
   EXPECT_EQ(names_in(mount.path()).size(), 2u);
   mount.kill_daemon();
@@ -198,7 +198,7 @@ TEST_F(Lifecycle, AfterSigkillANewMountDoesNotStackOnTheDeadOne) {
   EXPECT_EQ(mounts_at(mount.path()).size(), 1u);
 }
 
-TEST_F(Lifecycle, AfterSigkillADeadMountIsUnmountedByAnyOfItsNames) {
+TEST_F(Lifecycle, UnmountsDeadMountByAnyName) {
   std::filesystem::create_directory_symlink(mountpoint(), dir_ / "link");
   for (const std::string& name :
        {mountpoint().string(), mountpoint().string() + "/", (dir_ / "link").string()}) {
@@ -216,7 +216,7 @@ TEST_F(Lifecycle, AfterSigkillADeadMountIsUnmountedByAnyOfItsNames) {
   }
 }
 
-TEST_F(Lifecycle, ALiveMountIsUnmountedByAnyOfItsNames) {
+TEST_F(Lifecycle, UnmountsLiveMountByAnyName) {
   std::filesystem::create_directory_symlink(mountpoint(), dir_ / "link");
   for (const std::string& name :
        {mountpoint().string() + "/", (dir_ / "link").string(), (dir_ / "mnt/../mnt").string()}) {
@@ -230,7 +230,7 @@ TEST_F(Lifecycle, ALiveMountIsUnmountedByAnyOfItsNames) {
   }
 }
 
-TEST_F(Lifecycle, SigtermEndsABusyMountWith0) {
+TEST_F(Lifecycle, SigtermEndsBusyMountWith0) {
   ForegroundMount mount({source()});
   const int fd = ::open((mount / "mask").c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_GE(fd, 0);
@@ -243,7 +243,7 @@ TEST_F(Lifecycle, SigtermEndsABusyMountWith0) {
   EXPECT_TRUE(mounts_at(mount.path()).empty());
 }
 
-TEST_F(Lifecycle, WithoutStandardDescriptorsItMountsAllTheSame) {
+TEST_F(Lifecycle, MountsWithClosedStandardDescriptors) {
   const Outcome result = sh(R"("$1" "$2" "$3" <&- >&- 2>&-; ls "$3"; cmp "$3/mask" "$3/mask")",
                             {STFS_BINARY, source(), mountpoint()});
 
@@ -251,7 +251,7 @@ TEST_F(Lifecycle, WithoutStandardDescriptorsItMountsAllTheSame) {
   EXPECT_EQ(result.out, "mask\ntokens\n");
 }
 
-TEST_F(Lifecycle, ABusyMountIsNotUnmountedUnlessLazily) {
+TEST_F(Lifecycle, BusyMountIsUnmountedOnlyLazily) {
   const Mounted mount({source()});
   Process holder({"/usr/bin/python3", "-c", R"(
 import os, signal, sys
@@ -274,14 +274,14 @@ signal.pause()
   EXPECT_TRUE(mounts_at(mount.path()).empty());
 }
 
-TEST_F(Lifecycle, UnmountingWhatIsNotAnStfsMountFails) {
+TEST_F(Lifecycle, UnmountRejectsOtherDirectories) {
   expect_one_line(stfs({"-u", mountpoint()}), 4);
   expect_one_line(stfs({"-u", dir_ / "absent"}), 4);
   expect_one_line(stfs({"-u", "/proc"}), 4);
   EXPECT_FALSE(mounts_at("/proc").empty());
 }
 
-TEST_F(Lifecycle, UnmountingAnotherFileSystemFailsAndLeavesIt) {
+TEST_F(Lifecycle, UnmountRejectsOtherFileSystem) {
   if (::geteuid() != 0) GTEST_SKIP() << "mounting tmpfs needs root";
   ASSERT_EQ(::mount("tmpfs", mountpoint().c_str(), "tmpfs", 0, "size=1m"), 0);
 
@@ -291,7 +291,7 @@ TEST_F(Lifecycle, UnmountingAnotherFileSystemFailsAndLeavesIt) {
   EXPECT_EQ(mounts_at(mountpoint()).size(), 1u);
 }
 
-TEST_F(Lifecycle, UnmountingADirectoryInsideAMountFailsAndLeavesIt) {
+TEST_F(Lifecycle, UnmountRejectsDirectoryInsideMount) {
   write_safetensors(dir_ / "m.safetensors", {random_tensor("d/w", "U8", {1})});
   const Mounted mount({dir_ / "m.safetensors"});
 
@@ -301,7 +301,7 @@ TEST_F(Lifecycle, UnmountingADirectoryInsideAMountFailsAndLeavesIt) {
   EXPECT_EQ(mounts_at(mount.path()).size(), 1u);
 }
 
-TEST_F(Lifecycle, AMountpointThatIsNoDirectoryFails) {
+TEST_F(Lifecycle, RejectsMountpointThatIsNotADirectory) {
   write_file(dir_ / "file", "x");
   const struct {
     const char* name;
@@ -317,7 +317,7 @@ TEST_F(Lifecycle, AMountpointThatIsNoDirectoryFails) {
   }
 }
 
-TEST_F(Lifecycle, AnUnknownOptionOrMountpointIsReportedBeforeASource) {
+TEST_F(Lifecycle, ReportsUnknownOptionOrMountpointBeforeSource) {
   const Outcome option = stfs({"-o", "nosuch", dir_ / "gone.safetensors", mountpoint()});
   expect_one_line(option, 2);
   EXPECT_NE(option.err.find("-o nosuch: unknown option"), std::string::npos) << option.err;
@@ -326,7 +326,7 @@ TEST_F(Lifecycle, AnUnknownOptionOrMountpointIsReportedBeforeASource) {
   EXPECT_NE(place.err.find("mkdir it first"), std::string::npos) << place.err;
 }
 
-TEST_F(Lifecycle, AWorkingDirectoryKeepsAMountBusy) {
+TEST_F(Lifecycle, WorkingDirectoryKeepsMountBusy) {
   const Mounted mount({source()});
   const std::filesystem::path before = std::filesystem::current_path();
   std::filesystem::current_path(mount.path());
@@ -339,7 +339,7 @@ TEST_F(Lifecycle, AWorkingDirectoryKeepsAMountBusy) {
       << busy.err;
 }
 
-TEST_F(Lifecycle, AMountpointThatIsAlreadyAMountIsBusy) {
+TEST_F(Lifecycle, MountpointWithStfsMountIsBusy) {
   const Mounted mount({source()});
 
   const Outcome result = stfs({source(), mount.path()});
@@ -349,7 +349,7 @@ TEST_F(Lifecycle, AMountpointThatIsAlreadyAMountIsBusy) {
   EXPECT_EQ(names_in(mount.path()).size(), 2u);
 }
 
-TEST_F(Lifecycle, AMountpointWithAnotherFileSystemOnItIsBusy) {
+TEST_F(Lifecycle, MountpointWithOtherFileSystemIsBusy) {
   if (::geteuid() != 0) GTEST_SKIP() << "mounting tmpfs needs root";
   ASSERT_EQ(::mount("tmpfs", mountpoint().c_str(), "tmpfs", 0, "size=1m"), 0);
 
@@ -360,7 +360,7 @@ TEST_F(Lifecycle, AMountpointWithAnotherFileSystemOnItIsBusy) {
   EXPECT_EQ(mounts_at(mountpoint()).size(), 1u);
 }
 
-TEST_F(Lifecycle, WithoutTheFuseDeviceTheMountFailsAndSaysSo) {
+TEST_F(Lifecycle, MissingFuseDeviceIsReported) {
   if (run({"unshare", "-m", "mount", "-t", "tmpfs", "none", "/dev"}).status != 0)
     GTEST_SKIP() << "no mount namespaces";
 
@@ -372,14 +372,14 @@ TEST_F(Lifecycle, WithoutTheFuseDeviceTheMountFailsAndSaysSo) {
   EXPECT_NE(result.err.find("/dev/fuse: No such file"), std::string::npos) << result.err;
 }
 
-TEST_F(Lifecycle, WithoutPermissionTheMountFails) {
-  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become nobody";
+TEST_F(Lifecycle, MissingPermissionFailsMount) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
   if (run({"which", "setpriv"}).status != 0) GTEST_SKIP() << "no setpriv";
   std::filesystem::permissions(dir_.path(), std::filesystem::perms(0755));
   std::filesystem::copy_file(STFS_BINARY, dir_ / "stfs");
   std::filesystem::copy_file(source(), dir_ / "m.safetensors");
 
-  // The user nobody cannot mount on root's directory, with or without fusermount3.
+  // User 65534 cannot mount on a directory of root, with or without fusermount3.
   const Outcome result = run({"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
                               dir_ / "stfs", dir_ / "m.safetensors", mountpoint()});
 
@@ -419,10 +419,10 @@ TEST_F(Lifecycle, HelpAndVersionGoToStandardOutput) {
   EXPECT_NE(stfs({"--help"}).out.find("MOUNTPOINT"), std::string::npos);
 }
 
-TEST_F(Lifecycle, AnOldDaemonLeavesTheNextMountAlone) {
+TEST_F(Lifecycle, OldDaemonDoesNotUnmountNextMount) {
 #ifdef STFS_SANITIZED
-  GTEST_SKIP()
-      << "libfuse frees the mountpoint's name only when it unmounts, which it must not here";
+  GTEST_SKIP() << "libfuse leaks the name of the mountpoint if it does not unmount, and this "
+                  "daemon must not";
 #endif
   ForegroundMount old({source()});
   const int open_file = ::open((old / "mask").c_str(), O_RDONLY);
@@ -439,7 +439,7 @@ TEST_F(Lifecycle, AnOldDaemonLeavesTheNextMountAlone) {
   ::close(open_file);
 }
 
-TEST_F(Lifecycle, AnOldDaemonLeavesTheNextMountAloneThoughItHasTheSameDeviceNumber) {
+TEST_F(Lifecycle, OldDaemonDoesNotUnmountNextMountWithSameDeviceNumber) {
   ForegroundMount old({source()});
   old.process().signal(SIGSTOP);
   unmount_all(old.path());  // the kernel gives its device number to the next mount
@@ -453,7 +453,7 @@ TEST_F(Lifecycle, AnOldDaemonLeavesTheNextMountAloneThoughItHasTheSameDeviceNumb
   EXPECT_EQ(names_in(old.path()).size(), 2u);
 }
 
-TEST_F(Lifecycle, OfSeveralMountsAtOnceOneSucceedsAndTheOthersAreBusy) {
+TEST_F(Lifecycle, OneOfConcurrentMountsSucceedsAndOthersAreBusy) {
   const Outcome result = sh(
       R"(pids=; for i in 1 2 3 4; do "$1" "$2" "$3" & pids="$pids $!"; done
          for pid in $pids; do wait $pid && echo 0 || echo $?; done)",
@@ -464,8 +464,8 @@ TEST_F(Lifecycle, OfSeveralMountsAtOnceOneSucceedsAndTheOthersAreBusy) {
   EXPECT_EQ(mounts_at(mountpoint()).size(), 1u);
 }
 
-TEST_F(Lifecycle, AHangupThatTheCallerIgnoresIsIgnored) {
-  // As nohup(1) does, and a shell for background jobs.
+TEST_F(Lifecycle, IgnoresSignalsThatCallerIgnores) {
+  // Like nohup(1), and like a shell for background jobs.
   Process process({"/bin/sh", "-c", R"(trap '' HUP INT; exec "$@")", "sh", STFS_BINARY, "-f",
                    source(), mountpoint()});
   ASSERT_TRUE(eventually([&] { return !mounts_at(mountpoint()).empty(); }));
@@ -479,7 +479,7 @@ TEST_F(Lifecycle, AHangupThatTheCallerIgnoresIsIgnored) {
   EXPECT_TRUE(mounts_at(mountpoint()).empty());
 }
 
-TEST_F(Lifecycle, AnErrorIsReportedThoughTheCallerIgnoresSigchld) {
+TEST_F(Lifecycle, ReportsErrorIfCallerIgnoresSigchld) {
   write_file(dir_ / "broken.safetensors", "not a checkpoint");
 
   const Outcome result =
@@ -488,7 +488,7 @@ TEST_F(Lifecycle, AnErrorIsReportedThoughTheCallerIgnoresSigchld) {
   expect_one_line(result, 1);
 }
 
-TEST_F(Lifecycle, SignalsThatTheCallerIgnoresAndBlocksReachTheDaemon) {
+TEST_F(Lifecycle, DaemonReceivesSignalsThatCallerIgnoresAndBlocks) {
   const std::vector<int> signals = {SIGTERM, SIGIO, SIGPIPE, SIGCHLD, SIGALRM};
   const std::filesystem::path copy = dir_ / "copy.safetensors";
   std::filesystem::copy_file(source(), copy);
@@ -497,7 +497,7 @@ TEST_F(Lifecycle, SignalsThatTheCallerIgnoresAndBlocksReachTheDaemon) {
   ASSERT_TRUE(eventually([&] { return !mounts_at(mountpoint()).empty(); }));
   EXPECT_EQ(names_in(mountpoint()).size(), 2u);
 
-  // The kernel breaks the lease by SIGIO; without it a writer waits for 45 seconds.
+  // The kernel asks for the lease with SIGIO. Without that signal a writer waits for 45 seconds.
   EXPECT_TRUE(eventually(
       [&] {
         const int fd = ::open(copy.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
@@ -513,7 +513,7 @@ TEST_F(Lifecycle, SignalsThatTheCallerIgnoresAndBlocksReachTheDaemon) {
   EXPECT_TRUE(mounts_at(mountpoint()).empty());
 }
 
-TEST_F(Lifecycle, InheritedDescriptorsAreClosed) {
+TEST_F(Lifecycle, ClosesInheritedDescriptors) {
   const Outcome result = sh(
       R"(exec 9>"$3.lock"; flock -n 9 || exit 1; "$1" "$2" "$3" || exit 2; exec 9>&-
          flock -n "$3.lock" true && echo free)",
@@ -522,7 +522,7 @@ TEST_F(Lifecycle, InheritedDescriptorsAreClosed) {
   EXPECT_EQ(result.out, "free\n") << result.err;
 }
 
-TEST_F(Lifecycle, NamesInBracketsAreNames) {
+TEST_F(Lifecycle, BracketsInNamesAreNotGlobs) {
   std::filesystem::copy_file(source(), dir_ / "[a].safetensors");
   std::filesystem::create_directory(dir_ / "[mnt]");
 

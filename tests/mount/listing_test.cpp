@@ -1,4 +1,4 @@
-// Large directories: complete and without duplicates, by every way of reading them.
+// Large directories are listed completely and without duplicates in every way of reading them.
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/long_tests.h"
@@ -24,8 +24,8 @@ Directory open_directory(const std::filesystem::path& path) {
   return {::opendir(path.c_str()), ::closedir};
 }
 
-// 20,000 tensors; with STFS_LONG=1 in the environment 760,000, for a header at the format's
-// limit. The tests share the checkpoint; each has a mount of its own.
+// A checkpoint of 20,000 tensors, or of 760,000 if STFS_LONG=1 is set; its header then has the
+// maximum size of the format. The tests share the checkpoint, but each makes its own mount.
 class Listing : public MountTest {
  protected:
   void SetUp() override {
@@ -60,12 +60,12 @@ class Listing : public MountTest {
   }
 };
 
-TEST_F(Listing, IsCompleteAndTheSameAgainFromTheKernelsCache) {
+TEST_F(Listing, CompleteAndEqualFromKernelCache) {
   expect_complete(names_in(mount_->path()));
   expect_complete(names_in(mount_->path()));
 }
 
-TEST_F(Listing, OfLsWithSizesIsComplete) {
+TEST_F(Listing, LsListsAllFilesWithSizes) {
   const Outcome ls =
       sh(R"(ls -lU "$1" | tail -n +2 | awk '{ print $5 }' | sort | uniq -c)", {mount_->path()});
 
@@ -74,7 +74,7 @@ TEST_F(Listing, OfLsWithSizesIsComplete) {
   EXPECT_EQ(std::count(ls.out.begin(), ls.out.end(), '\n'), 1) << ls.out.substr(0, 200);
 }
 
-TEST_F(Listing, IsCompleteForEightReadersAtOnce) {
+TEST_F(Listing, CompleteForEightConcurrentReaders) {
   std::vector<std::vector<std::string>> listed(8);
   std::vector<std::thread> readers;
 
@@ -84,13 +84,13 @@ TEST_F(Listing, IsCompleteForEightReadersAtOnce) {
   for (const auto& names : listed) expect_complete(names);
 }
 
-TEST_F(Listing, IsCompleteForReadersOfOneDescriptor) {
+TEST_F(Listing, CompleteForReadersThatShareDescriptor) {
   const Directory directory = open_directory(mount_->path());
   ASSERT_NE(directory, nullptr);
   std::atomic<std::size_t> entries = 0;
   std::vector<std::thread> readers;
 
-  // They share the position, so each entry goes to one of them.
+  // The readers share the position, so exactly one reader gets each entry.
   for (int i = 0; i < 4; ++i) {
     readers.emplace_back([&, fd = ::dirfd(directory.get())] {
       alignas(dirent64) char buffer[8192];
@@ -105,7 +105,7 @@ TEST_F(Listing, IsCompleteForReadersOfOneDescriptor) {
   EXPECT_EQ(entries, names_.size() + 2);
 }
 
-TEST_F(Listing, RewinddirBeginsAnewWhereverTheReaderStood) {
+TEST_F(Listing, RewinddirRestartsFromAnyPosition) {
   const Directory directory = open_directory(mount_->path());
   ASSERT_NE(directory, nullptr);
   RandomBytes random(5);
@@ -123,10 +123,10 @@ TEST_F(Listing, RewinddirBeginsAnewWhereverTheReaderStood) {
   }
 }
 
-TEST_F(Listing, SeekdirReturnsToWhatStoodAtTelldir) {
+TEST_F(Listing, SeekdirReturnsToEntryOfTelldir) {
   const Directory directory = open_directory(mount_->path());
   ASSERT_NE(directory, nullptr);
-  std::vector<std::pair<long, std::string>> entries;  // position before an entry, and the entry
+  std::vector<std::pair<long, std::string>> entries;  // the position before an entry, and its name
   for (;;) {
     const long position = ::telldir(directory.get());
     const dirent* entry = ::readdir(directory.get());
@@ -145,7 +145,7 @@ TEST_F(Listing, SeekdirReturnsToWhatStoodAtTelldir) {
   }
 }
 
-TEST_F(Listing, SeekdirIntoAnUncachedListingGoesOnFromThere) {
+TEST_F(Listing, SeekdirIntoUncachedListingContinuesAtPosition) {
   std::vector<std::pair<long, std::string>> entries;
   {
     const Directory directory = open_directory(mount_->path());
@@ -170,7 +170,7 @@ TEST_F(Listing, SeekdirIntoAnUncachedListingGoesOnFromThere) {
   EXPECT_EQ(left, entries.size() - entries.size() / 2);
 }
 
-TEST_F(Listing, EveryTensorIsFoundByItsName) {
+TEST_F(Listing, FindsEveryTensorByName) {
   RandomBytes random(8);
   const auto entries = entries_of(checkpoint());
 
@@ -180,16 +180,16 @@ TEST_F(Listing, EveryTensorIsFoundByItsName) {
   }
 }
 
-TEST_F(Listing, OfTheCatalogueHasEveryTensor) {
+TEST_F(Listing, CatalogueListsEveryTensor) {
   const Outcome lines = run({"wc", "-l", *mount_ / ".stfs/tensors.tsv"});
 
   EXPECT_EQ(std::strtoull(lines.out.c_str(), nullptr, 10), names_.size() + 1);
   EXPECT_EQ(names_in(*mount_ / ".stfs/json").size(), names_.size());
 }
 
-TEST_F(Listing, LeavesTheDaemonUnderFourTimesTheHeaderInMemory) {
+TEST_F(Listing, DaemonUsesLessThanFourTimesHeaderSize) {
 #ifdef STFS_SANITIZED
-  GTEST_SKIP() << "a sanitizer's memory is not ours";
+  GTEST_SKIP() << "a sanitizer adds its own memory";
 #endif
   expect_complete(names_in(mount_->path()));
 

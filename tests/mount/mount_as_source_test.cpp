@@ -33,7 +33,7 @@ class MountAsSource : public MountTest {
          random_tensor("50%\n", "U8", {8}, 7)});
   }
 
-  // The catalogue's objects of the tensors in a source.
+  // Returns what `list --json` prints for a source.
   static nlohmann::json tensors(const std::string& source, std::vector<std::string> options = {}) {
     options.insert(options.begin(), {"list", "--json", source});
     const Outcome list = info(options);
@@ -60,7 +60,7 @@ class MountAsSource : public MountTest {
 
 using Strings = std::vector<std::string>;
 
-TEST_F(MountAsSource, TheModelDirectoryIsReadAsFiles) {
+TEST_F(MountAsSource, ReadsModelDirectoryAsFiles) {
   write_file(dir_ / "config.json", "{}");
   const Mounted mount({source_});
   const std::string model = mount / ".stfs/model/";
@@ -77,7 +77,7 @@ TEST_F(MountAsSource, TheModelDirectoryIsReadAsFiles) {
   EXPECT_EQ(run({STFS_BINARY, "-u", dir_ / "second"}).status, 0);
 }
 
-TEST_F(MountAsSource, TheRootNamesItsSourcesWithAndWithoutViews) {
+TEST_F(MountAsSource, RootAttributeNamesSourcesWithAndWithoutViews) {
   const Mounted mount({source_});
   const Mounted bare({source_}, {"-o", "views=off"});
 
@@ -96,7 +96,7 @@ TEST_F(MountAsSource, TheRootNamesItsSourcesWithAndWithoutViews) {
   EXPECT_FALSE(xattr(mount / ".stfs", kAttribute));
 }
 
-TEST_F(MountAsSource, MeansAllTensorsForEveryVerb) {
+TEST_F(MountAsSource, SelectsAllTensorsForEveryVerb) {
   const Mounted mount({source_}, {"-o", "views=off"});
   const std::string root = mount.path();
 
@@ -111,7 +111,7 @@ TEST_F(MountAsSource, MeansAllTensorsForEveryVerb) {
   EXPECT_EQ(names(dir_ / "part"), (Strings{"layers", "layers/0/k", "layers/0/q", "layers/01"}));
 }
 
-TEST_F(MountAsSource, IsASourceOfTheDeviceTool) {
+TEST_F(MountAsSource, WorksWithDeviceTool) {
   const Mounted mount({source_}, {"-o", "views=off"});
 
   for (const char* name : {"layers/0/*", "layers/0/q"}) {
@@ -123,7 +123,7 @@ TEST_F(MountAsSource, IsASourceOfTheDeviceTool) {
   }
 }
 
-TEST_F(MountAsSource, IsFoundByEveryPathThatLeadsThere) {
+TEST_F(MountAsSource, AcceptsEveryPathToMount) {
   const Mounted mount({source_});
   const Path link = dir_ / "link";
   std::filesystem::create_directory_symlink(mount.path(), link);
@@ -144,7 +144,7 @@ TEST_F(MountAsSource, IsFoundByEveryPathThatLeadsThere) {
   EXPECT_EQ(beside.status, 0) << beside.err;
 }
 
-TEST_F(MountAsSource, ATensorMeansThatTensor) {
+TEST_F(MountAsSource, TensorFileSelectsThatTensor) {
   const Mounted mount({source_});
 
   EXPECT_EQ(names(mount / "layers"), Strings{"layers"});
@@ -156,7 +156,7 @@ TEST_F(MountAsSource, ATensorMeansThatTensor) {
             read_file(mount / "layers%2F0/q"));
 }
 
-TEST_F(MountAsSource, ADirectoryMeansTheTensorsInIt) {
+TEST_F(MountAsSource, DirectorySelectsTensorsInside) {
   const Mounted mount({source_});
 
   EXPECT_EQ(names(mount / "layers%2F0"), (Strings{"layers/0/k", "layers/0/q"}));
@@ -167,7 +167,7 @@ TEST_F(MountAsSource, ADirectoryMeansTheTensorsInIt) {
   EXPECT_EQ(names(mount / ".stfs/tree/a/b"), Strings{"a/b.c/d"});
 }
 
-TEST_F(MountAsSource, ACheckpointInItIsReadAsAFile) {
+TEST_F(MountAsSource, ReadsCheckpointInMountAsFile) {
   const Mounted mount({source_});
 
   EXPECT_EQ(names(mount / ".stfs/merged.safetensors"), names(source_));
@@ -179,7 +179,7 @@ TEST_F(MountAsSource, ACheckpointInItIsReadAsAFile) {
             (mount / ".stfs/merged.safetensors").string());
 }
 
-TEST_F(MountAsSource, ADirectoryOfAnotherViewIsAnErrorThatSaysToNameTheMount) {
+TEST_F(MountAsSource, ViewDirectoryIsErrorThatNamesMount) {
   const Mounted mount({source_});
 
   for (const char* path : {".stfs", ".stfs/npy", ".stfs/f32/layers%2F0", ".stfs/slice/layers"}) {
@@ -187,7 +187,7 @@ TEST_F(MountAsSource, ADirectoryOfAnotherViewIsAnErrorThatSaysToNameTheMount) {
   }
 }
 
-TEST_F(MountAsSource, AFileWithATensorInAnotherFormIsAnErrorThatSaysToNameTheTensor) {
+TEST_F(MountAsSource, TensorInAnotherFormIsErrorThatNamesTensor) {
   const Mounted mount({source_});
   for (const char* path :
        {".stfs/slice/model.norm/0:2", ".stfs/f32-slice/layers%2F0/q/0:2", ".stfs/f32/layers%2F0/q",
@@ -196,7 +196,7 @@ TEST_F(MountAsSource, AFileWithATensorInAnotherFormIsAnErrorThatSaysToNameTheTen
   }
 }
 
-TEST_F(MountAsSource, SeveralSourcesAndMissingShardsAreThoseOfTheMount) {
+TEST_F(MountAsSource, KeepsSourcesAndMissingShardsOfMount) {
   const Path model = dir_ / "model";
   std::filesystem::create_directory(model);
   write_safetensors(model / "one.safetensors", {random_tensor("one", "U8", {10}, 1)});
@@ -213,12 +213,12 @@ TEST_F(MountAsSource, SeveralSourcesAndMissingShardsAreThoseOfTheMount) {
   EXPECT_EQ(missing[0]["name"], "two");
 }
 
-TEST_F(MountAsSource, AMountOfAMountOutlivesItAndNamesNoMount) {
+TEST_F(MountAsSource, MountOfMountOutlivesItAndNamesOriginalSource) {
   const Path first = dir_ / "first";
   mount_at(first, {source_});
   const Mounted root({first});
   const Mounted part({first / "layers%2F0", first / ".stfs/tree/a"});
-  // Without the tensor "layers", "layers/0/q" needs no escape.
+  // The path of "layers/0/q" needs no escape, because this mount has no tensor "layers".
   const Mounted tensor({part / "layers/0/q"});
 
   EXPECT_EQ(run({STFS_BINARY, "-u", first}).status, 0);
@@ -231,14 +231,14 @@ TEST_F(MountAsSource, AMountOfAMountOutlivesItAndNamesNoMount) {
   EXPECT_EQ(read_file(tensor / "layers/0/q").size(), 32u);
 }
 
-TEST_F(MountAsSource, TheMergedFileOfAPartHoldsThatPart) {
+TEST_F(MountAsSource, MergedFileOfMountedDirectoryHasOnlyItsTensors) {
   const Mounted mount({source_});
   const Mounted part({mount / "layers%2F0"});
 
   EXPECT_EQ(names(part / ".stfs/merged.safetensors"), (Strings{"layers/0/k", "layers/0/q"}));
 }
 
-TEST_F(MountAsSource, OfAMergedFileIsThatFile) {
+TEST_F(MountAsSource, MountOfMergedFileReadsThatFile) {
   const Mounted mount({source_});
   const Mounted second({mount / ".stfs/merged.safetensors"});
 
@@ -246,7 +246,7 @@ TEST_F(MountAsSource, OfAMergedFileIsThatFile) {
   EXPECT_EQ(tensors(second.path())[0]["source"], (mount / ".stfs/merged.safetensors").string());
 }
 
-TEST_F(MountAsSource, ASourceReplacedByRenameIsAnErrorThatNamesWhatStillShowsIt) {
+TEST_F(MountAsSource, SourceReplacedByRenameIsErrorThatNamesMergedFile) {
   const Mounted mount({source_});
   const Mounted bare({source_}, {"-o", "views=off"});
   const Mounted watched({source_}, {"-o", "supervise"});
@@ -261,7 +261,7 @@ TEST_F(MountAsSource, ASourceReplacedByRenameIsAnErrorThatNamesWhatStillShowsIt)
   EXPECT_EQ(names(merged).size(), 7u);
 }
 
-TEST_F(MountAsSource, ANewWorkerSaysTheSame) {
+TEST_F(MountAsSource, RestartedWorkerKeepsAttribute) {
   const Mounted mount({source_}, {"-o", "supervise"});
   const auto before = xattr(mount.path(), kAttribute);
 
@@ -273,7 +273,7 @@ TEST_F(MountAsSource, ANewWorkerSaysTheSame) {
   EXPECT_EQ(tensors(mount.path()), tensors(source_));
 }
 
-TEST_F(MountAsSource, ARewrittenSourceIsAnErrorThatSaysToMountAgain) {
+TEST_F(MountAsSource, RewrittenSourceIsErrorThatSaysToMountAgain) {
   const Mounted mount({source_});
   write_safetensors(source_, {random_tensor("other", "U8", {1})});
 
@@ -281,7 +281,7 @@ TEST_F(MountAsSource, ARewrittenSourceIsAnErrorThatSaysToMountAgain) {
                   "has changed since it was mounted: unmount it and mount it again");
 }
 
-TEST_F(MountAsSource, ARemovedSourceIsAnErrorThatNamesIt) {
+TEST_F(MountAsSource, RemovedSourceIsErrorThatNamesIt) {
   const Mounted mount({source_});
   std::filesystem::remove(source_);
 
@@ -292,58 +292,59 @@ TEST_F(MountAsSource, ARemovedSourceIsAnErrorThatNamesIt) {
   EXPECT_NE(list.err.find("merged.safetensors"), std::string::npos) << list.err;
 }
 
-TEST_F(MountAsSource, AnotherUsersMountSaysHowOthersGetIn) {
-  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become nobody";
+TEST_F(MountAsSource, MountOfOtherUserSuggestsAllowOther) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
   if (run({"which", "setpriv"}).status != 0) GTEST_SKIP() << "no setpriv";
   const Mounted mount({source_});
   std::filesystem::permissions(mount.path().parent_path(), std::filesystem::perms(0755));
-  const auto as_nobody = [&](const std::string& source) {
+  const auto as_other_user = [&](const std::string& source) {
     return run({"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", STFS_INFO_BINARY,
                 "list", source});
   };
-  if (as_nobody("/nowhere").status != 3) GTEST_SKIP() << "nobody cannot run the program";
+  if (as_other_user("/nowhere").status != 3) GTEST_SKIP() << "user 65534 cannot run the program";
 
-  expect_one_line(as_nobody(mount.path()), 3, "allow_other");
-  expect_one_line(as_nobody(mount / "layers"), 3, "allow_other");
+  expect_one_line(as_other_user(mount.path()), 3, "allow_other");
+  expect_one_line(as_other_user(mount / "layers"), 3, "allow_other");
 }
 
-TEST_F(MountAsSource, AMountThatLetsOthersInIsNotSaidToKeepThemOut) {
-  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become nobody";
+TEST_F(MountAsSource, AllowOtherIsNotSuggestedIfAlreadySet) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
   if (run({"which", "setpriv"}).status != 0) GTEST_SKIP() << "no setpriv";
   const Mounted mount({source_}, {"-o", "allow_other,umask=077"});
   std::filesystem::permissions(mount.path().parent_path(), std::filesystem::perms(0755));
-  const auto as_nobody = [&](const std::string& source) {
+  const auto as_other_user = [&](const std::string& source) {
     return run({"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", STFS_INFO_BINARY,
                 "list", source});
   };
-  if (as_nobody("/nowhere").status != 3) GTEST_SKIP() << "nobody cannot run the program";
+  if (as_other_user("/nowhere").status != 3) GTEST_SKIP() << "user 65534 cannot run the program";
 
-  const Outcome refused = as_nobody(mount / "layers");
+  const Outcome refused = as_other_user(mount / "layers");
 
   expect_one_line(refused, 3, "Permission denied: this user may not enter");
   EXPECT_EQ(refused.err.find("allow_other"), std::string::npos) << refused.err;
 }
 
-TEST_F(MountAsSource, OfAnotherUserWithoutRightsToItsSourceNamesTheMergedFile) {
-  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become nobody";
+TEST_F(MountAsSource, UnreadableSourceOfOtherUserNamesMergedFile) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
   if (run({"which", "setpriv"}).status != 0) GTEST_SKIP() << "no setpriv";
   const Mounted mount({source_}, {"-o", "allow_other"});
   std::filesystem::permissions(mount.path().parent_path(), std::filesystem::perms(0755));
-  const auto as_nobody = [&](const std::string& source) {
+  const auto as_other_user = [&](const std::string& source) {
     return run({"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", STFS_INFO_BINARY,
                 "list", source});
   };
-  if (as_nobody("/nowhere").status != 3) GTEST_SKIP() << "nobody cannot run the program";
+  if (as_other_user("/nowhere").status != 3) GTEST_SKIP() << "user 65534 cannot run the program";
 
   const std::string merged = mount / ".stfs/merged.safetensors";
-  expect_one_line(as_nobody(mount.path()), 3,
+  expect_one_line(as_other_user(mount.path()), 3,
                   "may not enter one of its directories; name " + merged);
-  EXPECT_EQ(as_nobody(merged).status, 0);
+  EXPECT_EQ(as_other_user(merged).status, 0);
 }
 
-TEST_F(MountAsSource, ADeadMountSaysSo) {
+TEST_F(MountAsSource, ReportsDeadMount) {
   Mounted mount({source_});
-  EXPECT_EQ(names(mount / "layers"), Strings{"layers"});  // the kernel keeps its attributes
+  EXPECT_EQ(names(mount / "layers"),
+            Strings{"layers"});  // so that the kernel caches the attributes
   mount.kill_daemon();
 
   expect_one_line(info({"list", mount.path()}), 3, "the process that served this mount has ended");
@@ -360,7 +361,7 @@ TEST_F(MountAsSource, ADeadMountSaysSo) {
   EXPECT_NE(load.err.find("has ended"), std::string::npos) << load.err;
 }
 
-TEST_F(MountAsSource, StrangePathsOfMountsAndSources) {
+TEST_F(MountAsSource, AcceptsStrangePaths) {
   for (const char* name : {"with space", "line\nend", "back\\slash\"", "\xff\xfe", "%41"}) {
     const Path directory = dir_ / name;
     std::filesystem::create_directory(directory);
@@ -373,7 +374,7 @@ TEST_F(MountAsSource, StrangePathsOfMountsAndSources) {
   }
 }
 
-TEST_F(MountAsSource, NamesThatAreCutToFit) {
+TEST_F(MountAsSource, FileWithShortenedNameSelectsItsTensor) {
   const std::string first = std::string(300, 'x') + "1";
   const std::string second = std::string(300, 'x') + "2";
   write_safetensors(source_, {random_tensor(first, "U8", {1}), random_tensor(second, "U8", {2}),
@@ -386,7 +387,7 @@ TEST_F(MountAsSource, NamesThatAreCutToFit) {
   }
 }
 
-TEST_F(MountAsSource, AnEmptyCheckpointHasNoTensors) {
+TEST_F(MountAsSource, EmptyCheckpointHasNoTensors) {
   write_safetensors(source_, {});
   const Mounted mount({source_});
 
@@ -394,10 +395,10 @@ TEST_F(MountAsSource, AnEmptyCheckpointHasNoTensors) {
   EXPECT_EQ(names(mount / ".stfs/tree"), Strings{});
 }
 
-TEST_F(MountAsSource, ACopyElsewhereIsNoMount) {
+TEST_F(MountAsSource, CopyOfMountIsNotAMount) {
   const Mounted mount({source_});
   if (sh(R"(touch "$1" && setfattr -n user.x -v 1 "$1")", {dir_ / "probe"}).status != 0) {
-    GTEST_SKIP() << "no extended attributes here";
+    GTEST_SKIP() << "this file system has no extended attributes";
   }
   ASSERT_EQ(sh(R"(cp -r --preserve=all "$1" "$2")", {mount.path(), dir_ / "copy"}).status, 0);
   ASSERT_EQ(xattr(dir_ / "copy", kAttribute), xattr(mount.path(), kAttribute));
@@ -406,7 +407,7 @@ TEST_F(MountAsSource, ACopyElsewhereIsNoMount) {
   EXPECT_EQ(info({"list", dir_ / "copy/layers"}).status, 1);
 }
 
-TEST_F(MountAsSource, AnotherFuseFileSystemIsReadAsItIs) {
+TEST_F(MountAsSource, ReadsOtherFuseFileSystemAsFiles) {
   const TempDir disk_dir;
   std::filesystem::copy_file(source_, disk_dir / "m.safetensors");
   const FaultyDisk disk(disk_dir.path());
@@ -414,8 +415,8 @@ TEST_F(MountAsSource, AnotherFuseFileSystemIsReadAsItIs) {
   EXPECT_EQ(names(disk / "m.safetensors"), names(source_));
 }
 
-// As a server of 0.1.0 goes on after an upgrade.
-TEST_F(MountAsSource, AMountOfAnOlderReleaseIsToBeMountedAgain) {
+// A server of 0.1.0 that still runs after an upgrade.
+TEST_F(MountAsSource, MountOfOlderReleaseIsErrorThatSaysToMountAgain) {
   const Path older = dir_ / "older";
   std::filesystem::create_directories(older / ".stfs");
   write_file(older / ".stfs/tensors.json", "[]");
@@ -431,7 +432,7 @@ TEST_F(MountAsSource, AMountOfAnOlderReleaseIsToBeMountedAgain) {
   EXPECT_EQ(names(mount / ".stfs/merged.safetensors"), names(source_));
 }
 
-TEST_F(MountAsSource, ABindMountOfItIsTheMount) {
+TEST_F(MountAsSource, BindMountEqualsMount) {
   if (::geteuid() != 0) GTEST_SKIP() << "a bind mount needs root";
   const Mounted mount({source_});
   const Path bound = dir_ / "bound";
@@ -443,7 +444,7 @@ TEST_F(MountAsSource, ABindMountOfItIsTheMount) {
   EXPECT_EQ(run({"umount", bound}).status, 0);
 }
 
-TEST_F(MountAsSource, OneThatAnotherCoversIsNotTakenForThatOne) {
+TEST_F(MountAsSource, CoveredMountIsNotMistakenForItsCover) {
   if (::geteuid() != 0) GTEST_SKIP() << "a bind mount needs root";
   write_safetensors(dir_ / "other", {random_tensor("z", "U8", {1})});
   const Mounted mount({source_});
@@ -460,7 +461,7 @@ TEST_F(MountAsSource, OneThatAnotherCoversIsNotTakenForThatOne) {
   expect_one_line(list, 3, "another file system is mounted over it");
 }
 
-TEST_F(MountAsSource, AnotherMountOnADirectoryOfItIsNoPartOfIt) {
+TEST_F(MountAsSource, ExcludesOtherMountOnItsDirectory) {
   const Mounted mount({source_});
   write_safetensors(dir_ / "other", {random_tensor("z", "U8", {1})});
   ASSERT_EQ(run({STFS_BINARY, dir_ / "other", mount / "a"}).status, 0);
@@ -470,7 +471,7 @@ TEST_F(MountAsSource, AnotherMountOnADirectoryOfItIsNoPartOfIt) {
   EXPECT_EQ(run({STFS_BINARY, "-u", mount / "a"}).status, 0);
 }
 
-TEST_F(MountAsSource, OfMoreSourcesThanAnAttributeHoldsAMountIsASourceToo) {
+TEST_F(MountAsSource, WorksWithMoreSourcesThanFitAttribute) {
   Strings sources;
   const std::string long_name(200, 'n');
   for (int i = 0; i < 300; ++i) {
@@ -483,7 +484,7 @@ TEST_F(MountAsSource, OfMoreSourcesThanAnAttributeHoldsAMountIsASourceToo) {
   EXPECT_EQ(names(mount.path()).size(), sources.size());
 }
 
-TEST_F(MountAsSource, ADescriptionThatIsLongerThanAnAttributeStandsInAFile) {
+TEST_F(MountAsSource, LongDescriptionIsStoredInMountJson) {
   const Mounted plain({source_});
   EXPECT_FALSE(std::filesystem::exists(plain / ".stfs/mount.json"));
   write_file(dir_ / "edits", "# " + std::string(70'000, 'x') + "\nrename s/norm/other/\n");
@@ -503,7 +504,7 @@ TEST_F(MountAsSource, ADescriptionThatIsLongerThanAnAttributeStandsInAFile) {
   }
 }
 
-TEST_F(MountAsSource, PartsOfTwoMountsAreAnotherVersionThanTheirOtherParts) {
+TEST_F(MountAsSource, PartsOfTwoMountsDifferInVersionFromOtherParts) {
   write_safetensors(dir_ / "two.safetensors",
                     {random_tensor("x/w", "F32", {8}, 1), random_tensor("y/w", "F32", {8}, 2)});
   write_file(dir_ / "f16", "cast * F16\n");
@@ -520,7 +521,7 @@ TEST_F(MountAsSource, PartsOfTwoMountsAreAnotherVersionThanTheirOtherParts) {
   EXPECT_NE(version(one), version(other));
   EXPECT_EQ(tensors(one.path()).size(), 2U);
 
-  // Likewise a layer upon one of two mounts, and upon both.
+  // The same holds for a layer on one of two mounts and a layer on both.
   write_safetensors(dir_ / "third.safetensors", {random_tensor("z/w", "F32", {8}, 3)});
   write_file(dir_ / "twice", "cast * BF16\ncast * F16\n");
   const std::string twice = "edit=" + (dir_ / "twice").string();

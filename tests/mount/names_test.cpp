@@ -18,8 +18,8 @@ using std::string_literals::operator""s;
 
 class Names : public MountTest {
  protected:
-  // Mounts tensors of these names. Checks for each {name, path} that the path has that tensor's
-  // bytes and true name, and that a walk finds exactly these paths.
+  // Mounts tensors with these names. Expects that each path has the bytes and the name of its
+  // tensor, and that a walk finds exactly these paths. Each case is {name, path}.
   static void expect_paths(const std::vector<std::pair<std::string, std::string>>& cases) {
     const TempDir dir;
     std::vector<Tensor> tensors;
@@ -46,7 +46,7 @@ class Names : public MountTest {
   }
 };
 
-TEST_F(Names, AreThePathsThatTheRulesSay) {
+TEST_F(Names, MapToDocumentedPaths) {
   std::string deep = "d";
   for (int i = 0; i < 500; ++i) deep += "/d";
   expect_paths({{"a/b/c", "a/b/c"},
@@ -73,7 +73,7 @@ TEST_F(Names, AreThePathsThatTheRulesSay) {
                 {deep, deep}});
 }
 
-TEST_F(Names, ASubsetTakesNamesWithANul) {
+TEST_F(Names, SubsetMatchesNamesWithNul) {
   const TempDir dir;
   write_safetensors(dir / "m.safetensors",
                     {random_tensor("nul\0nul"s, "U8", {4}), random_tensor("other", "U8", {4})});
@@ -86,7 +86,7 @@ TEST_F(Names, ASubsetTakesNamesWithANul) {
   }
 }
 
-TEST_F(Names, ALongComponentIsCutAndEndsInItsDigest) {
+TEST_F(Names, LongComponentIsShortenedAndEndsWithDigest) {
   for (const std::size_t length : {241u, 10000u}) {
     const TempDir dir;
     const std::string name(length, 'x');

@@ -1,4 +1,4 @@
-// Mount options: by `-o`, by mount(8), and in /proc/self/mountinfo.
+// Mount options given by `-o` and by mount(8), and their effect in /proc/self/mountinfo.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
 
@@ -24,12 +24,12 @@ class Options : public MountTest {
     return entries.empty() ? MountEntry{} : entries[0];
   }
 
-  // Whether a comma-separated list contains an option.
+  // Returns true if a comma-separated list contains the option.
   static bool has(const std::string& options, const std::string& option) {
     return ("," + options + ",").find("," + option + ",") != std::string::npos;
   }
 
-  // Makes a mountpoint for mounts other than Mounted's; the destructor unmounts it.
+  // Makes a mountpoint for a test that does not use Mounted. The destructor unmounts it.
   std::string make_mountpoint() const {
     std::filesystem::create_directory(dir_ / "mnt");
     return dir_ / "mnt";
@@ -45,7 +45,7 @@ class Options : public MountTest {
   TempDir dir_;
 };
 
-TEST_F(Options, TheMountIsAlwaysReadOnlyNosuidNodev) {
+TEST_F(Options, MountIsAlwaysReadOnlyNosuidNodev) {
   for (const char* option : {"ro", "rw", "suid,dev", "rw,suid,dev,exec"}) {
     const Mounted mount({source()}, {"-o", option});
     const MountEntry entry = entry_of(mount);
@@ -55,7 +55,7 @@ TEST_F(Options, TheMountIsAlwaysReadOnlyNosuidNodev) {
   }
 }
 
-TEST_F(Options, TheTypeIsFuseStfsAndTheNameIsTheSource) {
+TEST_F(Options, TypeIsFuseStfsAndNameIsSource) {
   const Mounted mount({source()});
 
   const MountEntry entry = entry_of(mount);
@@ -64,13 +64,13 @@ TEST_F(Options, TheTypeIsFuseStfsAndTheNameIsTheSource) {
   EXPECT_TRUE(std::filesystem::equivalent(entry.source, source())) << entry.source;
 }
 
-TEST_F(Options, FsnameReplacesTheName) {
+TEST_F(Options, FsnameReplacesName) {
   const Mounted mount({source()}, {"-o", "fsname=llama"});
 
   EXPECT_EQ(entry_of(mount).source, "llama");
 }
 
-TEST_F(Options, ThoseThatMountPassesOnAreAccepted) {
+TEST_F(Options, AcceptsOptionsThatMountPassesOn) {
   const Mounted mount(
       {source()},
       {"-o", "rw,noexec,noatime,relatime,nofail,auto,users,defaults,nodiratime,x-gvfs-show"});
@@ -79,7 +79,7 @@ TEST_F(Options, ThoseThatMountPassesOnAreAccepted) {
   EXPECT_TRUE(has(entry_of(mount).options, "noexec"));
 }
 
-TEST_F(Options, MayBeGivenSeveralTimesAndAfterTheOperands) {
+TEST_F(Options, AcceptsOptionsRepeatedlyAndAfterOperands) {
   TempDir dir;
   std::filesystem::create_directory(dir / "mnt");
 
@@ -95,7 +95,7 @@ TEST_F(Options, MayBeGivenSeveralTimesAndAfterTheOperands) {
   EXPECT_EQ(entries[0].source, "x");
 }
 
-TEST_F(Options, UidGidAndUmaskSetTheOwnerAndTakePermissionsAway) {
+TEST_F(Options, UidGidAndUmaskSetOwnerAndMode) {
   write_safetensors(dir_ / "m.safetensors", {random_tensor("d/w", "U8", {1})});
   const Mounted mount({dir_ / "m.safetensors"}, {"-o", "uid=1234,gid=2345,umask=077"});
 
@@ -112,7 +112,7 @@ TEST_F(Options, UidGidAndUmaskSetTheOwnerAndTakePermissionsAway) {
   }
 }
 
-TEST_F(Options, TheUmaskOfTheCallerChangesNothing) {
+TEST_F(Options, UmaskOfCallerHasNoEffect) {
   const Outcome result =
       sh(R"(umask 0777; "$1" "$2" "$3"; stat -c %a "$3" "$3/mask"; "$1" -u "$3")",
          {STFS_BINARY, source(), make_mountpoint()});
@@ -128,27 +128,27 @@ TEST_F(Options, MaxReadIsKept) {
   EXPECT_EQ(read_file(mount / "tokens").size(), 259248u);
 }
 
-TEST_F(Options, AllowOtherLetsOthersReadAndItsAbsenceDoesNot) {
-  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become nobody";
+TEST_F(Options, OtherUsersReadOnlyWithAllowOther) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
   if (run({"which", "setpriv"}).status != 0) GTEST_SKIP() << "no setpriv";
-  const auto read_as_nobody = [&](const std::vector<std::string>& options) {
+  const auto read_as_other_user = [&](const std::vector<std::string>& options) {
     const Mounted mount({source()}, options);
     std::filesystem::permissions(mount.path().parent_path(), std::filesystem::perms(0755));
     return run(
         {"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "cat", mount / "mask"});
   };
 
-  const Outcome alone = read_as_nobody({});
-  const Outcome others = read_as_nobody({"-o", "allow_other,default_permissions"});
-  const Outcome masked = read_as_nobody({"-o", "allow_other,umask=007"});
+  const Outcome refused = read_as_other_user({});
+  const Outcome others = read_as_other_user({"-o", "allow_other,default_permissions"});
+  const Outcome masked = read_as_other_user({"-o", "allow_other,umask=007"});
 
-  EXPECT_NE(alone.status, 0);
+  EXPECT_NE(refused.status, 0);
   EXPECT_EQ(others.out.size(), 32406u) << others.err;
-  EXPECT_NE(masked.status, 0) << "the permissions are not enforced";
+  EXPECT_NE(masked.status, 0) << "the kernel must enforce the permissions";
 }
 
-// mount(8), by hand or from fstab. It gives its helper no PATH, so stfs must be in a system
-// directory: a mount namespace puts it there.
+// mount(8) from the command line or from fstab. mount(8) passes no PATH to its helper, so stfs must
+// be in a system directory; a mount namespace puts it there.
 class MountCommand : public Options {
  protected:
   void SetUp() override {
@@ -160,7 +160,7 @@ class MountCommand : public Options {
       GTEST_SKIP() << "no mount namespaces";
   }
 
-  // Runs a script: $1 is the source, $2 the mountpoint, $3 an unused file.
+  // Runs a script with $1, the source, $2, the mountpoint, and $3, the path of an unused file.
   Outcome in_namespace(const std::string& script, const std::string& source_path) const {
     return run({"unshare", "-m", "/bin/bash", "-c",
                 "mount -t tmpfs none /usr/local/bin && ln -s '" STFS_BINARY
@@ -171,7 +171,7 @@ class MountCommand : public Options {
   }
 };
 
-TEST_F(MountCommand, PassesOurOptionsOn) {
+TEST_F(MountCommand, PassesOptionsOfStfs) {
   const Outcome result = in_namespace(R"sh(
     mount -t fuse.stfs "$1" "$2" -o allow_other,views=off,umask=077,_netdev,nofail &&
       stat -c %a "$2/mask" && test ! -e "$2/.stfs" && grep " $2 " /proc/self/mountinfo |
@@ -182,7 +182,7 @@ TEST_F(MountCommand, PassesOurOptionsOn) {
   EXPECT_EQ(result.out, "400\nallow_other\n");
 }
 
-TEST_F(MountCommand, TellsWhatStfsTells) {
+TEST_F(MountCommand, PrintsErrorOfStfs) {
   const Outcome result =
       in_namespace(R"(mount -t fuse.stfs "$1" "$2" -o ro)", dir_ / "gone.safetensors");
 
@@ -191,7 +191,7 @@ TEST_F(MountCommand, TellsWhatStfsTells) {
   EXPECT_NE(result.err.find("gone.safetensors"), std::string::npos) << result.err;
 }
 
-TEST_F(MountCommand, AnFstabLineWorks) {
+TEST_F(MountCommand, MountsByFstabLine) {
   const Outcome result = in_namespace(R"sh(
     echo "$1 $2 fuse.stfs ro,noauto,user,allow_other,nofail,_netdev,x-systemd.automount 0 0" > "$3"
     mount --fstab "$3" "$2" && ls "$2" && umount "$2" && ls "$2")sh",

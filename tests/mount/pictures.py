@@ -1,7 +1,7 @@
 """Compares the pictures of a mount with NumPy's own picture of each array, decoded by Pillow.
 
 pictures.py png MOUNT           every file in .stfs/png
-pictures.py slices MOUNT        parts of every tensor in .stfs/png-slice
+pictures.py slices MOUNT        slices of every tensor in .stfs/png-slice
 pictures.py histograms MOUNT    every file in .stfs/hist, with numpy.histogram
 pictures.py palette MOUNT       the colours of one picture
 pictures.py exact MOUNT         mean and std in .stfs/stats, with exact arithmetic
@@ -18,7 +18,7 @@ import xml.etree.ElementTree
 import numpy
 import PIL.Image
 
-MOST = 2048
+MAX_SIDE = 2048
 ZERO, INFINITY, NAN, NONE = 126, 253, 254, 255
 FLT_MAX = numpy.float64(numpy.finfo('f4').max)
 
@@ -42,7 +42,7 @@ def stats(mount, tensor):
 
 
 def rectangle(array):
-    """Two dimensions, and which elements there are."""
+    """Returns the array with two dimensions, and a mask of the elements that exist."""
     if array.ndim > 1:
         flat = array.reshape(-1, array.shape[-1])
         return flat, numpy.ones(flat.shape, bool)
@@ -58,7 +58,7 @@ def rectangle(array):
 
 def expected_picture(array, std):
     flat, there = rectangle(array)
-    rows, columns = (-(-n // MOST) for n in flat.shape)
+    rows, columns = (-(-n // MAX_SIDE) for n in flat.shape)
     height, width = -(-flat.shape[0] // rows), -(-flat.shape[1] // columns)
     padded = numpy.zeros((height * rows, width * columns))
     padded[:flat.shape[0], :flat.shape[1]] = flat
@@ -69,7 +69,7 @@ def expected_picture(array, std):
     padded, exists = blocks(padded), blocks(exists)
     rank = numpy.where(numpy.isnan(padded), numpy.inf, numpy.abs(padded))
     rank = numpy.where(numpy.isinf(padded), FLT_MAX * 2, rank)
-    # Of two of the same magnitude the positive one.
+    # Of two values with equal magnitude, the positive value is shown.
     order = numpy.lexsort((padded > 0, numpy.where(exists, rank, -1)), axis=-1)
     found = numpy.take_along_axis(padded, order[..., -1:], -1)[..., 0]
     found = numpy.where(numpy.isfinite(found), numpy.clip(found, -FLT_MAX, FLT_MAX), found).astype('f4').astype('f8')
@@ -86,7 +86,7 @@ def check_picture(path, array, std):
     height, width = want.shape
     size = 831 + height * (13 + width + 5 * -(-(width + 1) // 65535))
     assert os.stat(path).st_size == size, (path, os.stat(path).st_size, size)
-    # Parts first: the kernel has none of the pages yet.
+    # Read parts first, while the kernel has cached no page.
     fd = os.open(path, os.O_RDONLY)
     random = numpy.random.default_rng(len(path))
     parts = [(int(random.integers(size)), int(random.integers(1, 300_000))) for _ in range(4)]
@@ -104,7 +104,7 @@ def check_picture(path, array, std):
 
 
 def floating(tensor):
-    # Quantised types of GGUF too.
+    # Includes the quantised types of GGUF.
     return tensor['dtype'] not in ('BOOL', 'C64', 'U8', 'I8', 'U16', 'I16', 'U32', 'I32', 'U64', 'I64')
 
 
@@ -171,7 +171,7 @@ def histograms(mount):
         for share, value in found['quantiles'].items():
             rank = max(1, math.ceil(float(share) * finite.size))
             want = ordered[rank - 1]
-            if abs(want) > FLT_MAX or 0 < abs(want) < 2 ** -126:  # of F64: no cell of its own
+            if abs(want) > FLT_MAX or 0 < abs(want) < 2 ** -126:  # an F64 value outside the cells
                 continue
             assert value == want if exact else abs(value - want) <= abs(want) / 512, (path, share, value, want)
     return count
@@ -203,7 +203,7 @@ def palette(mount):
             others = numpy.delete(lab, marked, 0)
             distance = numpy.sqrt(((others - lab[marked]) ** 2).sum(-1)).min()
             assert distance > 20, (kind, marked, distance)
-        # Opposite signs differ as soon as they can be told from zero.
+        # Opposite signs differ visibly once the magnitude differs visibly from zero.
         for step in range(20, 127):
             assert numpy.linalg.norm(lab[ZERO + step] - lab[ZERO - step]) > 10, (kind, step)
         assert (numpy.diff(lab[ZERO:253, 0]) <= .2).all() and (numpy.diff(lab[:ZERO + 1, 0]) >= -.2).all(), kind
@@ -222,7 +222,7 @@ def exact(mount):
         variance = sum((x - mean) ** 2 for x in finite) / len(finite)
         bound = max(abs(x) for x in finite) / 2 ** 40
         assert abs(fractions.Fraction(found['mean']) - mean) <= bound, (tensor['name'], found)
-        # Compares squares: a square root is not exact.
+        # Compares squares, because a square root is not exact.
         std = fractions.Fraction(found['std'])
         assert max(0, std - bound) ** 2 <= variance <= (std + bound) ** 2, (tensor['name'], found)
         count += 1

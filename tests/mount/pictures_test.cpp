@@ -1,4 +1,4 @@
-// Pictures and histograms through a mount, decoded by Pillow and compared with NumPy's own.
+// Pictures and histograms in a mount, decoded by Pillow and compared with results of NumPy.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 #include "tests/support/mounted.h"
@@ -30,7 +30,7 @@ Tensor tensor_of(const std::string& name, const std::string& dtype, const Shape&
   return {name, dtype, shape, bytes};
 }
 
-// Like weights: most near zero, a few far out.
+// Returns values like weights: most are near zero, a few are large.
 std::vector<float> weights(std::size_t count) {
   RandomBytes random(count);
   std::vector<float> values(count);
@@ -42,8 +42,8 @@ std::vector<float> weights(std::size_t count) {
   return values;
 }
 
-// Each type with all kinds of bits, and shapes that are wrapped, or have more than a picture's
-// pixels.
+// Returns tensors of each type with random bits, tensors that a picture wraps, and tensors with
+// more elements than a picture has pixels.
 std::vector<Tensor> kinds() {
   std::vector<Tensor> tensors;
   std::uint64_t seed = 0;
@@ -72,7 +72,7 @@ std::vector<Tensor> kinds() {
     return values;
   }()));
   tensors.push_back(random_tensor("empty", "BF16", {0, 3}));
-  // Names that XML cannot hold, and that an SVG shows.
+  // Names that XML cannot contain, but that the SVG has to show.
   for (const char* const name : {"\xEF\xBF\xBE", "a\xEF\xBF\xBFz", "]]>&#0;<b", "\x01\x1b[m\x7f",
                                  "\xC2\x85\xE2\x80\xA8\xEF\xBB\xBF", "\xF0\x9F\xBF\xBF\"'"}) {
     tensors.push_back(tensor_of(name, "F32", {3}, std::vector<float>{1, 2, 3}));
@@ -85,7 +85,8 @@ std::vector<Tensor> kinds() {
     GTEST_SKIP() << "no NumPy or no Pillow in /usr/bin/python3";                \
   }
 
-// Runs pictures.py, which compares the files of a mount.
+// Runs pictures.py, which compares files of a mount with NumPy: png/PATH.png,
+// png-slice/PATH/EXPR.png and hist/PATH.svg.
 void compare(const char* what, const Mounted& mount) {
   const Outcome result = run({"/usr/bin/python3", STFS_SOURCE_DIR "/tests/mount/pictures.py", what,
                               mount.path().string()});
@@ -95,7 +96,7 @@ void compare(const char* what, const Mounted& mount) {
 }
 
 // The tests share a mount of kinds().
-class Compared : public Pictures {
+class ComparedPictures : public Pictures {
  protected:
   static const Mounted& shared() {
     if (!mount_) {
@@ -112,23 +113,23 @@ class Compared : public Pictures {
   static inline std::unique_ptr<const Mounted> mount_;
 };
 
-TEST_F(Compared, PngsAreThePicturesOfNumpy) {
+TEST_F(ComparedPictures, PngsEqualPicturesOfNumpy) {
   REQUIRE_PILLOW();
   compare("png", shared());
   compare("png", Mounted({test_data("gguf/llama-2-tiny-random.gguf")}));
 }
 
-TEST_F(Compared, PngsOfPartsHaveTheScaleOfTheWholeTensor) {
+TEST_F(ComparedPictures, PngsOfSlicesUseScaleOfWholeTensor) {
   REQUIRE_PILLOW();
   compare("slices", shared());
 }
 
-TEST_F(Compared, HistogramsHaveTheCountsOfNumpy) {
+TEST_F(ComparedPictures, HistogramsEqualCountsOfNumpy) {
   REQUIRE_PILLOW();
   compare("histograms", shared());
 }
 
-TEST_F(Compared, MeanAndDeviationKeepTheirBoundAgainstExactArithmetic) {
+TEST_F(ComparedPictures, MeanAndDeviationStayWithinErrorBound) {
   REQUIRE_PILLOW();
   const TempDir dir;
   std::vector<Tensor> tensors = kinds();
@@ -137,13 +138,12 @@ TEST_F(Compared, MeanAndDeviationKeepTheirBoundAgainstExactArithmetic) {
   compare("exact", Mounted({(dir / "some.safetensors").string()}));
 }
 
-TEST_F(Compared, ColorsDifferForThosePeopleWhoSeeTwoOfThem) {
+TEST_F(ComparedPictures, ColoursDifferForColourBlindReaders) {
   REQUIRE_PILLOW();
   compare("palette", shared());
 }
 
-// The view's files are png/PATH.png, png-slice/PATH/EXPR.png and hist/PATH.svg.
-TEST_F(Pictures, OtherProgramsKnowWhatTheFilesAre) {
+TEST_F(Pictures, FileCommandRecognisesPngAndSvg) {
   const Mounted mount({test_data("sharded")});
   const Outcome png = sh(R"(file "$1"/.stfs/png/*.png | grep -vc 'PNG image data' || true)",
                          {mount.path().string()});

@@ -1,4 +1,4 @@
-// Every way of reading that the kernel offers.
+// Reads in every way that the kernel offers.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
 
@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 
-// A descriptor for the length of a scope.
+// A descriptor that is closed at the end of the scope.
 class Fd {
  public:
   explicit Fd(const std::filesystem::path& path, int flags = O_RDONLY)
@@ -51,7 +51,8 @@ std::string pread_all(int fd, std::size_t length, off64_t offset) {
   return out;
 }
 
-// The mount options to test; every rule here holds under each. The tests share a mount of each.
+// The parameter is a value of the option cache. Every rule holds for each value, and the tests
+// share one mount per value.
 class Reading : public MountTest, public ::testing::WithParamInterface<const char*> {
  protected:
   void SetUp() override {
@@ -74,7 +75,7 @@ class Reading : public MountTest, public ::testing::WithParamInterface<const cha
   static const std::string& odd() { return tensors()[0].bytes; }
   static bool direct() { return std::string_view(GetParam()) == "direct"; }
 
-  TempDir dir_;  // of one test
+  TempDir dir_;  // used by one test
 
  private:
   static const TempDir& dir() {
@@ -87,7 +88,7 @@ class Reading : public MountTest, public ::testing::WithParamInterface<const cha
 INSTANTIATE_TEST_SUITE_P(Cache, Reading, ::testing::Values("kernel", "direct"),
                          [](const auto& test) { return std::string(test.param); });
 
-TEST_P(Reading, PreadPastTheEndReadsNothing) {
+TEST_P(Reading, PreadPastEndReadsNothing) {
   const Mounted& mount = shared();
   const Fd file(mount / "odd");
   const auto size = static_cast<off64_t>(odd().size());
@@ -100,7 +101,7 @@ TEST_P(Reading, PreadPastTheEndReadsNothing) {
   EXPECT_EQ(pread_all(Fd(mount / "empty"), 10, 0), "");
 }
 
-TEST_P(Reading, ReadsOfAllSizesAndOffsetsAgreeWithTheSource) {
+TEST_P(Reading, ReadsOfAllSizesAndOffsetsEqualSource) {
   const Mounted& mount = shared();
   const Fd file(mount / "odd");
   RandomBytes random(7);
@@ -113,7 +114,7 @@ TEST_P(Reading, ReadsOfAllSizesAndOffsetsAgreeWithTheSource) {
   }
 }
 
-TEST_P(Reading, LseekKnowsTheEndAndThatThereAreNoHoles) {
+TEST_P(Reading, LseekFindsEndAndNoHoles) {
   const Mounted& mount = shared();
   const Fd file(mount / "odd");
   const auto size = static_cast<off64_t>(odd().size());
@@ -130,7 +131,7 @@ TEST_P(Reading, LseekKnowsTheEndAndThatThereAreNoHoles) {
   EXPECT_EQ(errno, ENXIO);
 }
 
-TEST_P(Reading, APrivateMappingShowsTheBytesAndZeroAfterThem) {
+TEST_P(Reading, PrivateMappingHasBytesThenZeros) {
   const Mounted& mount = shared();
   const Fd file(mount / "odd");
   const std::size_t length = (odd().size() + kPage - 1) / kPage * kPage;
@@ -143,7 +144,7 @@ TEST_P(Reading, APrivateMappingShowsTheBytesAndZeroAfterThem) {
   ::munmap(mapping, length);
 }
 
-TEST_P(Reading, ASharedMappingCanBeReadAndNotWritten) {
+TEST_P(Reading, SharedMappingIsReadOnly) {
   const Mounted& mount = shared();
   const Fd file(mount / "next");
 
@@ -164,7 +165,7 @@ TEST_P(Reading, ASharedMappingCanBeReadAndNotWritten) {
   ::munmap(mapping, kPage);
 }
 
-TEST_P(Reading, SendfileAndCopyFileRangeAgreeWithTheSource) {
+TEST_P(Reading, SendfileAndCopyFileRangeEqualSource) {
   const Mounted& mount = shared();
   const Fd file(mount / "odd");
   const Fd sent(dir_ / "sent", O_RDWR | O_CREAT);
@@ -186,7 +187,7 @@ TEST_P(Reading, SendfileAndCopyFileRangeAgreeWithTheSource) {
   }
 }
 
-TEST_P(Reading, DirectIoReadsToAnUnalignedEnd) {
+TEST_P(Reading, DirectIoReadsToUnalignedEnd) {
   const Mounted& mount = shared();
   const Fd file(mount / "odd", O_RDONLY | O_DIRECT);
   ASSERT_GE(file, 0) << std::strerror(errno);
@@ -203,14 +204,14 @@ TEST_P(Reading, DirectIoReadsToAnUnalignedEnd) {
   EXPECT_TRUE(std::memcmp(buffer.get(), odd().data(), got) == 0);
 }
 
-TEST_P(Reading, DirectIoAtAnUnalignedOffsetAgreesWithTheSource) {
+TEST_P(Reading, DirectIoAtUnalignedOffsetEqualsSource) {
   const Mounted& mount = shared();
   const Fd file(mount / "odd", O_RDONLY | O_DIRECT);
 
   EXPECT_TRUE(pread_all(file, 777, 12'345) == odd().substr(12'345, 777));
 }
 
-TEST_P(Reading, SixtyFourReadersOfRandomRangesAllAgreeWithTheSource) {
+TEST_P(Reading, SixtyFourConcurrentReadersEqualSource) {
   std::vector<Tensor> tensors;
   for (std::uint64_t i = 0; i < 16; ++i) {
     tensors.push_back(random_tensor("layer." + std::to_string(i), "U8", {1'000'003 + i}, i));
@@ -244,14 +245,14 @@ TEST_P(Reading, SixtyFourReadersOfRandomRangesAllAgreeWithTheSource) {
 
 class Opening : public MountTest {};
 
-TEST_F(Opening, WhatIsNotThereIsENOENTAndADirectoryIsEISDIR) {
+TEST_F(Opening, AbsentFileIsENOENTAndReadOfDirectoryIsEISDIR) {
   const TempDir dir;
   write_safetensors(dir / "m.safetensors", {random_tensor("d/w", "U8", {3})});
   const Mounted mount({dir / "m.safetensors"});
 
   EXPECT_EQ(Fd(mount / "absent"), -1);
   EXPECT_EQ(errno, ENOENT);
-  EXPECT_EQ(Fd(mount / "absent"), -1);  // again, from the negative dentry
+  EXPECT_EQ(Fd(mount / "absent"), -1);  // answered by the negative dentry of the kernel
   EXPECT_EQ(errno, ENOENT);
   EXPECT_EQ(Fd(mount / "d/w/x"), -1);
   EXPECT_EQ(errno, ENOTDIR);
@@ -265,7 +266,7 @@ TEST_F(Opening, WhatIsNotThereIsENOENTAndADirectoryIsEISDIR) {
   EXPECT_EQ(errno, EISDIR);
 }
 
-TEST_F(Opening, TheKernelReadsAheadWhereThatIsPermitted) {
+TEST_F(Opening, SetsReadAheadOfKernelIfPermitted) {
   const TempDir dir;
   write_safetensors(dir / "m.safetensors", {random_tensor("w", "U8", {10}, 1)});
   const Mounted mount({dir / "m.safetensors"});
@@ -278,7 +279,7 @@ TEST_F(Opening, TheKernelReadsAheadWhereThatIsPermitted) {
   EXPECT_GE(std::stoul(read_file(setting)), 2048U);
 }
 
-TEST_F(Opening, AModelOfRealShapesReadsBack) {
+TEST_F(Opening, ModelOfRealShapesReadsBack) {
   const TempDir dir;
   ASSERT_EQ(run({STFS_MAKE_CHECKPOINT, dir / "m", "--preset", "7b", "--scale", "0.03125"}).status,
             0);

@@ -1,4 +1,4 @@
-// The published checkpoints of tests/data, read by the usual tools.
+// The published checkpoints in tests/data, read by standard tools.
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/mounted.h"
 
@@ -17,7 +17,7 @@ std::map<std::string, TensorEntry> merged_entries() {
   return entries_of(test_data("single/dtypes.safetensors"));
 }
 
-TEST_F(RealCheckpoint, LsListsTheTensorsOfAllShardsWithExactSizes) {
+TEST_F(RealCheckpoint, LsListsTensorsOfAllShardsWithExactSizes) {
   const Mounted mount({test_data("sharded")});
 
   const Outcome ls = sh(R"(ls -l "$1" | awk 'NR > 1 { print $9, $5 }')", {mount.path()});
@@ -30,7 +30,7 @@ TEST_F(RealCheckpoint, LsListsTheTensorsOfAllShardsWithExactSizes) {
   EXPECT_EQ(merged_entries().size(), 36u);
 }
 
-TEST_F(RealCheckpoint, CmpFindsTwoMountsOfTheSameTensorsEqual) {
+TEST_F(RealCheckpoint, ShardedAndSingleMountsAreEqual) {
   const Mounted sharded({test_data("sharded")});
   const Mounted single({test_data("single/dtypes.safetensors")});
 
@@ -39,7 +39,7 @@ TEST_F(RealCheckpoint, CmpFindsTwoMountsOfTheSameTensorsEqual) {
   EXPECT_EQ(diff.status, 0) << diff.out << diff.err;
 }
 
-TEST_F(RealCheckpoint, GetfattrShowsTheAttributes) {
+TEST_F(RealCheckpoint, GetfattrShowsAttributes) {
   const Mounted mount({test_data("sharded")});
   const TensorEntry entry =
       entries_of(test_data("sharded/model-00005-of-00006.safetensors")).at("bfloat16_35");
@@ -63,7 +63,7 @@ TEST_F(RealCheckpoint, GetfattrShowsTheAttributes) {
   EXPECT_EQ(getfattr.out, expected) << getfattr.err;
 }
 
-TEST_F(RealCheckpoint, TheLocatorLeadsToTheBytesOfTheFile) {
+TEST_F(RealCheckpoint, SourceAndOffsetAttributesLocateBytes) {
   const Mounted mount({test_data("sharded")});
 
   const Outcome check = sh(R"sh(
@@ -77,7 +77,7 @@ TEST_F(RealCheckpoint, TheLocatorLeadsToTheBytesOfTheFile) {
   EXPECT_EQ(check.out, "");
 }
 
-TEST_F(RealCheckpoint, TarHoldsEachTensorOnceAndGivesTheBytesBack) {
+TEST_F(RealCheckpoint, TarContainsEachTensorOnceAndRestoresBytes) {
   const Mounted mount({test_data("single/dtypes.safetensors")});
   const TempDir out;
 

@@ -1,5 +1,5 @@
-// The report of a checkpoint: stfs-info report, and report.html in a mount as a file manager and a
-// shell read it.
+// The report of a checkpoint: stfs-info report, and report.html in a mount, read like a file
+// manager and a shell read it.
 #include "tests/mount/info_tool.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/faulty_disk.h"
@@ -47,7 +47,8 @@ std::vector<Tensor> some_tensors() {
   return tensors;
 }
 
-// However the page writes quotes.
+// Expects the findings of some_tensors() in the page. The compared texts contain no quotes, because
+// the page may escape them.
 void expect_findings(const std::string& page) {
   for (const char* part : {"</html>", "NaN in 1 tensor: ", "(1 of 3 values, at [0])",
                            "only zeros in 1 tensor: ", "2 tensors with equal bytes"}) {
@@ -75,7 +76,7 @@ class InfoReport : public ::testing::Test {
   TempDir dir_;
 };
 
-TEST_F(InfoReport, WritesAPageToAFileOrAPipe) {
+TEST_F(InfoReport, WritesPageToFileOrPipe) {
   const std::string file = write("m", some_tensors());
   const std::string page = dir_ / "report.html";
 
@@ -83,13 +84,13 @@ TEST_F(InfoReport, WritesAPageToAFileOrAPipe) {
   const Outcome piped = info({"report", "--jobs", "1", file, "-o", "-"});
 
   EXPECT_EQ(named.status, 0) << named.err;
-  EXPECT_EQ(named.out + named.err, "") << "not a terminal";
+  EXPECT_EQ(named.out + named.err, "") << "output without a terminal";
   EXPECT_EQ(piped.status, 0) << piped.err;
   EXPECT_EQ(read_file(page), piped.out);
   expect_findings(piped.out);
 }
 
-TEST_F(InfoReport, TakesSeveralSourcesAndAnotherCheckpoint) {
+TEST_F(InfoReport, AcceptsSeveralSourcesAndAgainst) {
   const std::string a = write("a", {{"x", "F32", {2}, floats({1, 2})}});
   const std::string b = write("b", {{"y", "F32", {2}, floats({3, 4})}});
   const std::string base =
@@ -102,7 +103,7 @@ TEST_F(InfoReport, TakesSeveralSourcesAndAnotherCheckpoint) {
   EXPECT_NE(both.out, info({"report", a, b, "-o", "-"}).out);
 }
 
-TEST_F(InfoReport, OfSourcesThatShareNamesShowsARun) {
+TEST_F(InfoReport, SourcesWithSharedNamesAreShownAsRun) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const int step : {1, 2, 10}) {
     const fs::path directory = dir_ / ("step-" + std::to_string(step));
@@ -115,13 +116,13 @@ TEST_F(InfoReport, OfSourcesThatShareNamesShowsARun) {
   EXPECT_EQ(run.status, 0) << run.err;
   EXPECT_NE(run.out.find("step-10 is the first that is broken"), std::string::npos);
   EXPECT_NE(run.out.find("<h1>step-1 to step-10</h1>"), std::string::npos)
-      << "their numbers order them";
+      << "the numbers in their names determine the order";
   const std::string one = dir_ / "step-1", two = dir_ / "step-2";
   expect_one_line(info({"report", one, two, "--against", one, "-o", "-"}), 2, "--against");
   expect_one_line(info({"report", one, two, dir_ / "none", "-o", "-"}), 3, "none");
 }
 
-TEST_F(InfoReport, OfARunNamesTheVersionThatLacksATensor) {
+TEST_F(InfoReport, RunNamesVersionThatLacksTensor) {
   const std::string all =
       write("step-1", {{"w", "F32", {2}, floats({1, 2})}, {"v", "U8", {1}, "a"}});
   const std::string few = write("step-2", {{"v", "U8", {1}, "a"}});
@@ -134,7 +135,7 @@ TEST_F(InfoReport, OfARunNamesTheVersionThatLacksATensor) {
   EXPECT_NE(run.out.find("<td>v<td><td>"), std::string::npos);
 }
 
-TEST_F(InfoReport, OfWhatCannotBeReadIsOneLineAndNoFile) {
+TEST_F(InfoReport, UnreadableSourceIsOneLineAndNoFile) {
   const std::string page = dir_ / "none.html";
   expect_one_line(info({"report", dir_ / "none.safetensors", "-o", page}), 3, "none.safetensors");
   EXPECT_FALSE(fs::exists(page));
@@ -145,8 +146,8 @@ TEST_F(InfoReport, OfWhatCannotBeReadIsOneLineAndNoFile) {
   EXPECT_FALSE(fs::exists(page));
 }
 
-TEST_F(InfoReport, NeverReplacesAFileThatItIsAbout) {
-  if (is_elsewhere()) GTEST_SKIP() << "a URL is no file that could be replaced";
+TEST_F(InfoReport, NeverReplacesItsSource) {
+  if (is_elsewhere()) GTEST_SKIP() << "a URL is not a file that could be replaced";
   const std::string a = write("a", some_tensors());
   const std::string b = write("b", some_tensors());
   const std::string model = dir_ / "model";
@@ -171,7 +172,7 @@ TEST_F(InfoReport, NeverReplacesAFileThatItIsAbout) {
   }
 }
 
-TEST_F(InfoReport, ReplacesAFileOnlyWithForce) {
+TEST_F(InfoReport, ReplacesFileOnlyWithForce) {
   const std::string file = write("m", some_tensors());
   const std::string page = dir_ / "report.html";
   write_file(page, "before");
@@ -182,8 +183,8 @@ TEST_F(InfoReport, ReplacesAFileOnlyWithForce) {
   expect_findings(read_file(page));
 }
 
-TEST_F(InfoReport, TheStatusSaysThatTheOtherCheckpointCannotBeRead) {
-  if (is_elsewhere()) GTEST_SKIP() << "the disk that fails is of this machine";
+TEST_F(InfoReport, UnreadableOtherCheckpointIsExit3) {
+  if (is_elsewhere()) GTEST_SKIP() << "the disk that fails is local";
   const std::string a = write("a", {random_tensor("x", "U8", {100'000}, 1)});
   const TempDir there;
   write_safetensors(there / "b.safetensors", {random_tensor("x", "U8", {100'000}, 2)});
@@ -198,7 +199,7 @@ TEST_F(InfoReport, TheStatusSaysThatTheOtherCheckpointCannotBeRead) {
             std::string::npos);
 }
 
-TEST_F(InfoReport, SaysOnATerminalWhatItFound) {
+TEST_F(InfoReport, PrintsFindingsOnTerminal) {
   const std::string file = write("m", some_tensors());
   for (const char* locale : {"C", "C.UTF-8"}) {
     for (const unsigned columns : {40U, 80U, 200U}) {
@@ -214,14 +215,14 @@ TEST_F(InfoReport, SaysOnATerminalWhatItFound) {
   EXPECT_EQ(refused.status, 2);
 }
 
-TEST_F(InfoReport, ShowsQuantisedWeightsAsTheirValues) {
+TEST_F(InfoReport, AcceptsDequantize) {
   const std::string file = write("m", some_tensors());
   EXPECT_EQ(info({"report", "--dequantize", "bf16", file, "-o", "-"}).status, 0);
 }
 
 // diff --values
 
-TEST_F(InfoReport, DiffValuesSaysHowFarTensorsAre) {
+TEST_F(InfoReport, DiffValuesPrintsDistanceOfTensors) {
   const std::string a = write("a", {{"i", "I32", {2}, "\1\0\0\0\5\0\0\0"s},
                                     {"same", "F32", {1}, floats({1})},
                                     {"w", "F32", {2, 2}, floats({3, 1, 7, 7})},
@@ -251,7 +252,7 @@ TEST_F(InfoReport, DiffValuesSaysHowFarTensorsAre) {
   EXPECT_EQ(info({"diff", "--values", a, a}).out, "");
 }
 
-TEST_F(InfoReport, DiffValuesOfNanInfinityAndAnotherType) {
+TEST_F(InfoReport, DiffValuesHandlesNanInfinityAndTwoTypes) {
   const std::string a = write(
       "a", {{"n", "BF16", {2}, "\xc0\x7f\x80\x3f"s}, {"t", "BF16", {2}, "\x80\x3f\x00\x40"s}});
   const std::string b =
@@ -264,13 +265,13 @@ TEST_F(InfoReport, DiffValuesOfNanInfinityAndAnotherType) {
 
 // report.html
 
-TEST_F(ReportFile, HasItsSizeOnceItWasReadAndIsThatOfTheCommand) {
+TEST_F(ReportFile, HasSizeAfterReadAndEqualsOutputOfCommand) {
   const Mounted mount({source()});
   const std::string path = mount / ".stfs/report.html";
   EXPECT_EQ(fs::file_size(path), 0U);
 
   const std::string page = read_file(path);
-  EXPECT_EQ(fs::file_size(path), page.size()) << "as a browser looks at it";
+  EXPECT_EQ(fs::file_size(path), page.size()) << "a browser relies on the size";
   const Outcome tools = sh(
       R"(ls -l "$1/.stfs/report.html" | wc -l
          tar -C "$1/.stfs" -c report.html | tar -xO | cmp - "$1/.stfs/report.html" && echo packed
@@ -285,7 +286,7 @@ TEST_F(ReportFile, HasItsSizeOnceItWasReadAndIsThatOfTheCommand) {
   }
 }
 
-TEST_F(ReportFile, IsOneTextForReadersAtTheSameTime) {
+TEST_F(ReportFile, ConcurrentReadersGetSameText) {
   const Mounted mount({source()});
   std::vector<std::string> pages(6);
   {
@@ -298,7 +299,7 @@ TEST_F(ReportFile, IsOneTextForReadersAtTheSameTime) {
   expect_findings(pages.front());
 }
 
-TEST_F(ReportFile, SurvivesAWorkerUnderASupervisor) {
+TEST_F(ReportFile, SurvivesDeathOfWorker) {
   ForegroundMount mount({source()}, {"-o", "supervise"});
   const std::string path = mount.path() / ".stfs/report.html";
   const int fd = checked(::open(path.c_str(), O_RDONLY | O_CLOEXEC), "open");
@@ -315,8 +316,8 @@ TEST_F(ReportFile, SurvivesAWorkerUnderASupervisor) {
   expect_findings(read_file(path));
 }
 
-TEST_F(ReportFile, OfASourceThatChangedWhileOthersWereReadCannotBeRead) {
-  const fs::path read_once = dir_ / "y.safetensors";  // no tensor of it is read a second time
+TEST_F(ReportFile, SourceChangedDuringScanIsESTALE) {
+  const fs::path read_once = dir_ / "y.safetensors";  // no tensor in it is read twice
   write_safetensors(read_once, {random_tensor("y", "U8", {100}, 1)});
   write_safetensors(dir_ / "z.safetensors", {random_tensor("z", "U8", {100'000}, 2)});
   const FaultyDisk disk(dir_.path());
@@ -337,7 +338,7 @@ TEST_F(ReportFile, OfASourceThatChangedWhileOthersWereReadCannotBeRead) {
   EXPECT_EQ(error, ESTALE);
 }
 
-TEST_F(ReportFile, OfAChangedSourceCannotBeOpened) {
+TEST_F(ReportFile, ChangedSourceIsESTALE) {
   const Mounted mount({source()});
   const std::string path = mount / ".stfs/report.html";
   expect_findings(read_file(path));

@@ -29,7 +29,7 @@ class SourceChanges : public MountTest {
 
   void truncate_source(std::uint64_t size) const { std::filesystem::resize_file(source_, size); }
 
-  // Rewrites the file in place: the same inode and length, other bytes.
+  // Rewrites the file in place. The inode and the length stay, the bytes change.
   void rewrite_in_place() const {
     write_safetensors(source_,
                       {random_tensor("w", "U8", {kSize}, 3), random_tensor("v", "U8", {100}, 4)});
@@ -40,7 +40,7 @@ class SourceChanges : public MountTest {
     std::filesystem::rename(dir_ / "new", source_);
   }
 
-  // The errno of an open for reading; 0 when it succeeds.
+  // Opens a file for reading. Returns 0 or the errno.
   static int open_error(const std::filesystem::path& path) {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) return errno;
@@ -53,7 +53,7 @@ class SourceChanges : public MountTest {
   std::filesystem::path source_;
 };
 
-TEST_F(SourceChanges, AfterAnyChangeInPlaceAnOpenIsESTALE) {
+TEST_F(SourceChanges, OpenAfterChangeInPlaceIsESTALE) {
   const struct {
     const char* name;
     std::function<void()> change;
@@ -80,7 +80,7 @@ TEST_F(SourceChanges, AfterAnyChangeInPlaceAnOpenIsESTALE) {
   }
 }
 
-TEST_F(SourceChanges, AfterAReplacementByRenameOrARemovalTheOldBytesAreRead) {
+TEST_F(SourceChanges, ReadsOldBytesAfterRenameOrRemoval) {
   for (const bool is_replaced : {true, false}) {
     SCOPED_TRACE(is_replaced ? "replaced" : "removed");
     write_safetensors(source_, {tensor_});
@@ -96,8 +96,8 @@ TEST_F(SourceChanges, AfterAReplacementByRenameOrARemovalTheOldBytesAreRead) {
   }
 }
 
-// Reads a file that was open before the change, block by block to the end. Pages in the kernel's
-// cache have the old bytes; reads that need the source fail.
+// Reads a file that was open before the change, block by block to the end. Pages that the kernel
+// has cached have the old bytes, and reads that need the source fail.
 class OpenFile : public SourceChanges, public ::testing::WithParamInterface<const char*> {
  protected:
   void expect_old_bytes_or(int error, void (*change)(const OpenFile&)) {
@@ -133,19 +133,20 @@ class OpenFile : public SourceChanges, public ::testing::WithParamInterface<cons
 INSTANTIATE_TEST_SUITE_P(Cache, OpenFile, ::testing::Values("kernel", "direct"),
                          [](const auto& test) { return std::string(test.param); });
 
-TEST_P(OpenFile, AfterATruncationAReadIsESTALEAndNeverShort) {
+TEST_P(OpenFile, ReadAfterTruncationIsESTALEAndNeverShort) {
   expect_old_bytes_or(ESTALE, [](const OpenFile& test) { test.truncate_source(4096); });
 }
 
-TEST_P(OpenFile, AfterARewriteAReadIsESTALEAndNeverOtherBytes) {
+TEST_P(OpenFile, ReadAfterRewriteIsESTALEAndNeverOtherBytes) {
   expect_old_bytes_or(ESTALE, [](const OpenFile& test) { test.rewrite_in_place(); });
 }
 
-TEST_F(SourceChanges, AReadOfWhichTheFirstPageIsCachedEndsEarlyBeforeESTALE) {
+TEST_F(SourceChanges, ReadWithCachedFirstPageIsShortBeforeESTALE) {
   const Mounted mount({source_});
   const int fd = ::open((mount / "w").c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_GE(fd, 0);
-  ASSERT_EQ(::posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM), 0);  // caches that page alone
+  ASSERT_EQ(::posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM),
+            0);  // so that the kernel caches only that page
   std::string bytes(8192, '\0');
   ASSERT_EQ(::pread(fd, bytes.data(), 4096, 0), 4096);
 
@@ -158,7 +159,7 @@ TEST_F(SourceChanges, AReadOfWhichTheFirstPageIsCachedEndsEarlyBeforeESTALE) {
   ::close(fd);
 }
 
-TEST_F(SourceChanges, AMappedPageOfATruncatedSourceDoesNotTakeTheMountDown) {
+TEST_F(SourceChanges, MappedPageOfTruncatedSourceDoesNotKillDaemon) {
   const Mounted mount({source_});
   // The kernel may send SIGBUS to the child that touches the mapping, but not to the daemon.
   Process reader({"/usr/bin/python3", "-c", R"(
@@ -176,7 +177,7 @@ for i in range(0, len(m), 4096): m[i]
   EXPECT_EQ(open_error(mount / "w"), ESTALE);
 }
 
-TEST_F(SourceChanges, AChangeIsLoggedInOneLineHoweverOftenItIsMet) {
+TEST_F(SourceChanges, ChangeIsLoggedOnce) {
   ForegroundMount mount({source_});
 
   truncate_source(4096);
@@ -190,7 +191,7 @@ TEST_F(SourceChanges, AChangeIsLoggedInOneLineHoweverOftenItIsMet) {
   EXPECT_NE(log.find("m.safetensors"), std::string::npos) << log;
 }
 
-TEST_F(SourceChanges, ANewMountServesTheNewVersion) {
+TEST_F(SourceChanges, NewMountServesNewVersion) {
   {
     const Mounted mount({source_});
     rewrite_in_place();

@@ -1,4 +1,4 @@
-// Every kind of SOURCE, and the exit status for each that is refused.
+// Every kind of SOURCE, and the exit status of each SOURCE that stfs rejects.
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
@@ -60,15 +60,15 @@ class Sources : public MountTest {
 
 using NameList = std::vector<std::string>;
 
-TEST_F(Sources, AFile) {
+TEST_F(Sources, AcceptsFile) {
   const Mounted mounted({test_data("single/voices.safetensors")});
   EXPECT_EQ(names_in(mounted.path()), (NameList{"mask", "tokens"}));
 }
 
-TEST_F(Sources, ADirectoryMeansItsIndexElseModelSafetensorsElseItsOnlyFile) {
-  write_safetensors(dir_ / "adapter.safetensors", {random_tensor("alone", "U8", {1})});
+TEST_F(Sources, DirectoryOpensIndexElseModelSafetensorsElseOnlyFile) {
+  write_safetensors(dir_ / "adapter.safetensors", {random_tensor("adapter", "U8", {1})});
   write_file(dir_ / "config.json", "{}");
-  EXPECT_EQ(names_in(Mounted({dir_.path()}).path()), NameList{"alone"});
+  EXPECT_EQ(names_in(Mounted({dir_.path()}).path()), NameList{"adapter"});
   write_safetensors(dir_ / "model.safetensors", {random_tensor("model", "U8", {1})});
   EXPECT_EQ(names_in(Mounted({dir_.path()}).path()), NameList{"model"});
   const std::filesystem::path model = write_sharded();
@@ -76,12 +76,12 @@ TEST_F(Sources, ADirectoryMeansItsIndexElseModelSafetensorsElseItsOnlyFile) {
   EXPECT_EQ(names_in(Mounted({model}).path()), (NameList{"a", "b"}));
 }
 
-TEST_F(Sources, ADirectoryWithNothingIsRefused) {
+TEST_F(Sources, RejectsEmptyDirectory) {
   std::filesystem::create_directory(dir_ / "empty");
   expect_refused(mount({dir_ / "empty"}), 3, {"empty", ".safetensors", "it is empty"});
 }
 
-TEST_F(Sources, ADirectoryWithoutACheckpointIsRefused) {
+TEST_F(Sources, RejectsDirectoryWithoutCheckpoint) {
   std::filesystem::create_directory(dir_ / "other");
   write_file(dir_ / "other/model.onnx", "x");
   write_file(dir_ / "other/model.h5", "x");
@@ -91,12 +91,13 @@ TEST_F(Sources, ADirectoryWithoutACheckpointIsRefused) {
                  {"other", "it has \"optimizer.pt\": name the file that you mean"});
 }
 
-TEST_F(Sources, ADirectoryWithoutACheckpointIsToldWhereOneIs) {
+TEST_F(Sources, SuggestsWhereCheckpointIs) {
   namespace fs = std::filesystem;
   fs::create_directories(dir_ / "pipeline/unet");
   write_file(dir_ / "pipeline/unet/diffusion_pytorch_model.safetensors", "");
   expect_refused(mount({dir_ / "pipeline"}), 3, {"it has a checkpoint in \"unet\""});
-  // A directory of that many entries holds other things, and a search would take long.
+  // A directory with this many entries is not searched, because it is not a model and the search
+  // would take long.
   for (int i = 0; i < 1000; ++i) write_file(dir_ / ("pipeline/" + std::to_string(i)), "");
   expect_refused(mount({dir_ / "pipeline"}), 3, {"no index in this directory\n"});
   fs::create_directories(dir_ / "models--a--b/snapshots/0a1b");
@@ -133,20 +134,20 @@ TEST_F(Sources, ADirectoryWithoutACheckpointIsToldWhereOneIs) {
   expect_refused(mount({dir_ / "shards"}), 3, {"index", "is missing"});
 }
 
-TEST_F(Sources, AUrlOfAnotherSchemeAndAModelOfTheHubWithoutOneAreRefusedWithTheSchemes) {
+TEST_F(Sources, RejectsUnknownSchemeAndHubModelWithoutScheme) {
   expect_refused(mount({"ftp://example.org/model.safetensors"}), 2, {"https, s3 and hf"});
-  expect_refused(mount({"nobody-here/Some-Model-8B"}), 3, {"name hf://nobody-here/Some-Model-8B"});
-  expect_refused(mount({"nobody-here/model.safetensors"}), 3, {"No such file or directory\n"});
+  expect_refused(mount({"no-such-org/Some-Model-8B"}), 3, {"name hf://no-such-org/Some-Model-8B"});
+  expect_refused(mount({"no-such-org/model.safetensors"}), 3, {"No such file or directory\n"});
 }
 
-TEST_F(Sources, ADirectoryWithSeveralFilesIsRefusedAndListsThem) {
+TEST_F(Sources, RejectsDirectoryWithSeveralFilesAndListsThem) {
   std::filesystem::create_directory(dir_ / "two");
   write_safetensors(dir_ / "two/first.safetensors", {random_tensor("a", "U8", {1})});
   write_safetensors(dir_ / "two/second.safetensors", {random_tensor("b", "U8", {1})});
   expect_refused(mount({dir_ / "two"}), 3, {"first.safetensors", "second.safetensors"});
 }
 
-TEST_F(Sources, TheMapDecidesAndNotWhatElseLiesThere) {
+TEST_F(Sources, WeightMapDecidesAndOtherFilesAreIgnored) {
   const std::filesystem::path model = write_sharded();
   write_safetensors(model / "three.safetensors", {random_tensor("c", "U8", {1})});
   write_safetensors(model / "two.safetensors",
@@ -155,7 +156,7 @@ TEST_F(Sources, TheMapDecidesAndNotWhatElseLiesThere) {
   EXPECT_EQ(names_in(mounted.path()), (NameList{"a", "b"}));
 }
 
-TEST_F(Sources, AWrongTotalSizeAndAnUnnamedTensorAreWarnings) {
+TEST_F(Sources, WrongTotalSizeAndUnnamedTensorAreWarnings) {
   const std::filesystem::path model = write_sharded();
   write_safetensors(model / "two.safetensors",
                     {random_tensor("b", "U8", {20}, 2), random_tensor("unnamed", "U8", {1})});
@@ -180,11 +181,11 @@ TEST_F(Sources, SeveralSourcesMakeOneNamespace) {
             entries_of(test_data("single/dtypes.safetensors")).at("int8_357").bytes());
 }
 
-TEST_F(Sources, ANameInTwoSourcesIsWrongUsage) {
+TEST_F(Sources, NameInTwoSourcesIsExit2) {
   expect_refused(mount({test_data("single/dtypes.safetensors"), test_data("sharded")}), 2, {"_3"});
 }
 
-TEST_F(Sources, TwoFilesOfOneNameGetTwoHeaders) {
+TEST_F(Sources, TwoFilesWithOneNameGetTwoHeaders) {
   std::filesystem::create_directory(dir_ / "x");
   std::filesystem::create_directory(dir_ / "y");
   write_safetensors(dir_ / "x/m.safetensors", {random_tensor("a", "U8", {1})});
@@ -195,7 +196,7 @@ TEST_F(Sources, TwoFilesOfOneNameGetTwoHeaders) {
   EXPECT_EQ(names_in(mounted / ".stfs/header").size(), 2u);
 }
 
-TEST_F(Sources, TheLayoutOfTheHuggingFaceCache) {
+TEST_F(Sources, AcceptsLayoutOfHuggingFaceCache) {
   const std::filesystem::path repo = dir_ / "models--org--name";
   const std::filesystem::path snapshot = repo / "snapshots/x";
   std::filesystem::create_directories(snapshot);
@@ -218,7 +219,7 @@ TEST_F(Sources, TheLayoutOfTheHuggingFaceCache) {
   }
 }
 
-TEST_F(Sources, ShardsInASubdirectoryAreFound) {
+TEST_F(Sources, FindsShardsInSubdirectory) {
   std::filesystem::create_directories(dir_ / "m/parts");
   write_safetensors(dir_ / "m/parts/one.safetensors", {random_tensor("a", "U8", {10})});
   write_index(dir_ / "m/model.safetensors.index.json", {{"a", "parts/one.safetensors"}});
@@ -226,7 +227,7 @@ TEST_F(Sources, ShardsInASubdirectoryAreFound) {
   EXPECT_EQ(names_in(mounted.path()), NameList{"a"});
 }
 
-TEST_F(Sources, AnIndexThatLeavesItsDirectoryIsRefused) {
+TEST_F(Sources, RejectsIndexWithShardOutsideItsDirectory) {
   write_safetensors(dir_ / "evil.safetensors", {random_tensor("a", "U8", {10})});
   std::filesystem::create_directory(dir_ / "m");
   for (const std::string& shard :
@@ -237,7 +238,7 @@ TEST_F(Sources, AnIndexThatLeavesItsDirectoryIsRefused) {
   }
 }
 
-TEST_F(Sources, AnIndexThatIsNoIndexIsRefused) {
+TEST_F(Sources, RejectsMalformedIndex) {
   for (const char* text :
        {"", "{", "[]", "{}", R"({"weight_map": []})", R"({"weight_map": {"a": 1}})",
         R"({"weight_map": {"a": ""}})", R"({"weight_map": {"a": "x\u0000y"}})"}) {
@@ -246,7 +247,7 @@ TEST_F(Sources, AnIndexThatIsNoIndexIsRefused) {
   }
 }
 
-TEST_F(Sources, AMissingShardIsNamed) {
+TEST_F(Sources, NamesMissingShard) {
   const std::filesystem::path model = write_sharded();
   std::filesystem::remove(model / "two.safetensors");
   expect_refused(mount({model}), 3,
@@ -257,7 +258,7 @@ TEST_F(Sources, AMissingShardIsNamed) {
   EXPECT_TRUE(listed.err.ends_with("download it; --allow-missing reads the rest\n")) << listed.err;
 }
 
-TEST_F(Sources, MissingShardsAreCountedAndAnUnfinishedOneIsNamed) {
+TEST_F(Sources, CountsMissingShardsAndNamesUnfinishedDownload) {
   const std::filesystem::path model = write_sharded();
   write_index(model / "model.safetensors.index.json", {{"a", "one.safetensors"},
                                                        {"b", "two.safetensors"},
@@ -270,7 +271,7 @@ TEST_F(Sources, MissingShardsAreCountedAndAnUnfinishedOneIsNamed) {
                   "unfinished download), and 2 more shards: download them; -o allow_missing"});
 }
 
-TEST_F(Sources, AShardThatIsAPointerOfGitLfsIsToldToBeOne) {
+TEST_F(Sources, ReportsShardThatIsGitLfsPointer) {
   const std::filesystem::path model = write_sharded();
   write_file(model / "two.safetensors", "version https://git-lfs.github.com/spec/v1\n");
   expect_refused(mount({model}), 1, {"two.safetensors: the file is a Git LFS pointer"});
@@ -280,7 +281,7 @@ TEST_F(Sources, AShardThatIsAPointerOfGitLfsIsToldToBeOne) {
                  {"index.json: the file is a Git LFS pointer", "(InvalidIndex)\n"});
 }
 
-TEST_F(Sources, ADanglingLinkIsAMissingShard) {
+TEST_F(Sources, DanglingSymlinkIsMissingShard) {
   const std::filesystem::path model = write_sharded();
   std::filesystem::remove(model / "two.safetensors");
   std::filesystem::create_symlink("../blobs/gone", model / "two.safetensors");
@@ -294,7 +295,7 @@ TEST_F(Sources, ADanglingLinkIsAMissingShard) {
   expect_refused(mount({model}), 3, {"(\"gone.incomplete\" is an unfinished download)"});
 }
 
-TEST_F(Sources, ATensorThatItsShardLacksIsNamed) {
+TEST_F(Sources, NamesTensorMissingInShard) {
   const std::filesystem::path model = write_sharded();
   write_index(model / "model.safetensors.index.json",
               {{"a", "one.safetensors"}, {"absent", "two.safetensors"}});
@@ -302,7 +303,7 @@ TEST_F(Sources, ATensorThatItsShardLacksIsNamed) {
                  {"absent", "two.safetensors", "-o allow_missing mounts the rest"});
 }
 
-TEST_F(Sources, AllowMissingMountsTheRestAndListsWhatIsMissing) {
+TEST_F(Sources, AllowMissingMountsRestAndListsMissingTensors) {
   const std::filesystem::path model = write_sharded();
   std::filesystem::remove(model / "two.safetensors");
   write_index(model / "model.safetensors.index.json",
@@ -318,13 +319,13 @@ TEST_F(Sources, AllowMissingMountsTheRestAndListsWhatIsMissing) {
   EXPECT_EQ(missing, (NameList{"b", "lacking"}));
 }
 
-TEST_F(Sources, AllowMissingStillRefusesABrokenShard) {
+TEST_F(Sources, AllowMissingStillRejectsBrokenShard) {
   const std::filesystem::path model = write_sharded();
   write_file(model / "two.safetensors", "short");
   expect_refused(mount({"-o", "allow_missing", model}), 1, {"two.safetensors"});
 }
 
-TEST_F(Sources, AFifoIsRefusedWithoutHanging) {
+TEST_F(Sources, RejectsFifoWithoutHanging) {
   const std::filesystem::path model = write_sharded();
   std::filesystem::remove(model / "two.safetensors");
   ASSERT_EQ(::mkfifo((model / "two.safetensors").c_str(), 0644), 0);
@@ -336,16 +337,16 @@ TEST_F(Sources, AFifoIsRefusedWithoutHanging) {
   expect_refused(mount({dir_ / "model.safetensors.index.json"}), 3, {"index.json"});
 }
 
-TEST_F(Sources, ADeviceIsRefused) { expect_refused(mount({"/dev/zero"}), 3, {"/dev/zero"}); }
+TEST_F(Sources, RejectsDevice) { expect_refused(mount({"/dev/zero"}), 3, {"/dev/zero"}); }
 
-TEST_F(Sources, ADirectoryAsAShardIsRefused) {
+TEST_F(Sources, RejectsDirectoryAsShard) {
   const std::filesystem::path model = write_sharded();
   std::filesystem::remove(model / "two.safetensors");
   std::filesystem::create_directory(model / "two.safetensors");
   expect_refused(mount({model}), 3, {"two.safetensors", "not a regular file but a directory"});
 }
 
-TEST_F(Sources, ALoopOfLinksIsRefused) {
+TEST_F(Sources, RejectsSymlinkLoop) {
   const std::filesystem::path model = write_sharded();
   std::filesystem::remove(model / "two.safetensors");
   std::filesystem::create_symlink("two.safetensors", model / "two.safetensors");
@@ -353,18 +354,18 @@ TEST_F(Sources, ALoopOfLinksIsRefused) {
   expect_refused(mount({model / "two.safetensors"}), 3, {"two.safetensors"});
 }
 
-TEST_F(Sources, AMissingSourceIsNamed) {
+TEST_F(Sources, NamesMissingSource) {
   expect_refused(mount({dir_ / "gone.safetensors"}), 3, {"gone.safetensors"});
 }
 
-TEST_F(Sources, ASourceWithoutPermissionIsRefused) {
+TEST_F(Sources, RejectsSourceWithoutPermission) {
   if (::geteuid() == 0) GTEST_SKIP() << "root may read everything";
   write_safetensors(dir_ / "m.safetensors", {random_tensor("a", "U8", {1})});
   std::filesystem::permissions(dir_ / "m.safetensors", std::filesystem::perms::none);
   expect_refused(mount({dir_ / "m.safetensors"}), 3, {"m.safetensors"});
 }
 
-TEST_F(Sources, AFileThatBreaksTheFormatIsRefusedWithTheRulesName) {
+TEST_F(Sources, RejectsInvalidFileWithRuleName) {
   const std::string json = R"({"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})";
   const struct {
     std::string bytes;
@@ -388,8 +389,8 @@ TEST_F(Sources, AFileThatBreaksTheFormatIsRefusedWithTheRulesName) {
   }
 }
 
-// What people mount by mistake, and what they are told.
-TEST_F(Sources, AFileThatIsNoCheckpointIsToldWhatItSeemsToBeAndWhatToDo) {
+// Files that users mount by mistake, and the messages that they get.
+TEST_F(Sources, RecognisesOtherFormatsAndSaysWhatToDo) {
   using namespace std::string_literals;
   const struct {
     std::string bytes;
@@ -466,8 +467,9 @@ TEST_F(Sources, AFileThatIsNoCheckpointIsToldWhatItSeemsToBeAndWhatToDo) {
   }
 }
 
-// A header of this length begins like a pickle, and one of the other like gzip.
-TEST_F(Sources, AFileThatLooksLikeAnotherKindIsStillReadIfItIsValid) {
+// A header with the first length begins like a pickle, and a header with the second length like
+// gzip.
+TEST_F(Sources, ReadsValidFileThatLooksLikeOtherFormat) {
   for (const std::size_t length : {0x0280U, 0x088B1FU}) {
     std::string json = header_json({random_tensor("w", "U8", {4})});
     json.resize(length, ' ');
@@ -481,7 +483,7 @@ TEST_F(Sources, AFileThatLooksLikeAnotherKindIsStillReadIfItIsValid) {
   }
 }
 
-TEST_F(Sources, ATruncatedDownloadSaysHowManyBytesItHasAndNeeds) {
+TEST_F(Sources, TruncatedFileReportsSizeAndNeededSize) {
   const std::filesystem::path source = dir_ / "m.safetensors";
   write_safetensors(source, {random_tensor("w", "U8", {5000})});
   const std::string whole = read_file(source);
@@ -509,7 +511,7 @@ TEST_F(Sources, ATruncatedDownloadSaysHowManyBytesItHasAndNeeds) {
                   "(InvalidHeaderLength)\n"});
 }
 
-TEST_F(Sources, ControlCharactersInNamesAreEscapedInMessages) {
+TEST_F(Sources, EscapesControlCharactersInMessages) {
   const std::string evil = "w\x1b[31m\n\r";
   std::string json = header_json({random_tensor(evil, "U8", {4})});
   write_file(dir_ / "m\n\x1b[2J.safetensors", safetensors_bytes(json, "abc"));
@@ -525,7 +527,7 @@ TEST_F(Sources, ControlCharactersInNamesAreEscapedInMessages) {
   EXPECT_EQ((broken.err + twice.err).find('\r'), std::string::npos);
 }
 
-TEST_F(Sources, ASourceInsideTheMountpointIsRefusedOrSafe) {
+TEST_F(Sources, SourceInsideMountpointIsRejectedOrSafe) {
   const Tensor tensor = random_tensor("w", "U8", {100'000});
   write_safetensors(mountpoint() / "m.safetensors", {tensor});
 

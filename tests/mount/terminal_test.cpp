@@ -1,4 +1,5 @@
-// stfs-info on a terminal: tables for people, and a progress bar that is never in their way.
+// stfs-info on a terminal: tables for human readers, and a progress bar that disappears before
+// other output.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/faulty_disk.h"
 #include "tests/support/mounted.h"
@@ -20,9 +21,9 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-class InfoOnATerminal : public ::testing::Test {
+class InfoOnTerminal : public ::testing::Test {
  protected:
-  InfoOnATerminal() {
+  InfoOnTerminal() {
     // Short names, so that no line of a tensor is wider than the narrowest terminal.
     std::vector<Tensor> tensors;
     for (unsigned i = 0; i < 20; ++i) {
@@ -40,13 +41,13 @@ class InfoOnATerminal : public ::testing::Test {
 
   // Expects that the command draws a bar and prints the same as without a terminal.
   static void expect_bar(const Words& words, int status = 0) {
-    const Outcome elsewhere = info(words, {});
+    const Outcome piped = info(words, {});
     for (const unsigned columns : kTerminalWidths) {
       const Outcome result = info(words, {.terminal_columns = columns});
 
       EXPECT_EQ(result.status, status) << result.out;
       EXPECT_FALSE(progress_texts(result.out).empty()) << result.out;
-      EXPECT_EQ(screen(result.out, columns), screen(elsewhere.out, columns)) << result.out;
+      EXPECT_EQ(screen(result.out, columns), screen(piped.out, columns)) << result.out;
     }
   }
 
@@ -55,12 +56,12 @@ class InfoOnATerminal : public ::testing::Test {
   std::string b_ = dir_ / "b.safetensors";
 };
 
-TEST_F(InfoOnATerminal, HashShowsABarThatGoes) {
+TEST_F(InfoOnTerminal, HashShowsAndRemovesBar) {
   expect_bar({"hash", a_});
   expect_bar({"hash", "--json", a_});
 }
 
-TEST_F(InfoOnATerminal, StatsShowsABarThatGoes) {
+TEST_F(InfoOnTerminal, StatsShowsAndRemovesBar) {
   expect_bar({"stats", "--json", a_});
   for (const unsigned columns : kTerminalWidths) {
     const Outcome result = info({"stats", a_}, {.terminal_columns = columns});
@@ -70,7 +71,7 @@ TEST_F(InfoOnATerminal, StatsShowsABarThatGoes) {
   }
 }
 
-TEST_F(InfoOnATerminal, DiffShowsABarThatGoes) {
+TEST_F(InfoOnTerminal, DiffShowsAndRemovesBar) {
   expect_bar({"diff", "--json", a_, b_}, 1);
   for (const unsigned columns : kTerminalWidths) {
     const Outcome result = info({"diff", a_, b_}, {.terminal_columns = columns});
@@ -81,7 +82,7 @@ TEST_F(InfoOnATerminal, DiffShowsABarThatGoes) {
   }
 }
 
-TEST_F(InfoOnATerminal, ExtractShowsABarThatGoes) {
+TEST_F(InfoOnTerminal, ExtractShowsAndRemovesBar) {
   for (const unsigned columns : kTerminalWidths) {
     const Outcome result = info({"extract", "--force", a_, "*", "-o", "new"},
                                 {.directory = dir_.path(), .terminal_columns = columns});
@@ -92,16 +93,16 @@ TEST_F(InfoOnATerminal, ExtractShowsABarThatGoes) {
   }
 }
 
-TEST_F(InfoOnATerminal, HashEscapesWhatATerminalWouldObey) {
+TEST_F(InfoOnTerminal, HashEscapesControlCharacters) {
   write_safetensors(a_, {random_tensor("\u009b31m\u202e", "U8", {1})});
-  const Outcome elsewhere = info({"hash", a_}, {});
+  const Outcome piped = info({"hash", a_}, {});
   const Outcome result = info({"hash", a_}, {.terminal_columns = 200});
 
-  EXPECT_TRUE(elsewhere.out.ends_with("  \u009b31m\u202e\n")) << elsewhere.out;
+  EXPECT_TRUE(piped.out.ends_with("  \u009b31m\u202e\n")) << piped.out;
   EXPECT_TRUE(result.out.ends_with("  \\x9b31m\\u202e\n")) << result.out;
 }
 
-TEST_F(InfoOnATerminal, TheBarIsOnStandardErrorWhereTheOutputIsNoTerminal) {
+TEST_F(InfoOnTerminal, BarIsOnStandardErrorIfOutputIsNotATerminal) {
   const Words lines = screen(info({"hash", a_}, {}).out, 200);
   for (const char* script :
        {R"("$1" hash "$2" > "$3"; cat "$3")", R"("$1" hash "$2" | cat > "$3"; cat "$3")"}) {
@@ -113,8 +114,8 @@ TEST_F(InfoOnATerminal, TheBarIsOnStandardErrorWhereTheOutputIsNoTerminal) {
   }
 }
 
-TEST_F(InfoOnATerminal, TheBarGoesWithTheReaderOfAPipe) {
-  // Descriptor 8 is a pipe that nobody reads any more.
+TEST_F(InfoOnTerminal, ClosedPipeRemovesBar) {
+  // Descriptor 8 is a pipe without a reader.
   const Outcome result = run({"bash", "-c", R"(mkfifo "$3"; exec 9<> "$3" 8> "$3" 9<&-
                               "$1" hash -j 1 "$2" >&8)",
                               "bash", STFS_INFO_BINARY, a_, dir_ / "fifo"},
@@ -125,7 +126,7 @@ TEST_F(InfoOnATerminal, TheBarGoesWithTheReaderOfAPipe) {
   EXPECT_EQ(screen(result.out, 200), Words());
 }
 
-TEST_F(InfoOnATerminal, TheOutputMayBeAnotherTerminal) {
+TEST_F(InfoOnTerminal, OutputMayBeAnotherTerminal) {
   PseudoTerminal other(200);
   const std::string path =
       "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(other.end());
@@ -138,7 +139,7 @@ TEST_F(InfoOnATerminal, TheOutputMayBeAnotherTerminal) {
   EXPECT_EQ(screen(result.out, 200), Words());
 }
 
-TEST_F(InfoOnATerminal, BytesAreRefused) {
+TEST_F(InfoOnTerminal, RejectsOutputOfBytes) {
   for (const auto& [words, instead] : std::vector<std::pair<Words, std::string>>{
            {{"cat", a_, "t1"}, "pipe it to od(1)"},
            {{"cat", "--npy", a_, "t1"}, "pipe it to od(1)"},
@@ -152,9 +153,9 @@ TEST_F(InfoOnATerminal, BytesAreRefused) {
   EXPECT_FALSE(std::filesystem::exists(dir_ / "-"));
 }
 
-class TablesOnATerminal : public InfoOnATerminal {
+class TablesOnTerminal : public InfoOnTerminal {
  protected:
-  TablesOnATerminal() {
+  TablesOnTerminal() {
     const float values[] = {1, -2, 0, 0.5F};
     const float bad[] = {1, std::numeric_limits<float>::quiet_NaN(),
                          std::numeric_limits<float>::infinity(), 0};
@@ -185,7 +186,7 @@ class TablesOnATerminal : public InfoOnATerminal {
   std::vector<Tensor> good_, mixed_;
 };
 
-TEST_F(TablesOnATerminal, StatsMarksWhatIsNotFinite) {
+TEST_F(TablesOnTerminal, StatsMarksNonfiniteTensors) {
   EXPECT_EQ(rows({"stats", a_}, 200, "C.UTF-8"),
             (Words{"  NAME                                     COUNT        MIN        MAX       "
                    "MEAN        STD  ZEROS    NAN    INF",
@@ -201,7 +202,7 @@ TEST_F(TablesOnATerminal, StatsMarksWhatIsNotFinite) {
   EXPECT_EQ(rows({"stats", b_}, 200, "C").back(), "3 tensors, none with NaN or infinity");
 }
 
-TEST_F(TablesOnATerminal, StatsFitsTheWidthAndTellsNamesApart) {
+TEST_F(TablesOnTerminal, StatsFitsWidthAndKeepsNamesDistinct) {
   EXPECT_EQ(rows({"stats", a_}, 80, "C.UTF-8"),
             (Words{"  NAME                                           MIN        MAX    NAN    INF",
                    "  model.layers.1.self_attn.q_proj.weight          -2          1      0      0",
@@ -221,7 +222,7 @@ TEST_F(TablesOnATerminal, StatsFitsTheWidthAndTellsNamesApart) {
              "columns left out: COUNT MEAN STD ZEROS"}));
 }
 
-TEST_F(TablesOnATerminal, StatsKeepsTheColumnThatItSortsByAtEveryWidth) {
+TEST_F(TablesOnTerminal, StatsKeepsSortColumnAtEveryWidth) {
   for (const unsigned columns : {40U, 80U, 200U}) {
     const std::vector<std::string> lines =
         rows({"stats", "--sort", "zeros", "--top", "2", a_}, columns, "C");
@@ -233,7 +234,7 @@ TEST_F(TablesOnATerminal, StatsKeepsTheColumnThatItSortsByAtEveryWidth) {
   }
 }
 
-TEST_F(TablesOnATerminal, StatsMarksInRedWhereThereAreColours) {
+TEST_F(TablesOnTerminal, StatsMarksInRedUnlessNoColor) {
   const Outcome coloured = info({"stats", a_}, {.terminal_columns = 200});
   const Outcome plain =
       info({"stats", a_}, {.environment = {"NO_COLOR=1"}, .terminal_columns = 200});
@@ -243,7 +244,7 @@ TEST_F(TablesOnATerminal, StatsMarksInRedWhereThereAreColours) {
   EXPECT_EQ(screen(coloured.out, 200), screen(plain.out, 200));
 }
 
-TEST_F(TablesOnATerminal, StatsCutsLargeCounts) {
+TEST_F(TablesOnTerminal, StatsAbbreviatesLargeCounts) {
   write_safetensors(a_, {{"a", "U8", {99'999}, std::string(99'999, '\0')},
                          {"b", "U8", {100'000}, std::string(100'000, '\0')},
                          {"c", "U8", {1'239'999}, std::string(1'239'999, '\0')},
@@ -260,7 +261,7 @@ TEST_F(TablesOnATerminal, StatsCutsLargeCounts) {
   EXPECT_TRUE(lines[4].starts_with("  d     12.3M ")) << lines[4];
 }
 
-TEST_F(TablesOnATerminal, NonfiniteListsOnlyThoseAndWhereTheyAre) {
+TEST_F(TablesOnTerminal, NonfiniteListsTensorsAndPlaces) {
   const Words bad = rows({"stats", "--nonfinite", a_}, 200, "C", 1);
 
   ASSERT_EQ(bad.size(), 6U);
@@ -268,7 +269,7 @@ TEST_F(TablesOnATerminal, NonfiniteListsOnlyThoseAndWhereTheyAre) {
   EXPECT_EQ(bad[2], "    NaN at [1]");
   EXPECT_EQ(bad[3], "    inf at [2]");
   EXPECT_EQ(bad[4], "1 of 4 tensors with NaN or infinity");
-  // The last line can be pasted, and shows the values around the first.
+  // The last line is a command that shows the values around the first place.
   EXPECT_EQ(bad[5], "stfs-info cat --slice 0:4 --as f32 " + a_ + " norm | od -A n -v -t f4");
   const Outcome shown = run(
       {"sh", "-c", std::string(STFS_INFO_BINARY) + bad[5].substr(std::string("stfs-info").size())});
@@ -277,7 +278,7 @@ TEST_F(TablesOnATerminal, NonfiniteListsOnlyThoseAndWhereTheyAre) {
             Words{"3 tensors, none with NaN or infinity"});
 }
 
-TEST_F(TablesOnATerminal, NonfiniteTellsEightPlacesAndHowManyMore) {
+TEST_F(TablesOnTerminal, NonfiniteListsEightPlacesAndCountsRest) {
   std::string bytes(std::size_t{2} * 300, '\0');
   for (std::size_t i = 100; i < 200; ++i) bytes.replace(2 * i, 2, "\xc0\x7f");
   write_safetensors(a_, {{"it's", "BF16", {3, 100}, bytes}});
@@ -285,13 +286,13 @@ TEST_F(TablesOnATerminal, NonfiniteTellsEightPlacesAndHowManyMore) {
 
   ASSERT_GE(lines.size(), 5U);
   EXPECT_EQ(lines[2], "    NaN at [1,0] [1,1] [1,2] [1,3] [1,4] [1,5] [1,6] [1,7] and 92 more");
-  std::string command;  // as many rows of the terminal as the path needs
+  std::string command;  // wrapped into as many rows as the path needs
   for (std::size_t i = 4; i < lines.size(); ++i) command += lines[i];
   EXPECT_TRUE(command.starts_with("stfs-info cat --slice 1,0:5 --as f32 ")) << command;
   EXPECT_NE(command.find(R"( 'it'\''s' | od)"), std::string::npos) << command;
 }
 
-TEST_F(TablesOnATerminal, DiffSaysInWordsWhatDiffers) {
+TEST_F(TablesOnTerminal, DiffDescribesEachDifference) {
   good_[0].bytes[10] ^= 1;
   good_[1].dtype = "I32";
   good_[2].shape = {2, 2};
@@ -311,7 +312,7 @@ TEST_F(TablesOnATerminal, DiffSaysInWordsWhatDiffers) {
                    "  only in B", "4 of 4 tensors differ: 3 changed, 1 only", " in B"}));
 }
 
-TEST_F(TablesOnATerminal, DiffSaysHowFarTheValuesOfTwoTypesAreApart) {
+TEST_F(TablesOnTerminal, DiffReportsLargestDifferenceBetweenTwoTypes) {
   using namespace std::string_literals;
   // 1, 2, 3, 4 and 1, 2, 3.5, 4
   write_safetensors(a_, {{"same", "F32", {1}, "\0\0\x80\x3f"s},
@@ -328,7 +329,7 @@ TEST_F(TablesOnATerminal, DiffSaysHowFarTheValuesOfTwoTypesAreApart) {
                    "2 of 2 tensors differ: 2 changed"}));
 }
 
-TEST_F(TablesOnATerminal, DiffOfValuesHasAColumnForEachNumberAndTotals) {
+TEST_F(TablesOnTerminal, DiffValuesPrintsColumnsAndTotals) {
   const auto floats = [](std::vector<float> values) {
     return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
   };
@@ -363,7 +364,7 @@ TEST_F(TablesOnATerminal, DiffOfValuesHasAColumnForEachNumberAndTotals) {
       "nan");
 }
 
-TEST_F(TablesOnATerminal, DiffOfValuesWhoseSquaresOverflowTellsNoDistance) {
+TEST_F(TablesOnTerminal, DiffValuesPrintsNoDistanceIfSquaresOverflow) {
   const auto f64 = [](double x, double y) {
     const double both[] = {x, y};
     return std::string(reinterpret_cast<const char*>(both), sizeof both);
@@ -376,7 +377,7 @@ TEST_F(TablesOnATerminal, DiffOfValuesWhoseSquaresOverflowTellsNoDistance) {
   EXPECT_EQ(lines.at(3), "50.00% of all elements equal");
 }
 
-TEST_F(TablesOnATerminal, DiffOfNamesWithoutACommonOneSaysHowToRename) {
+TEST_F(TablesOnTerminal, DiffWithoutCommonNameSuggestsRename) {
   write_safetensors(a_, {{"model.w", "U8", {1}, "x"}});
   write_safetensors(b_, {{"w", "U8", {1}, "y"}});
   const Words lines = rows({"diff", a_, b_}, 200, "C", 1);
@@ -384,8 +385,8 @@ TEST_F(TablesOnATerminal, DiffOfNamesWithoutACommonOneSaysHowToRename) {
       << lines.back();
 }
 
-// The codes of FP8 with scales are no values.
-TEST_F(TablesOnATerminal, CodesThatAreShownAsStoredAreSaidToBe) {
+// The stored codes of FP8 with scales are not the values of the weights.
+TEST_F(TablesOnTerminal, NotesThatQuantisedWeightsAreShownAsStored) {
   const std::string model = dir_ / "fp8";
   std::filesystem::create_directory(model);
   write_safetensors(model + "/model.safetensors",
@@ -394,12 +395,12 @@ TEST_F(TablesOnATerminal, CodesThatAreShownAsStoredAreSaidToBe) {
   write_file(model + "/config.json", R"({"quantization_config":
       {"quant_method":"fp8","fmt":"e4m3","weight_block_size":[128,128]}})");
   write_safetensors(a_, {{"m.weight", "BF16", {2, 2}, std::string(8, '\1')}});
-  const std::string told = "1 quantised weight (FP8 with scales) is shown as stored: ";
+  const std::string note = "1 quantised weight (FP8 with scales) is shown as stored: ";
 
   for (const char* verb : {"list", "stats"}) {
     const Outcome result = info({verb, model}, {});
     EXPECT_EQ(result.err,
-              "stfs-info: note: " + model + ": " + told + "--dequantize=bf16 shows its values\n");
+              "stfs-info: note: " + model + ": " + note + "--dequantize=bf16 shows its values\n");
     EXPECT_EQ(info({verb, "--dequantize=bf16", model}, {}).err, "");
     EXPECT_EQ(info({verb, "--json", model}, {}).err, "");
   }
@@ -407,19 +408,19 @@ TEST_F(TablesOnATerminal, CodesThatAreShownAsStoredAreSaidToBe) {
   EXPECT_EQ(summary[3], "quantised   1 weight, FP8 with scales, shown as stored");
   EXPECT_EQ(summary[4], "            --dequantize=bf16 shows the values");
   const Outcome diff = info({"diff", "--no-header", model, a_}, {});
-  EXPECT_NE(diff.err.find(told + "--old-dequantize=bf16 shows its values"), std::string::npos);
+  EXPECT_NE(diff.err.find(note + "--old-dequantize=bf16 shows its values"), std::string::npos);
   EXPECT_TRUE(diff.out.starts_with("dtype\tm.weight\tF8_E4M3\tBF16\t-\t-\t-\n")) << diff.out;
   const Outcome values = info({"diff", "--no-header", "--old-dequantize=bf16", model, a_}, {});
   EXPECT_EQ(values.err, "");
   EXPECT_TRUE(values.out.starts_with("bytes\tm.weight\t")) << values.out;
 }
 
-TEST_F(TablesOnATerminal, DiffOfTheSameSaysSo) {
+TEST_F(TablesOnTerminal, DiffReportsNoDifference) {
   EXPECT_EQ(rows({"diff", a_, a_}, 80, "C"), Words{"4 tensors, no difference"});
   EXPECT_EQ(rows({"diff", "--json", a_, a_}, 80, "C"), (Words{"[", "]"}));
 }
 
-TEST_F(InfoOnATerminal, NoBarIsShownWhereTheTerminalIsDumbOrOfNoType) {
+TEST_F(InfoOnTerminal, DumbOrUnknownTerminalHasNoBar) {
   for (const Words& command : {Words{"env", "TERM=dumb", STFS_INFO_BINARY, "hash", a_},
                                Words{"env", "-u", "TERM", STFS_INFO_BINARY, "hash", a_}}) {
     const Outcome result = run(command, {.terminal_columns = 80});
@@ -430,9 +431,9 @@ TEST_F(InfoOnATerminal, NoBarIsShownWhereTheTerminalIsDumbOrOfNoType) {
   }
 }
 
-class ErrorsOnATerminal : public MountTest {};
+class ErrorsOnTerminal : public MountTest {};
 
-TEST_F(ErrorsOnATerminal, AreALineOfTheirOwn) {
+TEST_F(ErrorsOnTerminal, RemoveBarBeforeTheirLine) {
   const TempDir dir;
   const std::string file = dir / "m.safetensors";
   write_safetensors(file,

@@ -1,6 +1,6 @@
-// Users without rights: fusermount3(1) and its file, user namespaces, lines of fstab(5) with
-// "user", and an environment that lacks all that a login gives. In mount namespaces, so that the
-// machine's files stay as they are.
+// Users without privileges: fusermount3(1) and its configuration file, user namespaces, lines of
+// fstab(5) with "user", and an environment without everything that a login provides. The tests run
+// in mount namespaces, so that the files of the machine stay unchanged.
 #include "tests/support/mounted.h"
 
 #include <gtest/gtest.h>
@@ -24,20 +24,20 @@ class Unprivileged : public MountTest {
   void SetUp() override {
     MountTest::SetUp();
     if (IsSkipped() || HasFatalFailure()) return;
-    if (::geteuid() != 0) GTEST_SKIP() << "needs root to become others";
+    if (::geteuid() != 0) GTEST_SKIP() << "needs root to become other users";
     if (run({"which", "setpriv"}).status != 0) GTEST_SKIP() << "no setpriv";
     if (run({"unshare", "-m", "true"}).status != 0) GTEST_SKIP() << "no mount namespaces";
     struct stat64 helper = {};
     if (::stat64("/usr/bin/fusermount3", &helper) != 0 || (helper.st_mode & S_ISUID) == 0)
       GTEST_SKIP() << "no setuid fusermount3";
     const Outcome nothing = in_namespace("true");
-    if (nothing.status == 99) GTEST_SKIP() << "cannot be tried here: " << nothing.out;
+    if (nothing.status == 99) GTEST_SKIP() << "cannot run on this machine: " << nothing.out;
   }
 
-  // Runs a script as root. In it the directory has `stfs`, `stfs-info`, `stfs-gpu`, `m.safetensors`
-  // and `mnt`, which belongs to the user 1000; `as UID command...` runs a command as another user;
-  // `fuse_conf TEXT` replaces /etc/fuse.conf. A script that cannot be tried here exits with 99, and
-  // says why if it can.
+  // Runs a script as root. Its working directory contains `stfs`, `stfs-info`, `stfs-gpu`,
+  // `m.safetensors` and `mnt`, which belongs to user 1000. `as UID command...` runs a command as
+  // another user, and `fuse_conf TEXT` replaces /etc/fuse.conf. A script that cannot run on this
+  // machine exits with 99, and prints the reason if it knows it.
   Outcome in_namespace(const std::string& script) const {
     return run({"unshare", "-m", "/bin/bash", "-c", R"sh(
 exec 2>&1
@@ -48,7 +48,7 @@ PATH=$1:$PATH
 cd "$1"
 chown 1000 mnt
 rm -f fuse; mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse || exit 99
-getent passwd 1000 >/dev/null || {  # fusermount3 wants a name
+getent passwd 1000 >/dev/null || {  # fusermount3 needs a user name
   { cat /etc/passwd; echo 'user:x:1000:1000::/:/bin/sh'; } >passwd && mount --bind passwd /etc/passwd
 } || exit 99
 as() { local uid=$1; shift; setpriv --reuid="$uid" --regid="$uid" --clear-groups "$@"; }
@@ -64,10 +64,10 @@ trap 'umount -l mnt 2>/dev/null' EXIT
 )sh" + script,
                 "bash", dir_.path(), STFS_BINARY, STFS_INFO_BINARY, STFS_GPU_BINARY});
   }
-  // As in_namespace, but the output is compared.
+  // Runs a script with in_namespace(), and expects `output` without the path of the directory.
   void expect_output(const std::string& script, const std::string& output) const {
     const Outcome result = in_namespace(script);
-    if (result.status == 99) GTEST_SKIP() << "cannot be tried here: " << result.out;
+    if (result.status == 99) GTEST_SKIP() << "cannot run on this machine: " << result.out;
     std::string out = result.out;
     const std::string place = std::filesystem::canonical(dir_.path()).string() + "/";
     for (std::size_t at = 0; (at = out.find(place)) != std::string::npos;) {
@@ -79,7 +79,7 @@ trap 'umount -l mnt 2>/dev/null' EXIT
   TempDir dir_;
 };
 
-TEST_F(Unprivileged, AllowOtherIsRefusedWithTheLineToAdd) {
+TEST_F(Unprivileged, AllowOtherIsRejectedWithLineToAdd) {
   const std::string refused =
       "stfs: mnt: option allow_other only allowed if 'user_allow_other' is set in /etc/fuse.conf "
       "(as "
@@ -93,7 +93,7 @@ TEST_F(Unprivileged, AllowOtherIsRefusedWithTheLineToAdd) {
   }
 }
 
-TEST_F(Unprivileged, AllowOtherIsAllowedByTheLine) {
+TEST_F(Unprivileged, AllowOtherWorksWithLineInFuseConf) {
   for (const char* const options : {"allow_other", "supervise,allow_other"}) {
     expect_output(std::string("fuse_conf user_allow_other; as 1000 stfs -o ") + options +
                       R"sh( m.safetensors mnt
@@ -102,20 +102,20 @@ TEST_F(Unprivileged, AllowOtherIsAllowedByTheLine) {
   }
 }
 
-TEST_F(Unprivileged, AllowRootListsNothingToOthers) {
+TEST_F(Unprivileged, AllowRootExcludesOtherUsers) {
   expect_output(R"sh(fuse_conf user_allow_other; as 1000 stfs -o allow_root m.safetensors mnt
                      lists 1000; lists 0; lists 1001
                      as 1001 cat mnt/mask >/dev/null 2>&1 || echo "1001 reads nothing")sh",
                 "1000 lists\n0 lists\n1001 does not\n1001 reads nothing\n");
 }
 
-TEST_F(Unprivileged, AnotherUserDoesNotUnmount) {
+TEST_F(Unprivileged, OtherUserCannotUnmount) {
   expect_output(R"sh(as 1000 stfs m.safetensors mnt; as 1001 stfs -u mnt 2>/dev/null; echo $?
                      lists 1000; as 1000 stfs -u mnt; echo $?)sh",
                 "4\n1000 lists\n0\n");
 }
 
-TEST_F(Unprivileged, WithoutFusermountsRightTheMountIsRefusedWithWhatIsMissing) {
+TEST_F(Unprivileged, MissingSetuidFusermountIsReported) {
   const std::string refused =
       "stfs: mnt: mount failed: Operation not permitted (a container needs --cap-add SYS_ADMIN, "
       "and "
@@ -126,7 +126,7 @@ TEST_F(Unprivileged, WithoutFusermountsRightTheMountIsRefusedWithWhatIsMissing) 
                 refused);
 }
 
-// Whoever may open /dev/fuse may mount in a user namespace, without fusermount3.
+// With access to /dev/fuse, any user may mount in a user namespace without fusermount3.
 class UserNamespace : public Unprivileged {
  protected:
   void SetUp() override {
@@ -137,7 +137,7 @@ class UserNamespace : public Unprivileged {
   }
 };
 
-TEST_F(UserNamespace, WithTheDeviceIsEnough) {
+TEST_F(UserNamespace, MountsWithDeviceAndWithoutFusermount) {
   for (const char* const options : {"ro", "supervise", "allow_other"}) {
     expect_output(std::string(R"sh(mount --bind /dev/null /usr/bin/fusermount3
         as 1000 unshare -Urm bash -c 'stfs -o )sh") +
@@ -148,7 +148,7 @@ TEST_F(UserNamespace, WithTheDeviceIsEnough) {
 }
 
 TEST_F(UserNamespace, CanHandOver) {
-  // A copy: the user may not be able to reach the source.
+  // Copies the example, because the user may not have access to the source tree.
   std::filesystem::copy_file(STFS_SOURCE_DIR "/docs/examples/hand_over.py", dir_ / "hand_over.py");
   std::filesystem::permissions(dir_ / "hand_over.py", std::filesystem::perms(0644));
   expect_output(R"sh(as 1000 unshare -Urm bash -c '
@@ -157,7 +157,7 @@ TEST_F(UserNamespace, CanHandOver) {
                 "mask\ntokens\n0\n");
 }
 
-TEST_F(UserNamespace, WithoutARightToMountIsToldWhatIsMissing) {
+TEST_F(UserNamespace, ReportsMissingRightToMount) {
   const Outcome result =
       in_namespace("as 1000 unshare -U --map-user=1000 stfs m.safetensors mnt; echo $?");
   EXPECT_NE(result.out.find("mount failed: Operation not permitted"), std::string::npos)
@@ -165,13 +165,13 @@ TEST_F(UserNamespace, WithoutARightToMountIsToldWhatIsMissing) {
   EXPECT_TRUE(result.out.ends_with("\n4\n")) << result.out;
 }
 
-TEST_F(UserNamespace, DoesNotUnmountWhatWasMountedOutside) {
+TEST_F(UserNamespace, CannotUnmountMountMadeOutside) {
   expect_output(R"sh(as 1000 stfs m.safetensors mnt
       as 1000 unshare -Urm stfs -u mnt; echo $?; lists 1000)sh",
                 "stfs: mnt: made in another mount namespace: unmount it there\n4\n1000 lists\n");
 }
 
-// mount(8) becomes root, reads /etc/fstab, and runs its helper as the user.
+// mount(8) is setuid root, reads /etc/fstab, and runs its helper as the user.
 class UsersFstab : public Unprivileged {
  protected:
   void expect_with_line(const std::string& options, const std::string& script,
@@ -187,7 +187,7 @@ class UsersFstab : public Unprivileged {
   }
 };
 
-TEST_F(UsersFstab, IsMountedAndUnmountedByTheUser) {
+TEST_F(UsersFstab, UserMountsAndUnmounts) {
   for (const char* const options :
        {"noauto,user", "ro,noauto,users,nofail,_netdev,supervise", "noauto,owner"}) {
     expect_with_line(options, R"sh(as 1000 mount "$PWD/mnt"; echo $?; lists 1000; lists 1001
@@ -196,21 +196,22 @@ TEST_F(UsersFstab, IsMountedAndUnmountedByTheUser) {
   }
 }
 
-TEST_F(UsersFstab, AllowOtherIsDecidedByFuseConf) {
+TEST_F(UsersFstab, FuseConfDecidesAllowOther) {
   expect_with_line("noauto,user,allow_other", R"sh(fuse_conf '#'
       as 1000 mount "$PWD/mnt" |& grep -o 'add the line user_allow_other'; echo ${PIPESTATUS[0]}
       fuse_conf user_allow_other; as 1000 mount "$PWD/mnt"; echo $?; lists 1001)sh",
                    "add the line user_allow_other\n4\n0\n1001 lists\n");
 }
 
-TEST_F(UsersFstab, ADirectoryOfAnotherUserIsRefused) {
+TEST_F(UsersFstab, RejectsDirectoryOfOtherUser) {
   expect_with_line("noauto,user", R"sh(chown 0 mnt
       as 1000 mount "$PWD/mnt" |& grep -o 'choose a directory that you may write to')sh",
                    "choose a directory that you may write to\n");
 }
 
-// No /tmp, /run, /dev/shm and home; no variable but a locale that is not installed; no user's name.
-TEST_F(Unprivileged, NothingOfALoginIsNeeded) {
+// The environment has no /tmp, /run, /dev/shm and home, no user name, and only variables for a
+// locale that is not installed.
+TEST_F(Unprivileged, WorksWithoutLoginEnvironment) {
 #ifdef STFS_SANITIZED
   GTEST_SKIP() << "a sanitizer needs its variables";
 #endif

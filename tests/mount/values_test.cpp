@@ -1,5 +1,5 @@
 // The verbs of stfs-info that read values: cat's options, stats, hash, diff, extract. They need no
-// mount; some tests compare with one.
+// mount, but some tests compare the output with a mount.
 #include "tests/mount/info_tool.h"
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
@@ -46,7 +46,7 @@ class Values : public ::testing::Test {
 
 class InfoCatOptions : public Values {};
 
-TEST_F(InfoCatOptions, SliceWritesAPart) {
+TEST_F(InfoCatOptions, SliceWritesPart) {
   const std::string file = write("m", {{"w", "U8", {3, 4}, "abcdefghijkl"}});
 
   EXPECT_EQ(info({"cat", file, "w", "--slice", "1"}).out, "efgh");
@@ -57,7 +57,7 @@ TEST_F(InfoCatOptions, SliceWritesAPart) {
   EXPECT_EQ(info({"cat", file, "w", "--slice", "1:1"}).status, 0);
 }
 
-TEST_F(InfoCatOptions, ABadSliceIsExit2AndOneLine) {
+TEST_F(InfoCatOptions, BadSliceIsExit2AndOneLine) {
   const std::string file = write("m", {random_tensor("w", "U8", {3, 4})});
 
   for (const char* bad : {"x", "0,0,0", "::-1", "3", "0,4", "1:2:3:4"}) {
@@ -76,7 +76,7 @@ TEST_F(InfoCatOptions, AsF32Converts) {
   expect_one_line(info({"cat", file, "w", "--as", "f64"}), 2);
 }
 
-TEST_F(InfoCatOptions, NpyIsTheFileOfTheMount) {
+TEST_F(InfoCatOptions, NpyEqualsFileOfMount) {
   if (const std::string why = mount_unavailable(); !why.empty()) GTEST_SKIP() << why;
   const std::string file =
       write("m", {random_tensor("w", "BF16", {5, 7}), random_tensor("s", "F64", {})});
@@ -96,7 +96,7 @@ TEST_F(InfoCatOptions, NpyIsTheFileOfTheMount) {
   expect_same({"w", "--slice", "::2,-1", "--npy"}, "npy-slice/w/::2,-1.npy");
 }
 
-TEST_F(InfoCatOptions, NpyOfASliceAsF32HasAllThree) {
+TEST_F(InfoCatOptions, NpyCombinesSliceAndAsF32) {
   if (run({"/usr/bin/python3", "-c", "import numpy"}).status != 0) GTEST_SKIP() << "no NumPy";
   const std::string file = write("m", {{"w", "F16", {2, 2}, "\x00\x3c\x00\x40\x00\x44\x00\x48"s}});
 
@@ -108,7 +108,7 @@ a = numpy.load(sys.argv[1]); print(a.dtype.str, a.shape, a.tolist())' "$3")",
   EXPECT_EQ(result.out, "<f4 (2,) [2.0, 8.0]\n") << result.err;
 }
 
-TEST_F(InfoCatOptions, NpyOfATypeThatNumpyLacksIsExit2) {
+TEST_F(InfoCatOptions, NpyWithTypeUnknownToNumpyIsExit2) {
   const std::string file = write("m", {random_tensor("w", "F4", {4})});
 
   expect_one_line(info({"cat", file, "w", "--npy"}), 2, "F4");
@@ -123,7 +123,7 @@ class InfoStats : public Values {
       "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\tnan_at\tinf_at\tlargest_at\n";
 };
 
-TEST_F(InfoStats, IsATableWithALineATensor) {
+TEST_F(InfoStats, PrintsOneLinePerTensor) {
   const std::string file = write("m", {{"w", "U8", {4}, "\x00\x01\x02\x05"s},
                                        random_tensor("c", "C64", {2}),
                                        {"tab\there", "U8", {1}, "\x07"}});
@@ -141,7 +141,7 @@ TEST_F(InfoStats, IsATableWithALineATensor) {
       << result.out;
 }
 
-TEST_F(InfoStats, JsonHasTheFieldsOfTheMountsFiles) {
+TEST_F(InfoStats, JsonHasFieldsOfStatsFiles) {
   const std::string file = write("m", {{"w", "U8", {2}, "\x00\x04"s}, {"v", "U8", {0}, ""}});
 
   const json stats = json::parse(info({"stats", "--json", file, "w"}).out);
@@ -152,7 +152,7 @@ TEST_F(InfoStats, JsonHasTheFieldsOfTheMountsFiles) {
   EXPECT_EQ(json::parse(info({"stats", "--json", file}).out).size(), 2U);
 }
 
-TEST_F(InfoStats, AreTheSameForAnyNumberOfJobs) {
+TEST_F(InfoStats, SameOutputForAnyNumberOfJobs) {
   const Outcome one = info({"stats", "-j", "1", test_data("sharded")});
   const Outcome many = info({"stats", "-j", "16", test_data("sharded")});
 
@@ -161,7 +161,7 @@ TEST_F(InfoStats, AreTheSameForAnyNumberOfJobs) {
   EXPECT_EQ(one.out, many.out);
 }
 
-TEST_F(InfoStats, SortAndTopListThoseWithTheLargestValuesOfAColumn) {
+TEST_F(InfoStats, SortAndTopListTensorsWithLargestValues) {
   const std::string file = write("m", {{"b10", "U8", {2}, "\x00\x04"s},
                                        {"b9", "U8", {2}, "\x01\x03"s},
                                        {"a", "U8", {2}, "\x09\x09"s},
@@ -185,7 +185,8 @@ TEST_F(InfoStats, SortAndTopListThoseWithTheLargestValuesOfAColumn) {
   EXPECT_EQ(names({"--sort", "nan", "--top", "1"}), "nan ");
   EXPECT_EQ(names({"--sort", "count", "--top", "1"}), "c ");
   EXPECT_EQ(names({"--sort", "std"}).substr(0, 12), "low b10 b9 a");
-  EXPECT_TRUE(names({"--sort", "std"}).ends_with("c e ")) << "what has no value comes last";
+  EXPECT_TRUE(names({"--sort", "std"}).ends_with("c e "))
+      << "tensors without the value must be last";
   EXPECT_EQ(names({"--sort", "std", "--top", "9", "--nonfinite"}), "nan ");
   EXPECT_EQ(info({"stats", "--sort", "max", "--top", "1", "--no-header", file}).out,
             "a\t2\t9\t9\t9\t0\t0\t0\t0\t[]\t[]\t[0]\n");
@@ -193,7 +194,7 @@ TEST_F(InfoStats, SortAndTopListThoseWithTheLargestValuesOfAColumn) {
   expect_one_line(info({"stats", "--top", "0", file}), 2);
 }
 
-TEST_F(InfoStats, NonfiniteListsThoseWithNanOrInfinityAndIsExit1) {
+TEST_F(InfoStats, NonfiniteListsTensorsWithNanOrInfinityAndIsExit1) {
   const std::string bad = write("bad", {{"fine", "BF16", {2}, "\x80\x3f\x00\x00"s},
                                         {"nan", "BF16", {2}, "\xc0\x7f\x00\x00"s},
                                         {"inf", "BF16", {2}, "\x80\xff\x00\x00"s},
@@ -215,7 +216,7 @@ TEST_F(InfoStats, NonfiniteListsThoseWithNanOrInfinityAndIsExit1) {
   EXPECT_EQ(json::parse(none_json.out), json::array());
 }
 
-TEST_F(InfoStats, NonfiniteOfNoValuesIsExit2) {
+TEST_F(InfoStats, NonfiniteWithoutValuesIsExit2) {
   expect_one_line(info({"stats", "--nonfinite", write("none", {})}), 2, "no values");
   expect_one_line(info({"stats", "--nonfinite", write("e", {{"e", "F32", {0}, ""}})}), 2,
                   "no values");
@@ -225,7 +226,7 @@ TEST_F(InfoStats, NonfiniteOfNoValuesIsExit2) {
 
 class InfoHash : public Values {};
 
-TEST_F(InfoHash, IsWhatSha256sumSaysOfTheMount) {
+TEST_F(InfoHash, EqualsSha256sumOfMount) {
   if (const std::string why = mount_unavailable(); !why.empty()) GTEST_SKIP() << why;
   const std::string file =
       write("m", {random_tensor("a/b", "U8", {9}), random_tensor("back\\slash", "U8", {3}),
@@ -247,14 +248,14 @@ TEST_F(InfoHash, JsonHasNamePathAndDigest) {
                "sha256":"ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}])"));
 }
 
-TEST_F(InfoHash, AnInterruptEndsItAtOnce) {
+TEST_F(InfoHash, StopsImmediatelyWhenInterrupted) {
   HeaderBuilder header;
   header.add("big", "U8", {64ULL << 30}, 64ULL << 30);
   const std::filesystem::path path = dir_ / "big.safetensors";
   write_file(path, safetensors_bytes(header.finish(), ""));
   std::filesystem::resize_file(path, std::filesystem::file_size(path) + (64ULL << 30));
-  // As in the background of a shell. The program has the default action, and the signal may come
-  // before it begins.
+  // The signal is ignored, as in the background of a shell, because it may arrive before the
+  // program starts. The program itself has the default action.
   const auto before = ::signal(SIGINT, SIG_IGN);
   Process hash({STFS_INFO_BINARY, "hash", path});
 
@@ -271,7 +272,7 @@ class InfoDiff : public Values {
   static constexpr const char* kDiffHeading = "change\tname\ta\tb\tfirst_byte\tlargest\tat\n";
 };
 
-TEST_F(InfoDiff, OfTheSameTensorsIsExit0AndSilent) {
+TEST_F(InfoDiff, EqualTensorsAreExit0AndSilent) {
   const Outcome same = info({"diff", test_data("sharded"), test_data("single/dtypes.safetensors")});
   const Outcome itself = info({"diff", test_data("sharded"), test_data("sharded")});
 
@@ -312,9 +313,9 @@ TEST_F(InfoDiff, NamesEachDifferenceAndIsExit1) {
                             {"change":"shape","name":"shape","a":[2,1],"b":[1,2]}])"));
 }
 
-// Two have the same bytes: their order tells which is which. `other` has the bytes in another
-// shape.
-TEST_F(InfoDiff, TellsTensorsOfEqualBytesUnderOtherNamesAsRenamed) {
+// "model.one" and "model.two" have the same bytes, so their order decides which new name belongs to
+// which. "other" has the bytes of "model.b" in another shape.
+TEST_F(InfoDiff, ReportsEqualBytesUnderOtherNameAsRenamed) {
   const std::string a = write("a", {{"model.a", "U8", {2}, "aa"},
                                     {"model.b", "U8", {2}, "bb"},
                                     {"model.one", "U8", {2}, "11"},
@@ -347,15 +348,15 @@ TEST_F(InfoDiff, TellsTensorsOfEqualBytesUnderOtherNamesAsRenamed) {
             return row == json{{"change", "renamed"}, {"name", "model.one"}, {"new_name", "one"}};
           }),
       1);
-  // A rename of one side makes one naming of two: what differs is left.
+  // With the names of one side edited, only real differences remain.
   EXPECT_EQ(info({"diff", "--no-header", "--old-edit", edits, a, b}).out,
             "bytes\tb\t-\t-\t1\t-\t-\nremoved\tempty\t-\t-\t-\t-\t-\n"
             "added\tother\t-\t-\t-\t-\t-\n");
-  // The same bytes of the same file need not be read.
+  // The same bytes in the same file need not be read.
   EXPECT_EQ(lines_of(info({"diff", "--no-header", "--old-edit", edits, a, a}).out).size(), 4U);
 }
 
-TEST_F(InfoDiff, SortsAndShowsTheFarthestFirst) {
+TEST_F(InfoDiff, SortsLargestDifferenceFirst) {
   const auto floats = [](std::vector<float> values) {
     std::string bytes(values.size() * sizeof(float), '\0');
     std::memcpy(bytes.data(), values.data(), bytes.size());
@@ -381,7 +382,7 @@ TEST_F(InfoDiff, SortsAndShowsTheFarthestFirst) {
   EXPECT_EQ(names({"--sort", "largest"}), "nan near far gone ");
   EXPECT_EQ(names({"--sort", "equal", "--top", "1"}), "far ");
   EXPECT_EQ(names({"--sort", "name"}), "far gone nan near ");
-  // A NaN on one side is no distance of 0.
+  // A NaN on one side does not give the distance 0.
   const std::string text = info({"diff", "--values", a, b}).out;
   EXPECT_NE(text.find("\nbytes\tnan\t-\t-\t2\tinf\t[0]\t-\t0.5\t1\n"), std::string::npos) << text;
   EXPECT_TRUE(
@@ -390,7 +391,7 @@ TEST_F(InfoDiff, SortsAndShowsTheFarthestFirst) {
   expect_one_line(info({"diff", "--sort", "largest", a, b}), 2, "--sort=largest: needs --values");
 }
 
-TEST_F(InfoDiff, FindsADifferenceInTheLastByteOfALargeTensor) {
+TEST_F(InfoDiff, FindsDifferenceInLastByteOfLargeTensor) {
   Tensor w = random_tensor("w", "U8", {3'000'001});
   const std::string a = write("a", {w});
   w.bytes.back() = static_cast<char>(w.bytes.back() ^ 1);
@@ -402,7 +403,7 @@ TEST_F(InfoDiff, FindsADifferenceInTheLastByteOfALargeTensor) {
   EXPECT_EQ(result.out, std::string(kDiffHeading) + "bytes\tw\t-\t-\t3000000\t-\t-\n");
 }
 
-TEST_F(InfoDiff, OfEmptyTensorsAndCheckpointsIsExit0) {
+TEST_F(InfoDiff, EmptyTensorsAndCheckpointsAreExit0) {
   const std::string a = write("a", {random_tensor("e", "U8", {0})});
   const std::string b = write("b", {random_tensor("e", "U8", {0})});
   const std::string none = write("none", {});
@@ -412,7 +413,7 @@ TEST_F(InfoDiff, OfEmptyTensorsAndCheckpointsIsExit0) {
   EXPECT_EQ(info({"diff", "--no-header", a, none}).out, "removed\te\t-\t-\t-\t-\t-\n");
 }
 
-TEST_F(InfoDiff, OfWhatCannotBeReadIsExit3AndNot1) {
+TEST_F(InfoDiff, UnreadableSourceIsExit3AndNot1) {
   expect_one_line(info({"diff", test_data("sharded"), dir_ / "nothing"}), 3);
   expect_one_line(info({"diff", test_data("sharded")}), 2);
 }
@@ -421,7 +422,7 @@ TEST_F(InfoDiff, OfWhatCannotBeReadIsExit3AndNot1) {
 
 class InfoExtract : public Values {};
 
-TEST_F(InfoExtract, WritesTheTensorsThatMatch) {
+TEST_F(InfoExtract, WritesTensorsThatMatch) {
   const std::string out = dir_ / "out.safetensors";
 
   const Outcome result =
@@ -438,10 +439,10 @@ TEST_F(InfoExtract, WritesTheTensorsThatMatch) {
     EXPECT_EQ(entry.shape, all.at(name).shape);
   }
   EXPECT_EQ(names_in(dir_.path()), std::vector<std::string>{"out.safetensors"})
-      << "no temporary file stays";
+      << "a temporary file remains";
 }
 
-TEST_F(InfoExtract, OfEverythingIsTheMergedFileOfTheMount) {
+TEST_F(InfoExtract, OutputForAllTensorsEqualsMergedFile) {
   if (const std::string why = mount_unavailable(); !why.empty()) GTEST_SKIP() << why;
   const Mounted mount({test_data("sharded")});
   const std::string out = dir_ / "out.safetensors";
@@ -453,7 +454,7 @@ TEST_F(InfoExtract, OfEverythingIsTheMergedFileOfTheMount) {
   EXPECT_EQ(info({"diff", test_data("sharded"), out}).status, 0);
 }
 
-TEST_F(InfoExtract, GivesTheFileTheModeOfTheUmask) {
+TEST_F(InfoExtract, AppliesUmaskToFile) {
   const std::string out = dir_ / "out.safetensors";
 
   sh(R"(umask 027; "$1" extract "$2" '*' -o "$3")", {STFS_INFO_BINARY, test_data("sharded"), out});
@@ -463,7 +464,7 @@ TEST_F(InfoExtract, GivesTheFileTheModeOfTheUmask) {
   EXPECT_EQ(status.st_mode & 07777U, 0640U);
 }
 
-TEST_F(InfoExtract, ReplacesAFileOnlyWhenTheNewOneIsComplete) {
+TEST_F(InfoExtract, ReplacesFileOnlyWithForceAndOnSuccess) {
   const std::string out = dir_ / "out.safetensors";
   write_file(out, "before");
 
@@ -478,8 +479,8 @@ TEST_F(InfoExtract, ReplacesAFileOnlyWhenTheNewOneIsComplete) {
   EXPECT_EQ(names_in(dir_.path()), std::vector<std::string>{"out.safetensors"});
 }
 
-// The file itself, links to it, and every file that is read beside it.
-TEST_F(InfoExtract, NeverReplacesAFileThatItReads) {
+// The outputs are the source itself, links to it, and every other file that the command reads.
+TEST_F(InfoExtract, NeverReplacesItsSource) {
   if (const std::string why = mount_unavailable(); !why.empty()) GTEST_SKIP() << why;
   const std::string file =
       write("m", {random_tensor("a", "U8", {5}), random_tensor("b", "U8", {5})});
@@ -534,9 +535,9 @@ TEST_F(InfoExtract, NeverReplacesAFileThatItReads) {
   }
 }
 
-// overlayfs shows a file of its layers under a device number of its own.
-TEST_F(InfoExtract, NeverReplacesAFileThatItReadsThroughAnOverlay) {
-  if (::geteuid() != 0) GTEST_SKIP() << "an overlay takes root";
+// overlayfs shows the files of its layers with its own device number.
+TEST_F(InfoExtract, NeverReplacesItsSourceThroughOverlay) {
+  if (::geteuid() != 0) GTEST_SKIP() << "an overlay needs root";
   for (const char* const layer : {"lower", "upper", "work", "both"}) {
     std::filesystem::create_directory(dir_ / layer);
   }
@@ -568,8 +569,8 @@ TEST_F(InfoExtract, NeverReplacesAFileThatItReadsThroughAnOverlay) {
   EXPECT_EQ(result.out, expected + "other 0\n") << result.err;
 }
 
-// The shell opens the source for writing, and what a verb prints would stand in it.
-TEST(InfoOutput, NoVerbPrintsIntoAFileThatItReads) {
+// The shell opens the source for writing, so the output of the verb would overwrite it.
+TEST(InfoOutput, NoVerbPrintsIntoItsSource) {
   const TempDir dir;
   const std::string file = dir / "m.safetensors";
   write_safetensors(file, {random_tensor("a", "U8", {5})});
@@ -578,7 +579,7 @@ TEST(InfoOutput, NoVerbPrintsIntoAFileThatItReads) {
   write_safetensors(dir / "other/m.safetensors", {random_tensor("a", "U8", {5})});
   const std::string model = dir / "model";
   std::filesystem::copy(test_data("sharded"), model, std::filesystem::copy_options::recursive);
-  std::vector<std::pair<std::string, std::string>> all;  // a verb with its operands, an output
+  std::vector<std::pair<std::string, std::string>> all;  // a verb with its operands, and an output
   const std::string other = dir / "other/m.safetensors";
   for (const char* const verb : {"info", "list", "show", "check", "hash", "stats"}) {
     const std::string operand = verb == std::string("show") ? " *" : "";
@@ -612,10 +613,10 @@ TEST(InfoOutput, NoVerbPrintsIntoAFileThatItReads) {
   EXPECT_EQ(sh(R"(cd "$2" && "$1" check . >report && grep -q ok report)", {STFS_INFO_BINARY, model})
                 .status,
             0)
-      << "a file beside the sources is none of them";
+      << "another file in the directory is not a source";
 }
 
-TEST_F(InfoExtract, WritesToAPipeAndADeviceAsTheyStand) {
+TEST_F(InfoExtract, WritesToPipeAndDeviceInPlace) {
   const std::string file = write("m", {random_tensor("w", "U8", {5})});
   ASSERT_EQ(info({"extract", file, "*", "-o", dir_ / "out"}).status, 0);
   ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
@@ -630,8 +631,8 @@ TEST_F(InfoExtract, WritesToAPipeAndADeviceAsTheyStand) {
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
 }
 
-TEST_F(InfoExtract, LeavesNothingBehindWhenTheDiskIsFull) {
-  if (::geteuid() != 0) GTEST_SKIP() << "a small file system takes root";
+TEST_F(InfoExtract, LeavesNoFileOnFullDisk) {
+  if (::geteuid() != 0) GTEST_SKIP() << "a small file system needs root";
   const std::string file = write("m", {random_tensor("w", "U8", {4'000'000})});
 
   const Outcome result = run({"unshare", "-m", "bash", "-c", R"(
@@ -643,7 +644,7 @@ TEST_F(InfoExtract, LeavesNothingBehindWhenTheDiskIsFull) {
   EXPECT_EQ(result.out, "status 3\n") << result.err;
 }
 
-TEST_F(InfoExtract, ToADashIsToStandardOutput) {
+TEST_F(InfoExtract, DashWritesToStandardOutput) {
   const std::string file =
       write("m", {random_tensor("a", "U8", {5}), random_tensor("b", "F32", {5})});
   ASSERT_EQ(info({"extract", file, "*", "-o", dir_ / "out"}).status, 0);
@@ -661,7 +662,7 @@ TEST_F(InfoExtract, ToADashIsToStandardOutput) {
   EXPECT_TRUE(std::filesystem::exists(dir_ / "-"));
 }
 
-TEST_F(InfoExtract, UsageIsExit2) {
+TEST_F(InfoExtract, WrongUsageIsExit2AndUnwritablePathIsExit3) {
   expect_one_line(info({"extract", test_data("sharded"), "*"}), 2);
   expect_one_line(info({"extract", test_data("sharded"), "-o", dir_ / "x"}), 2);
   expect_one_line(info({"extract", test_data("sharded"), "*", "-o", dir_ / "no/such/directory/x"}),

@@ -1,4 +1,4 @@
-// The views under .stfs through a mount, read by the programs that use them and compared with an
+// The views under .stfs in a mount, read by the programs that use them and compared with an
 // independent reader of the source.
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
@@ -39,8 +39,8 @@ class Views : public MountTest {};
 const std::vector<std::string> kCheckpoints{"sharded", "single/dtypes.safetensors",
                                             "single/voices.safetensors"};
 
-// A reader of checkpoints in Python that uses struct and json only, and decodes the values of each
-// type by definition.
+// A reader of checkpoints in Python that uses only struct and json, and decodes the values of each
+// type by its definition.
 constexpr const char* kReader = R"PY(
 import glob, itertools, json, math, os, struct, sys
 import numpy
@@ -112,13 +112,13 @@ stfs = mount + '/.stfs/'
 
 bool has_numpy() { return run({"/usr/bin/python3", "-c", "import numpy"}).status == 0; }
 
-// Runs kReader and `script` with the mount and the source as arguments. The script prints the
-// differences.
+// Runs kReader and `script` with the mount and the source as arguments. The script prints "ok" or
+// fails.
 Outcome python(const std::string& script, const Mounted& mount, const std::string& source) {
   return run({"/usr/bin/python3", "-c", kReader + script, mount.path().string(), source});
 }
 
-void expect_nothing_wrong(const Outcome& result, const std::string& where) {
+void expect_ok(const Outcome& result, const std::string& where) {
   EXPECT_EQ(result.status, 0) << where << ": " << result.err;
   EXPECT_EQ(result.out, "ok\n") << where;
 }
@@ -126,7 +126,7 @@ void expect_nothing_wrong(const Outcome& result, const std::string& where) {
 #define REQUIRE_NUMPY() \
   if (!has_numpy()) GTEST_SKIP() << "no NumPy in /usr/bin/python3"
 
-// A [4,6] tensor of every type, with all kinds of bit patterns.
+// Returns a [4,6] tensor of every type with random bits, a scalar, and an empty tensor.
 std::vector<Tensor> every_type() {
   std::vector<Tensor> tensors;
   std::uint64_t seed = 0;
@@ -150,7 +150,7 @@ int errno_of_open(const fs::path& path) {
 
 // Sizes and listings.
 
-TEST_F(Views, EverySizeIsThatOfTheBytes) {
+TEST_F(Views, EverySizeEqualsNumberOfBytes) {
   for (const std::string& name : kCheckpoints) {
     const Mounted mount({test_data(name)});
     int computed = 0;
@@ -173,7 +173,7 @@ TEST_F(Views, EverySizeIsThatOfTheBytes) {
   }
 }
 
-TEST_F(Views, AreAllInTheDirectory) {
+TEST_F(Views, DirectoryListsEveryView) {
   const Mounted mount({test_data("sharded")});
 
   EXPECT_EQ(names_in(mount / ".stfs"),
@@ -190,7 +190,7 @@ TEST_F(Views, AreAllInTheDirectory) {
   EXPECT_TRUE(names_in(mount / ".stfs/subset").empty());
 }
 
-TEST_F(Views, CountersCountWhatWasRead) {
+TEST_F(Views, CountersCountReadBytes) {
   const Mounted mount({test_data("sharded")});
   const std::string path = mount / ".stfs/counters.json";
   EXPECT_EQ(std::filesystem::file_size(path), 0U);
@@ -201,7 +201,7 @@ TEST_F(Views, CountersCountWhatWasRead) {
   EXPECT_EQ(seen.out.find("\"bytes_returned\": 0,"), std::string::npos) << seen.out;
 }
 
-TEST_F(Views, AreNotSeenByFindTarDuAndCp) {
+TEST_F(Views, HiddenFromFindTarDuAndCp) {
   const Mounted mount({test_data("single/dtypes.safetensors")});
   const TempDir out;
 
@@ -221,7 +221,7 @@ TEST_F(Views, NumpyLoadsEveryNpyFile) {
   REQUIRE_NUMPY();
   for (const std::string& name : kCheckpoints) {
     const Mounted mount({test_data(name)});
-    expect_nothing_wrong(python(R"PY(
+    expect_ok(python(R"PY(
 shown = 0
 for name, tensor in tensors.items():
     path = stfs + 'npy/' + name + '.npy'
@@ -237,8 +237,8 @@ for name, tensor in tensors.items():
 assert shown == len(os.listdir(stfs + 'npy'))
 print('ok')
 )PY",
-                                mount, test_data(name)),
-                         name);
+                     mount, test_data(name)),
+              name);
   }
 }
 
@@ -250,7 +250,7 @@ TEST_F(Views, NumpyLoadsEveryNpyF32File) {
   for (const std::string& name : kCheckpoints) sources.push_back(test_data(name));
   for (const std::string& source : sources) {
     const Mounted mount({source});
-    expect_nothing_wrong(python(R"PY(
+    expect_ok(python(R"PY(
 for name, tensor in tensors.items():
     path = stfs + 'npy-f32/' + name + '.npy'
     if tensor[0] not in FLOATING:
@@ -265,8 +265,8 @@ for name, tensor in tensors.items():
     assert numpy.array_equal(raw, expected, equal_nan=True), name
 print('ok')
 )PY",
-                                mount, source),
-                         source);
+                     mount, source),
+              source);
   }
 }
 
@@ -294,7 +294,7 @@ def check(name, expression):
     assert same(found, expected), (name, expression, found.shape, expected.shape)
 )PY";
 
-TEST_F(Views, SlicesEqualNumpys) {
+TEST_F(Views, SlicesEqualNumpySlices) {
   REQUIRE_NUMPY();
   const TempDir dir;
   write_safetensors(
@@ -305,7 +305,7 @@ TEST_F(Views, SlicesEqualNumpys) {
        random_tensor("r5", "I16", {2, 3, 4, 5, 6}, 7)});
   const Mounted mount({dir / "m.safetensors"});
 
-  expect_nothing_wrong(python(std::string(kSliceScript) + R"PY(
+  expect_ok(python(std::string(kSliceScript) + R"PY(
 for expression in ['0:128,:', '0:128', '3', '-1', '::2', '...,0', ':,0', ':,-1', ':,10:20', ':,::3', '::7,5:200:11',
                    '-5:', ':-5', '-100:-50,-7:', '...', '0,0', '-1,-1', '0,...', '...,-1', '5:5', '200:100,:',
                    '0:9999,:', '-9999:3', '299', '+3', '1:2', '1:2,', ':,:', '::299', '::1000', ':,256:257', '1::2,1::2']:
@@ -330,17 +330,17 @@ for _ in range(400):
     check('r5', ','.join(items))
 print('ok')
 )PY",
-                              mount, dir / "m.safetensors"),
-                       "slices");
+                   mount, dir / "m.safetensors"),
+            "slices");
 }
 
-TEST_F(Views, Float32SlicesEqualNumpys) {
+TEST_F(Views, Float32SlicesEqualNumpySlices) {
   REQUIRE_NUMPY();
   const TempDir dir;
   write_safetensors(dir / "m.safetensors", every_type());
   const Mounted mount({dir / "m.safetensors"});
 
-  expect_nothing_wrong(python(R"PY(
+  expect_ok(python(R"PY(
 for name, tensor in tensors.items():
     if tensor[0] not in FLOATING:
         assert not os.path.exists(stfs + 'f32-slice/' + name), name
@@ -357,11 +357,11 @@ for name, tensor in tensors.items():
         assert numpy.array_equal(found, expected, equal_nan=True), (name, expression)
 print('ok')
 )PY",
-                              mount, dir / "m.safetensors"),
-                       "float32 slices");
+                   mount, dir / "m.safetensors"),
+            "float32 slices");
 }
 
-TEST_F(Views, ASliceOfMillionsOfRunsIsReadInBoundedMemory) {
+TEST_F(Views, SliceWithMillionsOfRunsUsesBoundedMemory) {
   const TempDir dir;
   constexpr std::uint64_t kBytes = 40'000'000;
   write_safetensors(dir / "m.safetensors",
@@ -369,15 +369,15 @@ TEST_F(Views, ASliceOfMillionsOfRunsIsReadInBoundedMemory) {
   const Mounted mount({dir / "m.safetensors"});
 
 #ifdef STFS_SANITIZED
-  constexpr const char* kMostKib = "524288";  // a sanitizer keeps some of what was freed
+  constexpr const char* kMaxKib = "524288";  // a sanitizer keeps some freed memory
 #else
-  constexpr const char* kMostKib = "65536";
+  constexpr const char* kMaxKib = "65536";
 #endif
   const Outcome result = sh(R"(
     rss() { awk '/VmHWM/ { print $2 }' /proc/$2/status; }
     before=$(rss x "$2"); wc -c < "$1"; cat "$3" | wc -c; after=$(rss x "$2"); echo $((after - before < $4)))",
                             {mount / ".stfs/slice/w/::2", std::to_string(mount.daemon()),
-                             mount / ".stfs/f32-slice/f/1::2", kMostKib});
+                             mount / ".stfs/f32-slice/f/1::2", kMaxKib});
 
   EXPECT_EQ(result.out, "20000000\n80000000\n1\n") << result.err;
 }
@@ -390,12 +390,12 @@ std::uint64_t resident_kib(pid_t pid) {
   return 0;
 }
 
-TEST_F(Views, SliceNamesAreForgottenWhenTheKernelForgetsThem) {
+TEST_F(Views, SliceNamesAreFreedWhenKernelForgetsThem) {
   if (::access("/proc/sys/vm/drop_caches", W_OK) != 0) {
-    GTEST_SKIP() << "dropping the kernel's names takes root";
+    GTEST_SKIP() << "only root can drop the names that the kernel caches";
   }
 #ifdef STFS_SANITIZED
-  GTEST_SKIP() << "a sanitizer keeps what was freed";
+  GTEST_SKIP() << "a sanitizer keeps freed memory";
 #endif
   const TempDir dir;
   write_safetensors(dir / "m.safetensors", {random_tensor("w", "U8", {1000, 4000})});
@@ -427,10 +427,8 @@ TEST_F(Views, SliceNamesAreForgottenWhenTheKernelForgetsThem) {
   const std::uint64_t again = resident_kib(daemon);
 
   EXPECT_TRUE(is_forgotten) << before << " KiB, then " << full << " KiB, then " << after << " KiB";
-  EXPECT_LT(again, full + 4096) << "the second as many take no more than the first";
+  EXPECT_LT(again, full + 4096) << "new names must reuse the freed memory";
 }
-
-// tree
 
 // safetensors files
 
@@ -450,7 +448,7 @@ void expect_same(const std::map<std::string, TensorEntry>& found,
   }
 }
 
-TEST_F(Views, TheMergedFileHoldsEveryTensor) {
+TEST_F(Views, MergedFileContainsEveryTensor) {
   const Mounted mount({test_data("sharded")});
   const fs::path merged = mount / ".stfs/merged.safetensors";
 
@@ -462,7 +460,7 @@ TEST_F(Views, TheMergedFileHoldsEveryTensor) {
   EXPECT_EQ((8 + header_text(merged).size()) % 4096, 0U);
 }
 
-TEST_F(Views, TheMergedFileMountedAgainGivesTheSameTensors) {
+TEST_F(Views, MountOfMergedFileHasSameTensors) {
   const Mounted mount({test_data("sharded")});
   const fs::path merged = mount / ".stfs/merged.safetensors";
   const TempDir dir;
@@ -480,7 +478,7 @@ TEST_F(Views, TheMergedFileMountedAgainGivesTheSameTensors) {
   }
 }
 
-TEST_F(Views, TheMergedFileOfASingleFileHasItsDigest) {
+TEST_F(Views, MergedFileOfSingleSourceEqualsSource) {
   const TempDir dir;
   const std::string w = R"("w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]})";
   const std::map<std::string, std::string> files{
@@ -502,14 +500,14 @@ TEST_F(Views, TheMergedFileOfASingleFileHasItsDigest) {
     const std::size_t line = digests.out.find('\n') + 1;
     EXPECT_EQ(digests.out.substr(0, line), digests.out.substr(line)) << name << digests.err;
     EXPECT_EQ(fs::file_size(merged), bytes.size()) << name;
-    if (!is_elsewhere()) {  // a server has a time of its own, in seconds
+    if (!is_elsewhere()) {  // a server reports its own time in seconds
       EXPECT_EQ(fs::last_write_time(merged), fs::last_write_time(source)) << name;
     }
     EXPECT_EQ(xattr(merged, "user.stfs.source"), std::nullopt);
   }
 }
 
-TEST_F(Views, TheMergedFileOfAFileThatIsNotAllShownHoldsWhatIsShown) {
+TEST_F(Views, MergedFileOmitsTensorsMissingInIndex) {
   const TempDir dir;
   write_safetensors(dir / "1.safetensors",
                     {random_tensor("a", "U8", {3}), random_tensor("e", "F32", {0})});
@@ -523,7 +521,7 @@ TEST_F(Views, TheMergedFileOfAFileThatIsNotAllShownHoldsWhatIsShown) {
   EXPECT_TRUE(read_file(all / ".stfs/merged.safetensors") == read_file(dir / "1.safetensors"));
 }
 
-TEST_F(Views, AConflictOfMetadataIsLeftOutAndReported) {
+TEST_F(Views, MetadataConflictIsOmittedAndReported) {
   const TempDir dir;
   write_safetensors(dir / "a.safetensors", {random_tensor("a", "U8", {1})},
                     Metadata{{"format", "pt"}, {"part", "1"}});
@@ -537,7 +535,7 @@ TEST_F(Views, AConflictOfMetadataIsLeftOutAndReported) {
   EXPECT_NE(read_file(mount / ".stfs/info.json").find("\"part\""), std::string::npos);
 }
 
-TEST_F(Views, ASubsetHoldsWhatItsGlobMatches) {
+TEST_F(Views, SubsetContainsTensorsThatMatchGlob) {
   const TempDir dir;
   write_safetensors(
       dir / "m.safetensors",
@@ -565,7 +563,7 @@ TEST_F(Views, ASubsetHoldsWhatItsGlobMatches) {
   EXPECT_EQ(errno_of_open(mount / ".stfs/subset/*"), ENOENT);
 }
 
-TEST_F(Views, ASingleTensorIsAValidFile) {
+TEST_F(Views, SingleTensorIsValidFile) {
   const Mounted mount({test_data("sharded")});
 
   for (const auto& [name, entry] : single_entries()) {
@@ -578,7 +576,7 @@ TEST_F(Views, ASingleTensorIsAValidFile) {
 
 // stats, sha256
 
-TEST_F(Views, StatsAreThoseOfNumpy) {
+TEST_F(Views, StatsEqualNumpy) {
   REQUIRE_NUMPY();
   const TempDir dir;
   write_safetensors(dir / "m.safetensors", every_type());
@@ -587,7 +585,7 @@ TEST_F(Views, StatsAreThoseOfNumpy) {
   sources.push_back(dir / "m.safetensors");
   for (const std::string& source : sources) {
     const Mounted mount({source});
-    expect_nothing_wrong(python(R"PY(
+    expect_ok(python(R"PY(
 numpy.seterr(all='ignore')
 for name, tensor in tensors.items():
     stats = json.load(open(stfs + 'stats/' + name + '.json'))
@@ -615,8 +613,8 @@ for name, tensor in tensors.items():
     assert numpy.isclose(stats['std'], finite.std(), rtol=1e-9, atol=1e-12 * abs(finite).max()), (name, stats)
 print('ok')
 )PY",
-                                mount, source),
-                         source);
+                     mount, source),
+              source);
   }
 }
 
@@ -644,10 +642,10 @@ TEST_F(Views, Sha256sumAcceptsTheDigests) {
   }
 }
 
-// More bytes than any machine hashes within kHang.
+// More bytes than any machine can hash before a command times out.
 constexpr std::uint64_t kTooMuch = 1ULL << 40;
 
-// A checkpoint with one tensor: a hole of this many bytes.
+// Writes a checkpoint with one tensor. Its bytes are a hole in the file.
 void write_sparse(const fs::path& path, const std::string& name, std::uint64_t bytes) {
   HeaderBuilder header;
   header.add(name, "U8", {bytes}, bytes);
@@ -655,7 +653,7 @@ void write_sparse(const fs::path& path, const std::string& name, std::uint64_t b
   fs::resize_file(path, fs::file_size(path) + bytes);
 }
 
-// The processor time of a process, in clock ticks.
+// Returns the processor time of a process in clock ticks.
 std::uint64_t ticks_of(pid_t pid) {
   std::string text = read_file("/proc/" + std::to_string(pid) + "/stat");
   std::istringstream fields(text.substr(text.rfind(')') + 2));
@@ -667,7 +665,7 @@ std::uint64_t ticks_of(pid_t pid) {
   return user + system;
 }
 
-// Whether every thread of a process sleeps: one that computes is running or runnable.
+// Returns true if every thread of a process sleeps. A thread that computes is running or runnable.
 bool is_asleep(pid_t pid) {
   for (const auto& task :
        std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task")) {
@@ -678,8 +676,8 @@ bool is_asleep(pid_t pid) {
   return true;
 }
 
-TEST_F(Views, AReaderThatGoesAwayStopsTheWork) {
-  if (is_elsewhere()) GTEST_SKIP() << "1 TiB of zeros is too much to send";
+TEST_F(Views, DeathOfReaderStopsComputation) {
+  if (is_elsewhere()) GTEST_SKIP() << "1 TiB of zeros is too much for the network";
   const TempDir dir;
   write_sparse(dir / "m.safetensors", "big", kTooMuch);
   const Mounted mount({dir / "m.safetensors"});
@@ -689,9 +687,11 @@ TEST_F(Views, AReaderThatGoesAwayStopsTheWork) {
     for (const int signal : {SIGKILL, SIGINT}) {
       const std::uint64_t before = ticks_of(daemon);
       Process reader({"cat", mount / path});
-      ASSERT_TRUE(eventually([&] { return ticks_of(daemon) > before + 10; })) << "it computes";
+      ASSERT_TRUE(eventually([&] { return ticks_of(daemon) > before + 10; }))
+          << "the daemon must compute";
       EXPECT_TRUE(reader.running());
-      EXPECT_FALSE(read_file(mount / ".stfs/info.json").empty()) << "others are served meanwhile";
+      EXPECT_FALSE(read_file(mount / ".stfs/info.json").empty())
+          << "the mount must serve other readers";
       EXPECT_EQ(names_in(mount.path()), std::vector<std::string>{"big"});
 
       reader.signal(signal);
@@ -699,18 +699,18 @@ TEST_F(Views, AReaderThatGoesAwayStopsTheWork) {
 
       EXPECT_EQ(outcome.status, 128 + signal) << path << ": " << outcome.err;
       EXPECT_FALSE(outcome.timed_out) << path;
-      int idle = 0;  // times in a row that all threads slept
+      int idle = 0;  // consecutive checks that found all threads asleep
       EXPECT_TRUE(eventually([&] {
         idle = is_asleep(daemon) ? idle + 1 : 0;
         return idle == 50;
       })) << path
-          << ": the work goes on";
+          << ": the computation continues";
     }
   }
 }
 
-TEST_F(Views, AnUnmountDoesNotWaitForAComputation) {
-  if (is_elsewhere()) GTEST_SKIP() << "1 TiB of zeros is too much to send";
+TEST_F(Views, UnmountDoesNotWaitForComputation) {
+  if (is_elsewhere()) GTEST_SKIP() << "1 TiB of zeros is too much for the network";
   const TempDir dir;
   write_sparse(dir / "m.safetensors", "big", kTooMuch);
   ForegroundMount mount({dir / "m.safetensors"});
@@ -723,15 +723,14 @@ TEST_F(Views, AnUnmountDoesNotWaitForAComputation) {
 
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_FALSE(outcome.timed_out);
-  EXPECT_NE(reader.wait().status, 0) << "and never half a digest";
+  EXPECT_NE(reader.wait().status, 0) << "the reader must not get a partial digest";
 }
 
-// All views at once.
-
-TEST_F(Views, ReadersOfAllViewsAtOnceSeeTheSame) {
+TEST_F(Views, ConcurrentReadersOfAllViewsSeeSameBytes) {
   const TempDir dir;
   write_safetensors(dir / "m.safetensors", every_type(), Metadata{{"format", "pt"}});
-  // Two mounts: one gives the expected bytes, the other makes every first access under load.
+  // The first mount gives the expected bytes. In the second mount every first access happens under
+  // load.
   std::map<std::string, std::string> expected;
   std::vector<std::string> listed;
   {
@@ -765,7 +764,8 @@ TEST_F(Views, ReadersOfAllViewsAtOnceSeeTheSame) {
       RandomBytes random(static_cast<std::uint64_t>(t) + 1);
       start.arrive_and_wait();
       for (std::size_t round = 0; round < paths.size() * 2; ++round) {
-        // In the first rounds all threads use the same order, so that they meet.
+        // In the first rounds all threads use the same order, so that they read the same file at
+        // once.
         const std::string& path =
             paths[round < paths.size() ? round : random.next() % paths.size()];
         EXPECT_TRUE(read_file(mount / path) == expected[path]) << path;
@@ -780,8 +780,6 @@ TEST_F(Views, ReadersOfAllViewsAtOnceSeeTheSame) {
   }
   for (std::thread& thread : threads) thread.join();
 }
-
-// Changed sources.
 
 }  // namespace
 }  // namespace stfs::test

@@ -1,4 +1,4 @@
-// A source that a network fills, whose cache or memory loses what came.
+// A CacheFile that loses fetched bytes from its cache or its memory.
 #include "core/base/posix.h"
 #include "tests/remote/cache_file_support.h"
 
@@ -22,7 +22,7 @@ namespace {
 
 class CacheFileLosses : public CacheFileTest {};
 
-TEST_F(CacheFileLosses, MemoryIsBoundedAndKeepsWhatIsWaitedFor) {
+TEST_F(CacheFileLosses, MemoryIsBoundedButKeepsWantedRange) {
   network.let_go();
   const auto source = open(64 * kMiB, false);
   for (std::uint64_t at = 0; at < 64 * kMiB; at += 4 * kMiB) {
@@ -34,7 +34,7 @@ TEST_F(CacheFileLosses, MemoryIsBoundedAndKeepsWhatIsWaitedFor) {
     });
     ASSERT_EQ(error.get_future().get(), 0) << at;
   }
-  // More than the bound, for one callback.
+  // A callback may want more than memory keeps otherwise.
   std::promise<int> error;
   source->want({0, 32 * kMiB}, [&](int) {
     std::vector<std::byte> bytes(32 * kMiB);
@@ -53,8 +53,9 @@ TEST_F(CacheFileLosses, MemoryIsBoundedAndKeepsWhatIsWaitedFor) {
   }
 }
 
-// Nothing keeps a file of the cache from being truncated while the kernel copies from a mapping.
-TEST_F(CacheFileLosses, NothingIsSentFromAMapping) {
+// A cached file could be truncated while the kernel copies from a mapping of it, so cached bytes
+// are never pinned.
+TEST_F(CacheFileLosses, DoesNotPinCachedBytes) {
   network.let_go();
   const auto source = open(8 * kBlock);
   expect_bytes(*source, {0, 2 * kBlock});
@@ -62,7 +63,7 @@ TEST_F(CacheFileLosses, NothingIsSentFromAMapping) {
   EXPECT_FALSE(source->try_pin());
 }
 
-TEST_F(CacheFileLosses, ADamagedBlockIsFetchedAgain) {
+TEST_F(CacheFileLosses, DamagedBlockIsFetchedAgain) {
   network.let_go();
   expect_bytes(*open(4 * kBlock), {0, 4 * kBlock});
   const fs::path data = entry_path() / "data";
@@ -85,9 +86,10 @@ void punch_hole(const fs::path& file, off_t offset, off_t length) {
   ASSERT_EQ(::fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length), 0);
 }
 
-// read(2) may give zeros while a file is truncated: the size is looked at afterwards, and the room
-// that it takes, as after `truncate -s 0; truncate -s N` and `fallocate --punch-hole`.
-TEST_F(CacheFileLosses, WhatAFileLostIsNeverZerosAndNoReaderGetsAnError) {
+// read(2) may return zeros while a file is truncated, so the reader checks the size of the file
+// afterwards. It also checks the allocated blocks, because `truncate -s 0; truncate -s N` and
+// `fallocate --punch-hole` leave the size unchanged.
+TEST_F(CacheFileLosses, TruncatedOrPunchedDataIsFetchedAgain) {
   network.let_go();
   const auto resize = [](std::uint64_t size) {
     return [=](const fs::path& data) { fs::resize_file(data, size); };
@@ -95,10 +97,10 @@ TEST_F(CacheFileLosses, WhatAFileLostIsNeverZerosAndNoReaderGetsAnError) {
   struct Row {
     const char* name;
     std::function<void(const fs::path& data)> harm;
-    bool is_seen_at_once;  // by a read of block 1, here before
+    bool is_seen_at_once;  // by the next read of block 1, which was cached before
   };
   for (const auto& [name, harm, is_seen_at_once] : std::vector<Row>{
-           {"cut behind the block", resize(2 * kBlock + 100), true},
+           {"cut after the block", resize(2 * kBlock + 100), true},
            {"cut before the block", resize(kBlock), true},
            {"cut and grown",
             [&](const fs::path& data) {
@@ -121,8 +123,8 @@ TEST_F(CacheFileLosses, WhatAFileLostIsNeverZerosAndNoReaderGetsAnError) {
   }
 }
 
-// The loss is counted by a read of another block, which was never looked at.
-TEST_F(CacheFileLosses, ALossThatACheckFindsMakesAllBlocksDoubtful) {
+// A read of another block, which was not verified before, finds the loss.
+TEST_F(CacheFileLosses, LossFoundInOneBlockInvalidatesOtherBlocks) {
   network.let_go();
   expect_bytes(*open(4 * kBlock), {0, 4 * kBlock});
   const auto source = open(4 * kBlock);
@@ -134,8 +136,8 @@ TEST_F(CacheFileLosses, ALossThatACheckFindsMakesAllBlocksDoubtful) {
   expect_bytes(*source, {0, 4 * kBlock});
 }
 
-// The file grows by more than it has lost, before it is read again.
-TEST_F(CacheFileLosses, ALossIsNotHiddenByWhatIsFetchedNext) {
+// Before the next read, the file grows by more than it has lost.
+TEST_F(CacheFileLosses, LaterFetchDoesNotHideLoss) {
   network.let_go();
   const auto source = open(64 * kBlock);
   expect_bytes(*source, {0, 100});
@@ -144,7 +146,7 @@ TEST_F(CacheFileLosses, ALossIsNotHiddenByWhatIsFetchedNext) {
   expect_bytes(*source, {0, kBlock});
 }
 
-TEST_F(CacheFileLosses, ATruncatedFileIsNotExtendedUnderThoseWhoReadIt) {
+TEST_F(CacheFileLosses, DoesNotExtendTruncatedFileInUse) {
   network.let_go();
   const auto source = open(4 * kBlock);
   expect_bytes(*source, {0, 4 * kBlock});
@@ -154,8 +156,8 @@ TEST_F(CacheFileLosses, ATruncatedFileIsNotExtendedUnderThoseWhoReadIt) {
   expect_bytes(*source, {0, 4 * kBlock});  // no zeros
 }
 
-// The file is cut after its room was reserved: the write fails.
-TEST_F(CacheFileLosses, ABlockThatTheDiskRefusesIsKeptInMemoryAndNotFetchedAgain) {
+// The file is truncated after its space was reserved, so the write fails.
+TEST_F(CacheFileLosses, BlockRefusedByDiskIsKeptInMemory) {
   const auto source = open(4 * kBlock);
   network.script([&](std::size_t number, ByteRange) {
     if (number == 0) fs::resize_file(entry_path() / "data", 10);
@@ -168,7 +170,7 @@ TEST_F(CacheFileLosses, ABlockThatTheDiskRefusesIsKeptInMemoryAndNotFetchedAgain
 }
 
 // A power failure may keep the map and lose the data.
-TEST_F(CacheFileLosses, DataThatALossOfPowerTookIsNeverZeros) {
+TEST_F(CacheFileLosses, DataLostInPowerFailureIsFetchedAgain) {
   network.let_go();
   expect_bytes(*open(4 * kBlock), {0, 4 * kBlock});
   punch_hole(entry_path() / "data", 4096, 2 * kBlock);
@@ -177,7 +179,7 @@ TEST_F(CacheFileLosses, DataThatALossOfPowerTookIsNeverZeros) {
   EXPECT_EQ(counters.cache_corrupt, 3U);
 }
 
-TEST_F(CacheFileLosses, AWindowOfTheCacheIsLookedAtWithoutReadingIt) {
+TEST_F(CacheFileLosses, ChecksPresenceOfWindowWithoutReadingIt) {
   network.let_go();
   const ByteRange window{0, 64 * kMiB};
   ASSERT_EQ(Answer(*open(64 * kMiB), window).get(), 0);
@@ -196,7 +198,7 @@ TEST_F(CacheFileLosses, AWindowOfTheCacheIsLookedAtWithoutReadingIt) {
   EXPECT_EQ(counters.waits, 1U);
 }
 
-TEST_F(CacheFileLosses, ReadersInMemoryGetNoErrorForWhatWasDropped) {
+TEST_F(CacheFileLosses, DroppedMemoryBlocksFailNoReader) {
   network.let_go();
   const auto source = open(64 * kMiB, false);
   std::vector<std::thread> readers;

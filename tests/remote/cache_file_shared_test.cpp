@@ -1,4 +1,4 @@
-// A source that a network fills, shared by readers and processes.
+// A CacheFile that is shared by several readers and processes.
 #include "core/base/posix.h"
 #include "core/remote/http/http.h"
 #include "tests/remote/cache_file_support.h"
@@ -31,7 +31,7 @@ namespace {
 
 class CacheFileShared : public CacheFileTest {};
 
-TEST_F(CacheFileShared, ASmallWantTakesItsTurnBesideAHugeOne) {
+TEST_F(CacheFileShared, SmallWantIsServedDuringHugeWant) {
   start({.connections = 1});
   const auto source = open(512 * kMiB);
   Answer huge(*source, {0, 400 * kMiB});
@@ -44,7 +44,7 @@ TEST_F(CacheFileShared, ASmallWantTakesItsTurnBesideAHugeOne) {
   EXPECT_EQ(to_text(seen), "0+32 32+32 2000+1 ");
 }
 
-TEST_F(CacheFileShared, ALongCallbackHoldsUpNoDeadline) {
+TEST_F(CacheFileShared, LongCallbackDelaysNoDeadline) {
   start({.timeout = 30ms});
   const auto source = open(8 * kMiB);
   network.script([](std::size_t number, ByteRange) { return Reply{.stall = number > 0}; });
@@ -61,7 +61,7 @@ TEST_F(CacheFileShared, ALongCallbackHoldsUpNoDeadline) {
   network.end_stalls(EIO);
 }
 
-TEST_F(CacheFileShared, AClaimantThatStandsStillIsNotWaitedForForEver) {
+TEST_F(CacheFileShared, FetchesBlocksClaimedByStoppedProcess) {
   start({.patience = 20ms});
   const RemoteVersion version = version_of(4 * kBlock);
   const auto other = cache.open(version);
@@ -73,7 +73,7 @@ TEST_F(CacheFileShared, AClaimantThatStandsStillIsNotWaitedForForEver) {
   EXPECT_FALSE(other->is_there(1));
 }
 
-TEST_F(CacheFileShared, AClaimantThatStandsStillIsWaitedForOnce) {
+TEST_F(CacheFileShared, WaitsForStoppedProcessOnlyOnce) {
   start({.patience = 2s});
   const RemoteVersion version = version_of(5 * kBlock);
   const auto other = cache.open(version);
@@ -87,7 +87,7 @@ TEST_F(CacheFileShared, AClaimantThatStandsStillIsWaitedForOnce) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s) << "each waited for 2 s";
 }
 
-TEST_F(CacheFileShared, AClaimantThatStandsStillFailsNoReadWithAShortTimeout) {
+TEST_F(CacheFileShared, StoppedProcessFailsNoReadWithShortTimeout) {
   start({.timeout = 4s, .patience = 1h});
   const RemoteVersion version = version_of(kBlock);
   const auto other = cache.open(version);
@@ -97,7 +97,7 @@ TEST_F(CacheFileShared, AClaimantThatStandsStillFailsNoReadWithAShortTimeout) {
   EXPECT_EQ(Answer(*source, {0, kBlock}).get(), 0);
 }
 
-TEST_F(CacheFileShared, ABlockThatAnotherHasClaimedIsNotAskedFor) {
+TEST_F(CacheFileShared, DoesNotRequestBlockClaimedByOtherProcess) {
   const RemoteVersion version = version_of(4 * kBlock);
   auto other = cache.open(version);
   ASSERT_TRUE(other->claim(1));
@@ -108,14 +108,14 @@ TEST_F(CacheFileShared, ABlockThatAnotherHasClaimedIsNotAskedFor) {
   EXPECT_EQ(first.get(), 0);
   network.wait_for_requests(2);
   EXPECT_EQ(to_text(network.seen()), "0+1 2+2 ");
-  // It comes from the other.
+  // The other process delivers block 1.
   ASSERT_EQ(other->write(1, bytes_of(other->range_of(1))), 0);
   EXPECT_EQ(all.get(), 0);
   expect_bytes(*source, {0, 4 * kBlock});
   EXPECT_EQ(network.seen().size(), 2U);
 }
 
-TEST_F(CacheFileShared, WhileARequestWaitsToBeSentAgainAnotherMayFetchItsBlocks) {
+TEST_F(CacheFileShared, ReleasesClaimsWhileRequestWaitsForRetry) {
   start({.timeout = 1h, .patience = 1h});
   network.always({.status = 503, .retry_after = "3600"});
   network.let_go();
@@ -129,7 +129,7 @@ TEST_F(CacheFileShared, WhileARequestWaitsToBeSentAgainAnotherMayFetchItsBlocks)
   EXPECT_FALSE(all.is_there());
 }
 
-TEST_F(CacheFileShared, AClaimThatIsGoneIsTakenOver) {
+TEST_F(CacheFileShared, TakesOverReleasedClaim) {
   const RemoteVersion version = version_of(4 * kBlock);
   auto other = cache.open(version);
   for (const std::uint64_t block : {0U, 1U, 2U}) ASSERT_TRUE(other->claim(block));
@@ -143,7 +143,7 @@ TEST_F(CacheFileShared, AClaimThatIsGoneIsTakenOver) {
   EXPECT_EQ(to_text(network.seen()), "3+1 0+3 ");
 }
 
-// Reads random ranges as the mount does: wants again what memory dropped, or what failed.
+// Reads random ranges like the mount: wants a range again if memory dropped it or its fetch failed.
 void read_randomly(const Source& source, unsigned seed, int reads, std::uint64_t longest) {
   std::mt19937_64 random(seed);
   for (int i = 0; i < reads; ++i) {
@@ -151,7 +151,7 @@ void read_randomly(const Source& source, unsigned seed, int reads, std::uint64_t
     const ByteRange range{offset, std::min(source.size() - offset, 1 + random() % longest)};
     if (random() % 4 == 0) source.prefetch({range.offset, 4 * range.length});
     std::vector<std::byte> bytes(range.length);
-    // In the callback: until it returns, memory keeps what was wanted.
+    // Reads in the callback, because memory keeps the wanted bytes until the callback returns.
     int error = EAGAIN;
     while (error != 0) {
       std::promise<int> done;
@@ -166,7 +166,7 @@ void read_randomly(const Source& source, unsigned seed, int reads, std::uint64_t
 
 class RandomReads : public CacheFileTest, public testing::WithParamInterface<bool> {};
 
-TEST_P(RandomReads, GetTheTrueBytesWhateverTheNetworkDoes) {
+TEST_P(RandomReads, ReturnRightBytesDespiteNetworkErrors) {
   network.script([random = std::mt19937_64(7)](std::size_t, ByteRange range) mutable {
     switch (random() % 16) {
       case 0: return Reply{.status = 0, .error = EIO};
@@ -192,7 +192,7 @@ TEST_P(RandomReads, GetTheTrueBytesWhateverTheNetworkDoes) {
 INSTANTIATE_TEST_SUITE_P(CacheFile, RandomReads, testing::Bool(),
                          [](const auto& is) { return is.param ? "Cached" : "InMemory"; });
 
-TEST_F(CacheFileShared, AServerOfHttpFillsIt) {
+TEST_F(CacheFileShared, FetchesOverHttpDespiteCutResponses) {
   const std::map<std::string, test::WebObject> objects{
       {"/object", {.bytes = text_of({0, 12 * kMiB + 5})}}};
   std::atomic<unsigned> count = 0;
@@ -225,7 +225,7 @@ TEST_F(CacheFileShared, AServerOfHttpFillsIt) {
   EXPECT_TRUE(source.is_complete());
 }
 
-TEST_F(CacheFileShared, AFullDiskCostsSpeedAndNoReaderAnError) {
+TEST_F(CacheFileShared, FullDiskFailsNoReader) {
   const test::SmallDisk disk(temporary / "small", "size=3m,mode=700");
   SKIP_WITHOUT(disk);
   network.let_go();
@@ -246,7 +246,7 @@ TEST_F(CacheFileShared, AFullDiskCostsSpeedAndNoReaderAnError) {
   EXPECT_TRUE(source.failures().empty());
 }
 
-TEST_F(CacheFileShared, ACacheSmallerThanTheObjectIsBoundedAndReadsGoOn) {
+TEST_F(CacheFileShared, ReadsObjectLargerThanCacheLimit) {
   network.let_go();
   Cache small({.directory = (temporary / "small").string(), .size = 4 * kMiB, .keep_free = 0});
   Fetcher with_small({}, network, small);
@@ -260,7 +260,7 @@ TEST_F(CacheFileShared, ACacheSmallerThanTheObjectIsBoundedAndReadsGoOn) {
   EXPECT_GE(small.list().at(0).blocks_there, 1U);
 }
 
-// Processes of their own: forked before this one has threads.
+// The child processes are forked before this process has threads.
 class CacheFileProcesses : public testing::Test {
  protected:
   template <class Body>
@@ -285,7 +285,7 @@ class CacheFileProcesses : public testing::Test {
   std::shared_ptr<TestRemote::Shared> remote = std::make_shared<TestRemote::Shared>();
 };
 
-TEST_F(CacheFileProcesses, FetchABlockOnce) {
+TEST_F(CacheFileProcesses, FetchEachBlockOnce) {
   const RemoteVersion version = version_of(20 * kMiB + 1);
   const UniqueFd counts(::memfd_create("fetched", MFD_CLOEXEC));
   const auto body = [&] {
@@ -362,7 +362,7 @@ TEST_F(CacheFileProcesses, KilledWhileFillingLeaveNoZerosAndNoClaims) {
     }
     EXPECT_GE(there, (seed + 1) * 555'555 / kBlock);
     network.let_go();
-    if (seed < 3) continue;  // the next child goes on
+    if (seed < 3) continue;  // the next child continues with this entry
     std::vector<std::byte> bytes(version.size);
     EXPECT_EQ(source.read(bytes, 0), 0);
     EXPECT_TRUE(bytes == bytes_of({0, version.size}));

@@ -1,4 +1,4 @@
-// A source that a scripted network fills, with a cache of its own.
+// A fixture with a CacheFile that is filled by a scripted network, and with its own cache.
 #pragma once
 
 #include "core/remote/cache/cache_file.h"
@@ -24,7 +24,7 @@
 
 namespace stfs::cache_file_test {
 
-// The verdicts by status alone.
+// Derives its verdict only from the status.
 struct TestRemote : Remote {
   struct Shared {
     std::atomic<int> renewals = 0;
@@ -70,7 +70,7 @@ class Answer {
   std::future<int> future_;
 };
 
-// Whether one of many tries in a row brings a range.
+// Returns true if one of many consecutive tries fetches the range.
 inline bool arrives(const Source& source, ByteRange range) {
   for (int tries = 0; tries < 200; ++tries) {
     if (Answer(source, range).get() == 0) return true;
@@ -107,16 +107,16 @@ class CacheFileTest : public testing::Test {
     ASSERT_EQ(source.read(bytes, range.offset), 0) << range.offset << "+" << range.length;
     ASSERT_TRUE(bytes == bytes_of(range)) << range.offset << "+" << range.length;
   }
-  // The network brings the first `bytes` bytes of each `every` bytes of the object, and then no
-  // more: a second request for the rest brings none, however often a slow machine asks.
+  // Makes the network deliver only the first `bytes` bytes of each `every` bytes of the object. A
+  // request for the remaining bytes gets nothing, however often a slow machine repeats it.
   void stall_after(std::uint64_t bytes, std::uint64_t every) {
     network.script([=](std::size_t, ByteRange range) {
       const std::uint64_t at = range.offset % every;
       return Reply{.cut_after = at < bytes ? bytes - at : 0, .stall = true};
     });
   }
-  // Wants a range in vain until a transfer stalls. On a busy machine a short deadline may come
-  // before the first request or its bytes.
+  // Wants a range, which fails each time, until a transfer stalls. On a busy machine a short
+  // deadline may expire before the first request or its bytes.
   void miss(const Source& source, ByteRange range) {
     const std::size_t before = network.stalls();
     do {

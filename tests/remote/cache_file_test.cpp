@@ -1,4 +1,4 @@
-// A source that a network fills: what is asked for, and what becomes of failing answers.
+// A CacheFile that a network fills: which requests it sends, and how it handles failing responses.
 #include "core/remote/http/http.h"
 #include "tests/remote/cache_file_support.h"
 
@@ -19,7 +19,7 @@
 namespace stfs::cache_file_test {
 namespace {
 
-TEST_F(CacheFileTest, WhatIsWantedComesAndStays) {
+TEST_F(CacheFileTest, WantedBlocksAreFetchedAndStayCached) {
   network.let_go();
   {
     const auto source = open(10 * kBlock + 77);
@@ -38,14 +38,14 @@ TEST_F(CacheFileTest, WhatIsWantedComesAndStays) {
   EXPECT_EQ(to_text(network.seen()), "2+2 0+2 4+7 ");
   const auto source = open(10 * kBlock + 77);
   EXPECT_TRUE(source->has({0, source->size()}));
-  EXPECT_EQ(counters.cache_hits, 0U);  // nothing was read to tell
+  EXPECT_EQ(counters.cache_hits, 0U);  // has() reads no blocks
   expect_bytes(*source, {0, source->size()});
   EXPECT_TRUE(source->is_complete());
   EXPECT_EQ(network.seen().size(), 3U);
   EXPECT_EQ(counters.cache_hits, 11U);
 }
 
-TEST_F(CacheFileTest, WhatCameWithTheAnswerIsNotFetched) {
+TEST_F(CacheFileTest, DoesNotFetchBytesOfFirstResponse) {
   for (const bool has_cache : {true, false}) {
     const auto source = open(3 * kBlock, has_cache, text_of({0, 2 * kBlock + 9}));
     EXPECT_TRUE(source->has({0, 2 * kBlock}));
@@ -59,7 +59,7 @@ TEST_F(CacheFileTest, WhatCameWithTheAnswerIsNotFetched) {
   EXPECT_EQ(to_text(network.seen()), "");
 }
 
-TEST_F(CacheFileTest, WhatCameWithTheAnswerIsNotCachedWithoutRoom) {
+TEST_F(CacheFileTest, DoesNotCacheFirstResponseWithoutRoom) {
   start();
   const RemoteVersion version = version_of(2 * kBlock);
   {
@@ -70,60 +70,59 @@ TEST_F(CacheFileTest, WhatCameWithTheAnswerIsNotCachedWithoutRoom) {
   EXPECT_FALSE(cache.open(version)->is_there(0));
 }
 
-TEST_F(CacheFileTest, ARangeOutsideTheObjectIsRefused) {
+TEST_F(CacheFileTest, RejectsRangeOutsideObject) {
   const auto source = open(2 * kBlock);
-  constexpr auto kMost = std::numeric_limits<std::uint64_t>::max();
-  for (const ByteRange range :
-       {ByteRange{2 * kBlock, 1}, {0, kMost}, {kMost, 2}, {1, 2 * kBlock}}) {
+  constexpr auto kMax = std::numeric_limits<std::uint64_t>::max();
+  for (const ByteRange range : {ByteRange{2 * kBlock, 1}, {0, kMax}, {kMax, 2}, {1, 2 * kBlock}}) {
     EXPECT_FALSE(source->has(range));
     EXPECT_EQ(Answer(*source, range).get(), EINVAL);
     EXPECT_FALSE(source->can_pin(range));
-    source->prefetch({kMost, kMost});
+    source->prefetch({kMax, kMax});
   }
   EXPECT_EQ(Answer(*source, {2 * kBlock, 0}).get(), 0);
   EXPECT_TRUE(network.seen().empty());
   EXPECT_THROW(open(std::uint64_t{1} << 62, false), Error);
 }
 
-TEST_F(CacheFileTest, NeighboursAreOneRequestAndDemandGoesFirst) {
+TEST_F(CacheFileTest, MergesAdjacentRangesAndServesDemandFirst) {
   start({.connections = 1});
   const auto source = open(64 * kMiB);
   source->prefetch({0, kMiB});
   network.wait_for_requests(1);
   source->prefetch({32 * kMiB, 16 * kMiB});
   Answer first(*source, {8 * kMiB, 2 * kMiB});
-  Answer second(*source, {10 * kMiB, kMiB});  // behind it
-  Answer third(*source, {48 * kMiB - 1, 2});  // its first half is queued ahead
-  Answer fourth(*source, {31 * kMiB, kMiB});  // what is ahead follows
+  Answer second(*source, {10 * kMiB, kMiB});  // follows the first range
+  Answer third(*source, {48 * kMiB - 1, 2});  // its first half is already queued for prefetching
+  Answer fourth(*source, {31 * kMiB, kMiB});  // the prefetched range follows it
   network.let_go();
   for (Answer* answer : {&first, &second, &third, &fourth}) EXPECT_EQ(answer->get(), 0);
   network.wait_for_requests(6);
   // In blocks of 256 KiB: 12 for the first two, 2 for the third, then 32 from 31 MiB, then the rest
-  // of what is ahead.
+  // of the prefetched range.
   EXPECT_EQ(to_text(network.seen()), "0+4 32+12 191+2 124+32 156+32 188+3 ");
 }
 
-TEST_F(CacheFileTest, AWindowFillsAllConnections) {
+TEST_F(CacheFileTest, PrefetchUsesAllConnections) {
   const auto source = open(200 * kMiB);
   source->prefetch({0, 64 * kMiB});
   network.wait_for_requests(8);
   EXPECT_EQ(to_text(network.seen()), "0+32 32+32 64+32 96+32 128+32 160+32 192+32 224+32 ");
 }
 
-TEST_F(CacheFileTest, WhatIsQueuedAheadIsBounded) {
+TEST_F(CacheFileTest, LimitsQueuedPrefetch) {
   start({.connections = 1});
   const auto source = open(200 * kMiB);
   source->prefetch({0, kBlock});
   network.wait_for_requests(1);
-  source->prefetch({kMiB, 199 * kMiB});       // 64 MiB of it
-  source->prefetch({100 * kMiB, 60 * kMiB});  // so 4 MiB of the first stay
+  source->prefetch({kMiB, 199 * kMiB});       // only 64 MiB are queued
+  source->prefetch({100 * kMiB, 60 * kMiB});  // leaves 4 MiB of the first range in the queue
   network.let_go();
   network.wait_for_requests(10);
   EXPECT_EQ(to_text(network.seen()),
             "0+1 244+16 400+32 432+32 464+32 496+32 528+32 560+32 592+32 624+16 ");
 }
 
-TEST_F(CacheFileTest, WithoutACacheLittleIsFetchedAhead) {
+TEST_F(CacheFileTest, LimitsPrefetchWithoutCache) {
   start({.connections = 1});
   const auto source = open(64 * kMiB, false);
   source->prefetch({0, 64 * kMiB});
@@ -135,7 +134,7 @@ TEST_F(CacheFileTest, WithoutACacheLittleIsFetchedAhead) {
   EXPECT_EQ(bytes, 5 * kMiB);
 }
 
-TEST_F(CacheFileTest, ReadersAreAnsweredBlockByBlock) {
+TEST_F(CacheFileTest, AnswersReadersAsBlocksArrive) {
   const auto source = open(8 * kMiB);
   network.always({.cut_after = 3 * kBlock + 5, .stall = true});
   Answer all(*source, {0, 8 * kMiB});
@@ -151,13 +150,13 @@ TEST_F(CacheFileTest, ReadersAreAnsweredBlockByBlock) {
   network.end_stalls(ETIMEDOUT);
 }
 
-TEST_F(CacheFileTest, ABrokenTransferKeepsTheBlocksThatCame) {
+TEST_F(CacheFileTest, BrokenTransferKeepsReceivedBlocks) {
   const auto source = open(kMiB);
   network.script([](std::size_t number, ByteRange) {
     if (number == 0) return Reply{.cut_after = 2 * kBlock + 77, .error = EIO};
     if (number == 1) return Reply{.status = 0, .error = ETIMEDOUT};
     if (number == 2) return Reply{.status = 503};
-    if (number == 3) return Reply{.cut_after = kBlock};  // no error, but short
+    if (number == 3) return Reply{.cut_after = kBlock};  // too short, but without an error
     return Reply{};
   });
   network.let_go();
@@ -167,7 +166,7 @@ TEST_F(CacheFileTest, ABrokenTransferKeepsTheBlocksThatCame) {
   EXPECT_TRUE(source->failures().empty());
 }
 
-TEST_F(CacheFileTest, OfABlockThatBrokeOnlyTheRestIsAskedFor) {
+TEST_F(CacheFileTest, ResumesBlockAfterBrokenTransfer) {
   for (const bool has_cache : {true, false}) {
     const auto source = open(kMiB, has_cache);
     const std::size_t before = network.seen().size();
@@ -182,14 +181,14 @@ TEST_F(CacheFileTest, OfABlockThatBrokeOnlyTheRestIsAskedFor) {
     EXPECT_EQ(offsets,
               (std::vector<std::uint64_t>{0, 200'000, 400'000, 600'000, 800'000, 1'000'000}));
   }
-  EXPECT_EQ(counters.bytes_fetched, 0U);  // Http's
+  EXPECT_EQ(counters.bytes_fetched, 0U);  // only Http counts these
   const auto again = open(kMiB);
-  expect_bytes(*again, {0, kMiB});  // the checksums are those of the bytes
+  expect_bytes(*again, {0, kMiB});  // the checksums match the bytes
   EXPECT_EQ(counters.cache_corrupt, 0U);
 }
 
-// A mirror that answers 200 with the whole object.
-TEST_F(CacheFileTest, AServerThatCannotResumeIsAskedForTheWholeAgain) {
+// The server is a mirror that answers 200 with the whole object.
+TEST_F(CacheFileTest, RefetchesWholeBlockIfServerCannotResume) {
   const auto source = open(kBlock);
   network.script([](std::size_t number, ByteRange range) {
     if (number == 0) return Reply{.cut_after = 77, .error = EIO};
@@ -201,8 +200,8 @@ TEST_F(CacheFileTest, AServerThatCannotResumeIsAskedForTheWholeAgain) {
   EXPECT_EQ(network.seen().back().offset, 0U);
 }
 
-TEST_F(CacheFileTest, PartsOfBlocksAreFew) {
-  constexpr std::uint64_t kParts = 33;  // one more than are kept
+TEST_F(CacheFileTest, LimitsKeptPartialBlocks) {
+  constexpr std::uint64_t kParts = 33;  // one more than the limit
   start({.timeout = 30ms});
   const auto source = open(64 * kMiB);
   stall_after(5, kMiB);
@@ -219,7 +218,7 @@ TEST_F(CacheFileTest, PartsOfBlocksAreFew) {
   }
 }
 
-TEST_F(CacheFileTest, AServerThatAsksForAnHourIsAskedAgainAfterTheDeadline) {
+TEST_F(CacheFileTest, RetriesAfterDeadlineDespiteLongRetryAfter) {
   start({.timeout = 30ms});
   const auto source = open(kMiB);
   network.first({.status = 503, .retry_after = "3600"});
@@ -228,7 +227,7 @@ TEST_F(CacheFileTest, AServerThatAsksForAnHourIsAskedAgainAfterTheDeadline) {
   EXPECT_TRUE(arrives(*source, {0, 1}));
 }
 
-TEST_F(CacheFileTest, ATransferEndsWhenNobodyWaitsForItAndTheNextAsksAnew) {
+TEST_F(CacheFileTest, AbortsTransferWithoutReaderAndResumesLater) {
   start({.timeout = 30ms, .longest = 5min});
   const auto source = open(kMiB);
   stall_after(100'000, kMiB);
@@ -244,7 +243,7 @@ TEST_F(CacheFileTest, ATransferEndsWhenNobodyWaitsForItAndTheNextAsksAnew) {
   EXPECT_EQ(network.limits()[0], 5min);
 }
 
-TEST_F(CacheFileTest, WhatIsFetchedAheadLeavesAConnectionToAReaderWhoWaitedInVain) {
+TEST_F(CacheFileTest, StalledPrefetchYieldsConnectionToReader) {
   start({.timeout = 30ms, .connections = 2});
   const auto source = open(64 * kMiB);
   network.always({.cut_after = 5, .stall = true});
@@ -259,7 +258,7 @@ TEST_F(CacheFileTest, WhatIsFetchedAheadLeavesAConnectionToAReaderWhoWaitedInVai
   expect_bytes(*source, {40 * kMiB, 1});
 }
 
-TEST_F(CacheFileTest, AnOldTransferEndsThoughOthersWaitForItToo) {
+TEST_F(CacheFileTest, AbortsOldTransferDespiteNewerReader) {
   start({.timeout = 2s});
   const auto source = open(kMiB);
   network.first({.cut_after = 100'000, .stall = true});
@@ -272,7 +271,7 @@ TEST_F(CacheFileTest, AnOldTransferEndsThoughOthersWaitForItToo) {
   EXPECT_EQ(second.get(), 0);
 }
 
-TEST_F(CacheFileTest, AStalledTransferHoldsUpNobodyElse) {
+TEST_F(CacheFileTest, StalledTransferDelaysNoOtherReader) {
   const auto source = open(8 * kMiB);
   network.first({.cut_after = 5, .stall = true});
   network.let_go();
@@ -285,7 +284,7 @@ TEST_F(CacheFileTest, AStalledTransferHoldsUpNobodyElse) {
   expect_bytes(*source, {0, 100});
 }
 
-TEST_F(CacheFileTest, AChangedObjectIsStaleForEverAndItsBlocksAreServed) {
+TEST_F(CacheFileTest, ChangedObjectIsStaleButCachedBlocksAreServed) {
   const auto source = open(4 * kMiB);
   network.script([](std::size_t number, ByteRange) { return Reply{.status = number ? 412 : 206}; });
   network.let_go();
@@ -303,27 +302,27 @@ TEST_F(CacheFileTest, AChangedObjectIsStaleForEverAndItsBlocksAreServed) {
   expect_bytes(*source, {0, kBlock});
 }
 
-TEST_F(CacheFileTest, ARefusedAnswerFailsItsReadersAndSaysWhy) {
+TEST_F(CacheFileTest, RejectedResponseFailsReadersWithReason) {
   const auto source = open(kMiB);
   network.script(
       [](std::size_t number, ByteRange) { return number < 2 ? Reply{.status = 200} : Reply{}; });
   network.let_go();
   EXPECT_EQ(Answer(*source, {0, 1}).get(), EIO);
   EXPECT_EQ(Answer(*source, {0, 1}).get(), EIO);
-  expect_bytes(*source, {0, kMiB});  // the next one asks again
+  expect_bytes(*source, {0, kMiB});  // sends a new request
   ASSERT_EQ(source->failures().size(), 1U);
   EXPECT_EQ(source->failures()[0].error, EIO);
   EXPECT_EQ(source->failure_text(), "the server ignores ranges");
 }
 
-TEST_F(CacheFileTest, MoreBytesThanWereAskedForAreRefused) {
+TEST_F(CacheFileTest, RejectsMoreBytesThanRequested) {
   const auto source = open(kMiB);
   network.always({.surplus = 1});
   network.let_go();
   EXPECT_EQ(Answer(*source, {0, kBlock}).get(), EIO);
 }
 
-TEST_F(CacheFileTest, CredentialsAreRenewedOnceThenAccessIsDenied) {
+TEST_F(CacheFileTest, RenewsCredentialsOnceThenReturnsEACCES) {
   const auto source = open(kMiB);
   network.script(
       [&](std::size_t, ByteRange) { return Reply{.status = remote->renewals == 1 ? 206 : 403}; });
@@ -341,7 +340,7 @@ TEST_F(CacheFileTest, CredentialsAreRenewedOnceThenAccessIsDenied) {
   EXPECT_EQ(Answer(*source, {kBlock, 1}).get(), EIO);
 }
 
-TEST_F(CacheFileTest, SeveralRefusedAtOnceRenewOnce) {
+TEST_F(CacheFileTest, SimultaneousRefusalsRenewCredentialsOnce) {
   start({.connections = 4});
   const auto source = open(64 * kMiB);
   std::vector<Answer> answers;
@@ -354,7 +353,7 @@ TEST_F(CacheFileTest, SeveralRefusedAtOnceRenewOnce) {
   EXPECT_EQ(remote->renewals, 1);
 }
 
-TEST_F(CacheFileTest, AWantHasADeadlineAndTheNextTriesAgain) {
+TEST_F(CacheFileTest, WantFailsAtDeadlineAndNextWantRetries) {
   start({.timeout = 30ms});
   const auto source = open(kMiB);
   network.always({.cut_after = kBlock, .stall = true});
@@ -373,7 +372,7 @@ TEST_F(CacheFileTest, AWantHasADeadlineAndTheNextTriesAgain) {
   expect_bytes(*source, {0, 2 * kBlock});
 }
 
-TEST_F(CacheFileTest, OfflineServesWhatIsThere) {
+TEST_F(CacheFileTest, OfflineServesOnlyCachedBytes) {
   start({.offline = true});
   const auto source = open(2 * kBlock, true, text_of({0, kBlock}));
   expect_bytes(*source, {0, kBlock});
@@ -384,7 +383,7 @@ TEST_F(CacheFileTest, OfflineServesWhatIsThere) {
   EXPECT_TRUE(network.seen().empty());
 }
 
-TEST_F(CacheFileTest, TheEndOfASourceAnswersThoseWhoWait) {
+TEST_F(CacheFileTest, DestructionCancelsWaitingReaders) {
   auto source = open(8 * kMiB);
   network.always({.cut_after = 5, .stall = true});
   Answer stalled(*source, {0, 1}), queued(*source, {4 * kMiB, 1});
@@ -397,7 +396,7 @@ TEST_F(CacheFileTest, TheEndOfASourceAnswersThoseWhoWait) {
   network.end_stalls(EIO);
 }
 
-TEST_F(CacheFileTest, TheEndOfASourceWaitsForItsCallbacks) {
+TEST_F(CacheFileTest, DestructionWaitsForCallbacks) {
   auto source = open(kBlock);
   std::promise<void> entered, leave;
   std::atomic<bool> is_over = false;

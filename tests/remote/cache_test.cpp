@@ -1,4 +1,4 @@
-// The cache on real directories: what is there, what was damaged, who is beside us.
+// The cache in real directories: its entries, damage to them, and other processes and users.
 #include "core/remote/cache/cache.h"
 
 #include "core/base/text.h"
@@ -56,7 +56,7 @@ std::vector<std::byte> bytes_of(const CacheEntry& entry, std::uint64_t block, un
   return bytes;
 }
 
-// As a fetcher does it. Returns the errno of the first step that fails.
+// Fetches a block like a fetcher. Returns the errno of the first step that fails.
 int fill(const CacheEntry& entry, std::uint64_t block, unsigned salt = 0) {
   if (!entry.claim(block)) return EBUSY;
   const std::vector<std::byte> bytes = bytes_of(entry, block, salt);
@@ -76,7 +76,7 @@ int check(const CacheEntry& entry, std::uint64_t block) {
   return entry.check(block, buffer);
 }
 
-// Runs a part of a test in a child of its own; its failures are the exit status.
+// Runs a part of a test in a child process. The exit status of the child reports failures.
 pid_t in_child(const std::function<void()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -111,7 +111,7 @@ class CacheTest : public testing::Test {
   std::string directory = temporary / "a/b";
 };
 
-TEST_F(CacheTest, ABlockIsAbsentUntilItIsPublishedAndThenStays) {
+TEST_F(CacheTest, BlockIsAbsentUntilPublishedThenStays) {
   const RemoteVersion version = version_of("m", 2 * kBlock + 100);
   {
     Cache cache = open();
@@ -139,7 +139,7 @@ TEST_F(CacheTest, ABlockIsAbsentUntilItIsPublishedAndThenStays) {
   EXPECT_EQ(bytes, bytes_of(*again, 2));
 }
 
-TEST_F(CacheTest, TheDirectoryIsOfItsUserAlone) {
+TEST_F(CacheTest, DirectoryIsAccessibleOnlyToItsUser) {
   open();
   struct stat status {};
   for (const char* name : {"", "/v1", "/v1/entries", "/v1/trash", "/v1/names"}) {
@@ -152,7 +152,7 @@ TEST_F(CacheTest, TheDirectoryIsOfItsUserAlone) {
                   .starts_with("Signature: 8a477f597d28d172789f06886806bc55\n"));
 }
 
-TEST_F(CacheTest, WhatItMakesIsForItsUserAloneWhateverTheMask) {
+TEST_F(CacheTest, CreatesPrivateFilesWhateverUmask) {
   const mode_t mask = ::umask(0);
   Cache cache = open();
   fill_all(*cache.open(version_of("m", kBlock)));
@@ -169,8 +169,9 @@ TEST_F(CacheTest, WhatItMakesIsForItsUserAloneWhateverTheMask) {
   EXPECT_EQ(files, 5U) << "data, map, id.json, a name, CACHEDIR.TAG";
 }
 
-// A directory that was handed over, or root's cache in which a user once wrote.
-TEST_F(CacheTest, FilesOfAnotherUserAreNotBelieved) {
+// Such files exist in a directory that was handed over, or in root's cache if a user once wrote
+// there.
+TEST_F(CacheTest, DoesNotTrustFilesOwnedByOtherUser) {
   const RemoteVersion version = version_of("m", kBlock);
   for (const char* const name : {"", "data", "map", "id.json"}) {
     SCOPED_TRACE(name);
@@ -190,8 +191,8 @@ TEST_F(CacheTest, FilesOfAnotherUserAreNotBelieved) {
   EXPECT_EQ(cache.recall("name"), std::nullopt);
 }
 
-// A server may claim any size.
-TEST_F(CacheTest, AMapTakesAsMuchDiskAsTheBlocksThatAreThere) {
+// A server may claim any size, so the size of an object alone must not use disk space.
+TEST_F(CacheTest, MapDiskUsageFollowsPresentBlocks) {
   constexpr std::uint64_t kClaimed = 15'000'000'000'000;
   const auto entry = open().open(version_of("m", kClaimed));
   if (!entry) GTEST_SKIP() << "no file of this size";
@@ -203,13 +204,13 @@ TEST_F(CacheTest, AMapTakesAsMuchDiskAsTheBlocksThatAreThere) {
   EXPECT_LE(open().list().at(0).bytes, 2 * kBlock + (64U << 10));
 }
 
-TEST_F(CacheTest, AMapCountsForTheBounds) {
+TEST_F(CacheTest, MakeRoomCountsMap) {
   EXPECT_FALSE(open(kBlock).make_room(kBlock));
   EXPECT_TRUE(open(kBlock + 4096).make_room(kBlock));
 }
 
-// Each of these blocks has a page of the map for itself.
-TEST_F(CacheTest, TheMapOfAnEntryCountsForItsSize) {
+// Each of these blocks has its own page of the map.
+TEST_F(CacheTest, EntrySizeIncludesMap) {
   Cache cache = open();
   const auto entry = cache.open(version_of("m", 16'000 * kBlock));
   const std::uint64_t before = cache.list().at(0).bytes;
@@ -219,13 +220,13 @@ TEST_F(CacheTest, TheMapOfAnEntryCountsForItsSize) {
   EXPECT_GE(cache.list().at(0).bytes, before + 16 * (kBlock + 4096) - 4096);
 }
 
-TEST_F(CacheTest, AnEmptyObjectHasNoBlocks) {
+TEST_F(CacheTest, EmptyObjectHasNoBlocks) {
   const auto entry = open().open(version_of("m", 0));
   ASSERT_TRUE(entry);
   EXPECT_EQ(entry->blocks(), 0U);
 }
 
-TEST_F(CacheTest, NoSecretIsKept) {
+TEST_F(CacheTest, StoresNoSecret) {
   open().open(version_of("m", 10));
   for (const auto& file : fs::recursive_directory_iterator(directory)) {
     if (file.is_regular_file()) {
@@ -234,7 +235,7 @@ TEST_F(CacheTest, NoSecretIsKept) {
   }
 }
 
-// What may have happened to an entry that nobody uses.
+// A kind of damage to an entry that is not in use.
 struct Damage {
   const char* name;
   void (*harm)(const fs::path& entry);
@@ -244,10 +245,10 @@ std::ostream& operator<<(std::ostream& out, const Damage& damage) { return out <
 
 class DamagedCache : public CacheTest, public testing::WithParamInterface<Damage> {};
 
-TEST_P(DamagedCache, IsReplacedByAnEmptyEntry) {
+TEST_P(DamagedCache, OpensAsEmptyEntry) {
   const RemoteVersion version = version_of("m", 3 * kBlock);
   fill_all(*open().open(version));
-  // Links out of the entry lead here.
+  // The links that point out of the entry point to this file.
   test::write_file(temporary / "outside", "precious");
   GetParam().harm(entry_of(version));
   const auto entry = open().open(version);
@@ -283,7 +284,7 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"MapTooShort", [](const fs::path& e) { fs::resize_file(e / "map", 64 + 16); }},
         Damage{"MapEmpty", [](const fs::path& e) { fs::resize_file(e / "map", 0); }},
         Damage{"MapTooLong", [](const fs::path& e) { fs::resize_file(e / "map", 4096); }},
-        Damage{"MapOfNothing",
+        Damage{"MapHeaderZeroed",
                [](const fs::path& e) { overwrite(e / "map", 0, std::string(64, 0)); }},
         Damage{"MapHeaderFlipped", [](const fs::path& e) { overwrite(e / "map", 17, "x"); }},
         Damage{"MapChecksumFlipped", [](const fs::path& e) { overwrite(e / "map", 60, "xyz"); }},
@@ -331,7 +332,7 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"EntryIsLoop", [](const fs::path& e) { replace_by_link(e, e.filename().c_str()); }}),
     [](const auto& damage) { return damage.param.name; });
 
-TEST_F(CacheTest, ADamagedEntryInUseIsNotGivenAndStays) {
+TEST_F(CacheTest, NeitherOpensNorRemovesDamagedEntryInUse) {
   const RemoteVersion version = version_of("m", kBlock);
   const auto user = open().open(version);
   ASSERT_EQ(fill(*user, 0), 0);
@@ -340,21 +341,21 @@ TEST_F(CacheTest, ADamagedEntryInUseIsNotGivenAndStays) {
   EXPECT_EQ(check(*user, 0), 0);
 }
 
-TEST_F(CacheTest, TheSameNameWithAnotherTokenIsAnotherEntry) {
+TEST_F(CacheTest, SameNameWithOtherTokenIsSeparateEntry) {
   const RemoteVersion a = version_of("m", kBlock, "a");
   const RemoteVersion b = version_of("m", kBlock, "b");
   const auto one = open().open(a);
   const auto two = open().open(b);
   ASSERT_EQ(fill(*one, 0), 0);
   EXPECT_FALSE(two->is_there(0));
-  // The bytes and the word of the one do not fit the other.
+  // The bytes and the map word of one entry are not valid in the other.
   overwrite(entry_of(b) / "data", 0, test::read_file(entry_of(a) / "data"));
   overwrite(entry_of(b) / "map", 64, test::read_file(entry_of(a) / "map").substr(64));
   EXPECT_EQ(check(*two, 0), EILSEQ);
   EXPECT_FALSE(two->is_there(0));
 }
 
-TEST_F(CacheTest, BytesThatWereChangedCostTheirBlockAlone) {
+TEST_F(CacheTest, ChangedBytesInvalidateOnlyTheirBlock) {
   const RemoteVersion version = version_of("m", 3 * kBlock + 7);
   fill_all(*open().open(version));
   const fs::path data = entry_of(version) / "data";
@@ -368,21 +369,21 @@ TEST_F(CacheTest, BytesThatWereChangedCostTheirBlockAlone) {
     ASSERT_EQ(fill(*entry, 1), 0);
     EXPECT_EQ(check(*entry, 1), 0);
   }
-  fs::resize_file(data, 2 * kBlock + 1);  // what is cut off comes back as zeros
+  fs::resize_file(data, 2 * kBlock + 1);  // opening extends the file with zeros
   {
     const auto entry = open().open(version);
     EXPECT_EQ(fs::file_size(data), version.size);
     EXPECT_EQ(check(*entry, 1), 0);
     EXPECT_EQ(check(*entry, 2), EILSEQ);
     EXPECT_EQ(check(*entry, 3), EILSEQ);
-    fs::resize_file(data, 10);  // under an entry that is open
+    fs::resize_file(data, 10);  // while the entry is open
     EXPECT_EQ(check(*entry, 0), EILSEQ);
     fs::resize_file(entry_of(version) / "map", 0);
     EXPECT_FALSE(entry->is_there(1));
   }
 }
 
-TEST_F(CacheTest, BlocksThatTradedPlacesDoNotFit) {
+TEST_F(CacheTest, SwappedBlocksFailChecksum) {
   const RemoteVersion version = version_of("m", 2 * kBlock);
   const auto entry = open().open(version);
   fill_all(*entry);
@@ -394,7 +395,7 @@ TEST_F(CacheTest, BlocksThatTradedPlacesDoNotFit) {
   EXPECT_EQ(check(*entry, 1), EILSEQ);
 }
 
-TEST_F(CacheTest, WritesAreOfWholeBlocksOfTheObject) {
+TEST_F(CacheTest, RejectsWritesOtherThanWholeBlocks) {
   const auto entry = open().open(version_of("m", kBlock + 10));
   const std::vector<std::byte> bytes(11);
   EXPECT_EQ(entry->write(0, bytes), EINVAL);
@@ -405,8 +406,8 @@ TEST_F(CacheTest, WritesAreOfWholeBlocksOfTheObject) {
   EXPECT_EQ(entry->reserve({0, 0}), 0);
 }
 
-// A write behind the end would turn what was cut off into zeros.
-TEST_F(CacheTest, ATruncatedFileIsNotWrittenTo) {
+// A write past the end would turn the truncated part into zeros.
+TEST_F(CacheTest, DoesNotWriteToTruncatedFile) {
   const auto entry = open().open(version_of("m", 4 * kBlock));
   ASSERT_EQ(fill(*entry, 0), 0);
   const fs::path data = entry_of(version_of("m", 0)) / "data";
@@ -415,7 +416,7 @@ TEST_F(CacheTest, ATruncatedFileIsNotWrittenTo) {
   EXPECT_EQ(fs::file_size(data), 1000U);
 }
 
-TEST_F(CacheTest, AnEntryWithTheDescriptionOfAnotherIsNotListed) {
+TEST_F(CacheTest, DoesNotListEntryWithIdOfOtherEntry) {
   for (const char* const name : {"a", "b"}) fill_all(*open().open(version_of(name, kBlock)));
   const fs::path a = entry_of(version_of("a", 0)), b = entry_of(version_of("b", 0));
   fs::copy_file(a / "id.json", b / "id.json", fs::copy_options::overwrite_existing);
@@ -423,7 +424,7 @@ TEST_F(CacheTest, AnEntryWithTheDescriptionOfAnotherIsNotListed) {
   EXPECT_EQ(open().list()[0].id, a.filename());
 }
 
-TEST_F(CacheTest, ASizeThatNoDiskHasGivesNoEntry) {
+TEST_F(CacheTest, ImpossibleSizeGetsNoEntry) {
   for (const std::uint64_t size :
        {~std::uint64_t{0}, std::uint64_t{1} << 63, std::uint64_t{1} << 62}) {
     EXPECT_FALSE(open().open(version_of("m", size)));
@@ -431,7 +432,7 @@ TEST_F(CacheTest, ASizeThatNoDiskHasGivesNoEntry) {
   EXPECT_EQ(test::names_in(fs::path(directory) / "v1/trash").size(), 0U);
 }
 
-TEST_F(CacheTest, AClaimExcludesOthersUntilItsProcessEnds) {
+TEST_F(CacheTest, ClaimExcludesOthersUntilItsProcessEnds) {
   const RemoteVersion version = version_of("m", 3 * kBlock);
   const auto one = open().open(version);
   const auto two = open().open(version);
@@ -441,9 +442,9 @@ TEST_F(CacheTest, AClaimExcludesOthersUntilItsProcessEnds) {
   EXPECT_FALSE(one->claim(2));
   one->release(1);
   EXPECT_TRUE(two->claim(1));
-  two->release(0);  // that it does not have
+  two->release(0);  // a claim that it does not have
 
-  // One that dies after it has reserved and before it writes.
+  // A process that dies after it has reserved space and before it writes.
   int ready[2];
   ASSERT_EQ(::pipe2(ready, O_CLOEXEC), 0);
   const pid_t child = in_child([&] {
@@ -465,7 +466,7 @@ TEST_F(CacheTest, AClaimExcludesOthersUntilItsProcessEnds) {
   EXPECT_EQ(check(*one, 0), 0);
 }
 
-TEST_F(CacheTest, EvictionTakesTheLeastRecentlyUsedThatNobodyUses) {
+TEST_F(CacheTest, EvictsLeastRecentlyUsedEntryNotInUse) {
   for (const char* name : {"a", "b", "c", "d"})
     fill_all(*open().open(version_of(name, 4 * kBlock)));
   const auto user = open().open(version_of("b", 4 * kBlock));
@@ -475,7 +476,7 @@ TEST_F(CacheTest, EvictionTakesTheLeastRecentlyUsedThatNobodyUses) {
     const fs::path id = entry_of(version_of(name, 0)) / "id.json";
     ASSERT_EQ(::utimensat(AT_FDCWD, id.c_str(), times.data(), 0), 0);
   }
-  open().open(version_of("a", 4 * kBlock));  // is now the last
+  open().open(version_of("a", 4 * kBlock));  // is now the most recently used
   const std::uint64_t bound = 19 * kBlock;
   Cache cache = open(bound);
   ASSERT_EQ(cache.list().size(), 4U);
@@ -494,13 +495,13 @@ TEST_F(CacheTest, EvictionTakesTheLeastRecentlyUsedThatNobodyUses) {
   EXPECT_EQ(test::names_in(fs::path(directory) / "v1/trash").size(), 0U);
 }
 
-TEST_F(CacheTest, KeepsAPartOfTheDiskFree) {
+TEST_F(CacheTest, KeepsPartOfDiskFree) {
   fill_all(*open().open(version_of("a", kBlock)));
   EXPECT_FALSE(open(0, 100).make_room(1));
   EXPECT_TRUE(open().list().empty());
 }
 
-TEST_F(CacheTest, ListsWhatIsThere) {
+TEST_F(CacheTest, ListsEntries) {
   const RemoteVersion version = version_of("m\x1b[31m\n", 3 * kBlock + 1);
   EXPECT_TRUE(open().list().empty());
   const auto entry = open().open(version);
@@ -518,7 +519,7 @@ TEST_F(CacheTest, ListsWhatIsThere) {
   EXPECT_GT(listed[0].used.tv_sec, 0);
 }
 
-TEST_F(CacheTest, PrunesAndRemovesWhatNobodyUses) {
+TEST_F(CacheTest, PrunesAndRemovesOnlyUnusedEntries) {
   Cache cache = open();
   fill_all(*cache.open(version_of("a", 2 * kBlock)));
   fill_all(*cache.open(version_of("b", 2 * kBlock)));
@@ -539,7 +540,7 @@ TEST_F(CacheTest, PrunesAndRemovesWhatNobodyUses) {
   EXPECT_TRUE(cache.list().empty());
 }
 
-TEST_F(CacheTest, GarbageInTheDirectoryIsNoEntry) {
+TEST_F(CacheTest, IgnoresForeignFilesInDirectory) {
   open().open(version_of("m", kBlock));
   const fs::path entries = fs::path(directory) / "v1/entries";
   for (int i = 0; i < 10000; ++i) {
@@ -551,10 +552,10 @@ TEST_F(CacheTest, GarbageInTheDirectoryIsNoEntry) {
   EXPECT_EQ(open().list().size(), 1U);
   EXPECT_TRUE(open().make_room(1));
   open().prune(0);
-  EXPECT_EQ(test::names_in(entries).size(), 10000U) << "what is not ours stays";
+  EXPECT_EQ(test::names_in(entries).size(), 10000U) << "foreign files stay";
 }
 
-TEST_F(CacheTest, LeftoversInTrashGoUnlessTheyAreBeingMade) {
+TEST_F(CacheTest, EmptiesTrashExceptEntriesBeingCreated) {
   open();
   const fs::path trash = fs::path(directory) / "v1/trash";
   fs::create_directories(trash / "old/deep");
@@ -572,7 +573,7 @@ TEST_F(CacheTest, LeftoversInTrashGoUnlessTheyAreBeingMade) {
   EXPECT_TRUE(test::names_in(trash).empty());
 }
 
-TEST_F(CacheTest, ProcessesThatOpenAndEvictAtOnceSeeRightBytesAlone) {
+TEST_F(CacheTest, ConcurrentProcessesReadRightBytesDuringEviction) {
   open();
   std::vector<pid_t> children;
   for (unsigned seed = 0; seed < 4; ++seed) {
@@ -602,7 +603,7 @@ TEST_F(CacheTest, ProcessesThatOpenAndEvictAtOnceSeeRightBytesAlone) {
   EXPECT_TRUE(test::names_in(fs::path(directory) / "v1/trash").empty());
 }
 
-TEST_F(CacheTest, ThreadsShareAnEntry) {
+TEST_F(CacheTest, ThreadsShareEntry) {
   constexpr std::uint64_t kBlocks = 16;
   const auto entry = open().open(version_of("m", kBlocks * kBlock));
   std::vector<std::thread> threads;
@@ -622,8 +623,8 @@ TEST_F(CacheTest, ThreadsShareAnEntry) {
 
 // --- the limit on the size of files ---
 
-// As a batch system or PAM sets it. The disposition of the signal is that of the host program.
-TEST_F(CacheTest, ALimitOnFilesIsAFullDiskAndNoSignal) {
+// A batch system or PAM may set this limit. The disposition of SIGXFSZ belongs to the host program.
+TEST_F(CacheTest, FileSizeLimitGivesEFBIGAndNoSignal) {
   const RemoteVersion version = version_of("m", 8 * kBlock);
   fill_all(*open().open(version));
   const pid_t child = in_child([&] {
@@ -641,7 +642,7 @@ TEST_F(CacheTest, ALimitOnFilesIsAFullDiskAndNoSignal) {
     EXPECT_EQ(entry->write(2, bytes_of(*entry, 2)), EFBIG);
     const auto others = open().open(version);
     ASSERT_TRUE(others);
-    EXPECT_EQ(check(*others, 7), 0) << "what is there is read";
+    EXPECT_EQ(check(*others, 7), 0) << "cached blocks are readable";
     struct sigaction now {};
     sigset_t pending, blocked;
     ::sigaction(SIGXFSZ, nullptr, &now);
@@ -655,7 +656,7 @@ TEST_F(CacheTest, ALimitOnFilesIsAFullDiskAndNoSignal) {
 
 // --- another user's directory ---
 
-TEST_F(CacheTest, ADirectoryThatOnlyAnotherUserCanWriteIsReadIfItIsNamed) {
+TEST_F(CacheTest, ReadsNamedDirectoryWritableOnlyByOtherUser) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   directory = temporary / "a/stfs";
   const RemoteVersion version = version_of("m", 2 * kBlock);
@@ -691,7 +692,7 @@ TEST_F(CacheTest, ADirectoryThatOnlyAnotherUserCanWriteIsReadIfItIsNamed) {
               test::Environment environment("XDG_CACHE_HOME", temporary / "a");
               environment.set("STFS_CACHE", std::nullopt);
               EXPECT_NE(open().unusable().find("belongs to another user"), std::string::npos)
-                  << "it is the default";
+                  << "the default directory is not shared";
             }),
             0);
   for (const char* const file : {"data", "map", "id.json", "."}) {
@@ -712,7 +713,7 @@ TEST_F(CacheTest, ADirectoryThatOnlyAnotherUserCanWriteIsReadIfItIsNamed) {
 
 // --- directories that are not used ---
 
-TEST_F(CacheTest, ADirectoryInWhichOthersMayWriteIsRefused) {
+TEST_F(CacheTest, RejectsDirectoryWritableByOthers) {
   fs::create_directories(directory);
   ASSERT_EQ(::chmod(directory.c_str(), 0770), 0);
   Cache cache = open();
@@ -731,7 +732,7 @@ TEST_F(CacheTest, ADirectoryInWhichOthersMayWriteIsRefused) {
   EXPECT_EQ(open().unusable(), "");
 }
 
-TEST_F(CacheTest, ALinkIsFollowedToADirectoryOfThisUserAlone) {
+TEST_F(CacheTest, FollowsSymlinkOnlyToPrivateDirectory) {
   fs::create_directories(temporary / "real");
   fs::create_symlink(temporary / "real", temporary / "a");
   directory = temporary / "a";
@@ -739,13 +740,13 @@ TEST_F(CacheTest, ALinkIsFollowedToADirectoryOfThisUserAlone) {
   ASSERT_EQ(::chmod((temporary / "real").c_str(), 0702), 0);
   EXPECT_NE(open().unusable(), "");
   ASSERT_EQ(::chmod((temporary / "real").c_str(), 0700), 0);
-  fs::rename(temporary / "real/v1/entries", temporary / "elsewhere");
-  fs::create_symlink(temporary / "elsewhere", temporary / "real/v1/entries");
+  fs::rename(temporary / "real/v1/entries", temporary / "moved");
+  fs::create_symlink(temporary / "moved", temporary / "real/v1/entries");
   EXPECT_NE(open().unusable().find("a/v1/entries: the cache cannot be used"), std::string::npos)
       << open().unusable();
 }
 
-TEST_F(CacheTest, AFileOrALoopInItsPlaceIsRefused) {
+TEST_F(CacheTest, RejectsFileOrSymlinkLoopAsDirectory) {
   test::write_file(temporary / "a", "");
   EXPECT_NE(open().unusable().find("Not a directory: remove it, or name"), std::string::npos)
       << open().unusable();
@@ -757,7 +758,7 @@ TEST_F(CacheTest, AFileOrALoopInItsPlaceIsRefused) {
       << open().unusable();
 }
 
-TEST_F(CacheTest, ADiskWithoutInodesOrRoomIsNamed) {
+TEST_F(CacheTest, ReportsDiskWithoutInodes) {
   const test::SmallDisk disk(temporary / "small", "nr_inodes=2,mode=700");
   SKIP_WITHOUT(disk);
   for (const char* const name : {"a", "a/b"}) {  // v1 cannot be made, then a/b
@@ -769,14 +770,14 @@ TEST_F(CacheTest, ADiskWithoutInodesOrRoomIsNamed) {
   }
 }
 
-TEST_F(CacheTest, ADirectoryOfAnotherUserIsRefused) {
+TEST_F(CacheTest, RejectsDirectoryOwnedByOtherUser) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can give a directory away";
   open();
   ASSERT_EQ(::chown(directory.c_str(), 1, 1), 0);
   EXPECT_NE(open().unusable().find("belongs to another user"), std::string::npos);
 }
 
-TEST_F(CacheTest, TheDefaultDirectoryIsThatOfTheEnvironment) {
+TEST_F(CacheTest, DefaultDirectoryComesFromEnvironment) {
   using Value = std::optional<std::string>;
   struct Row {
     Value stfs, xdg, home;
@@ -800,7 +801,7 @@ TEST_F(CacheTest, TheDefaultDirectoryIsThatOfTheEnvironment) {
 
 // --- names ---
 
-TEST_F(CacheTest, RemembersWhatANameMeant) {
+TEST_F(CacheTest, RemembersValueOfName) {
   const std::string name = "hf://org/model", value = R"({"a":["\u0000",1]})";
   EXPECT_FALSE(open().recall(name));
   open().remember(name, value);
@@ -815,7 +816,7 @@ TEST_F(CacheTest, RemembersWhatANameMeant) {
   for (const std::string& other : test::names_in(names)) {
     if (names / other != file) fs::rename(names / other, file);
   }
-  EXPECT_FALSE(open().recall(name)) << "it is of another name";
+  EXPECT_FALSE(open().recall(name)) << "the file holds another name";
   for (const char* garbage :
        {"", "null", "[", R"({"name":"hf://org/model"})", R"({"name":"hf://org/model","value":3})",
         R"({"name":4,"value":""})"}) {
@@ -832,7 +833,7 @@ TEST_F(CacheTest, RemembersWhatANameMeant) {
 
 // --- disks ---
 
-TEST_F(CacheTest, ADirectoryThatIsRemovedIsMadeAgain) {
+TEST_F(CacheTest, RecreatesRemovedDirectory) {
   Cache cache = open();
   const auto entry = cache.open(version_of("a", 2 * kBlock));
   fill_all(*entry);
@@ -846,24 +847,25 @@ TEST_F(CacheTest, ADirectoryThatIsRemovedIsMadeAgain) {
   EXPECT_EQ(open().recall("name"), "{}");
 }
 
-TEST_F(CacheTest, PruningForgetsTheNamesOfWhatIsGone) {
+TEST_F(CacheTest, PruneForgetsNamesOfMissingEntries) {
   Cache cache = open();
-  const RemoteVersion there = version_of("there", kBlock), gone = version_of("gone", kBlock);
-  fill_all(*cache.open(there));
-  for (const RemoteVersion& version : {there, gone}) {
+  const RemoteVersion cached = version_of("cached", kBlock);
+  const RemoteVersion missing = version_of("missing", kBlock);
+  fill_all(*cache.open(cached));
+  for (const RemoteVersion& version : {cached, missing}) {
     cache.remember(version.name, R"({"version":)" + json_string(to_json(version, false)) + "}");
   }
   cache.remember("listing", "{}");
   cache.prune(1 << 30);
-  EXPECT_TRUE(cache.recall(there.name));
+  EXPECT_TRUE(cache.recall(cached.name));
   EXPECT_TRUE(cache.recall("listing"));
-  EXPECT_FALSE(cache.recall(gone.name));
+  EXPECT_FALSE(cache.recall(missing.name));
   cache.prune(0);
-  EXPECT_FALSE(cache.recall(there.name));
+  EXPECT_FALSE(cache.recall(cached.name));
   EXPECT_FALSE(cache.recall("listing"));
 }
 
-TEST_F(CacheTest, AFullDiskIsSeenBeforeAByteIsWritten) {
+TEST_F(CacheTest, ReserveReportsFullDisk) {
   const test::SmallDisk disk(directory, "size=2m,mode=700");
   SKIP_WITHOUT(disk);
   Cache cache = open();
@@ -875,14 +877,14 @@ TEST_F(CacheTest, AFullDiskIsSeenBeforeAByteIsWritten) {
   EXPECT_GE(block, 2U);
   EXPECT_EQ(entry->reserve(entry->range_of(block)), ENOSPC);
   EXPECT_FALSE(entry->is_there(block));
-  EXPECT_TRUE(cache.make_room(kBlock)) << "nobody uses the other entry";
+  EXPECT_TRUE(cache.make_room(kBlock)) << "the other entry is unused";
   EXPECT_EQ(fill(*entry, block), 0);
   EXPECT_FALSE(cache.make_room(8 * kBlock));
   for (std::uint64_t i = 0; i <= block; ++i) EXPECT_EQ(check(*entry, i), 0);
 }
 
-// statvfs(2) sees room in bytes: only the refusal says that there is none.
-TEST_F(CacheTest, ADiskWithoutInodesIsAFullDisk) {
+// statvfs(2) reports free bytes, so the cache notices the lack of inodes only when a call fails.
+TEST_F(CacheTest, EvictsEntriesWhenInodesRunOut) {
   const test::SmallDisk disk(directory, "size=64m,nr_inodes=32,mode=700");
   SKIP_WITHOUT(disk);
   Cache cache = open();
@@ -898,10 +900,10 @@ TEST_F(CacheTest, ADiskWithoutInodesIsAFullDisk) {
   for (const auto& entry : in_use) EXPECT_EQ(fill(*entry, 0), 0);
 }
 
-TEST_F(CacheTest, WhatWasReservedCanBePublishedOnADiskThatIsFullSince) {
+TEST_F(CacheTest, ReservedBlockCanBePublishedOnFullDisk) {
   const test::SmallDisk disk(directory, "size=2m,mode=700");
   SKIP_WITHOUT(disk);
-  constexpr std::uint64_t kFar = 1000;  // in a page of the map of its own
+  constexpr std::uint64_t kFar = 1000;  // has its own page of the map
   const auto entry = open().open(version_of("m", 2000 * kBlock));
   ASSERT_TRUE(entry);
   ASSERT_EQ(entry->reserve(entry->range_of(kFar)), 0);
@@ -917,7 +919,7 @@ TEST_F(CacheTest, WhatWasReservedCanBePublishedOnADiskThatIsFullSince) {
   EXPECT_EQ(check(*entry, kFar), 0);
 }
 
-TEST_F(CacheTest, RoomIsOfBlocksAndTheirMapWithinTheFreePartOfTheDisk) {
+TEST_F(CacheTest, MakeRoomLeavesSpaceForMapAndFreePart) {
   const test::SmallDisk disk(directory, "size=4m,mode=700");
   SKIP_WITHOUT(disk);
   const auto left = [&] {
@@ -926,14 +928,14 @@ TEST_F(CacheTest, RoomIsOfBlocksAndTheirMapWithinTheFreePartOfTheDisk) {
     return room.f_bavail * room.f_frsize;
   };
   Cache all = open();
-  EXPECT_FALSE(all.make_room(left())) << "no room for the map";
+  EXPECT_FALSE(all.make_room(left())) << "the map needs space too";
   EXPECT_TRUE(all.make_room(left() - 4096));
   Cache half = open(0, 50);
   EXPECT_FALSE(half.make_room(3 << 20));
   EXPECT_TRUE(half.make_room(1 << 20));
 }
 
-TEST_F(CacheTest, AReadOnlyDiskGivesWhatItHas) {
+TEST_F(CacheTest, ReadsFromReadOnlyDisk) {
   const test::SmallDisk disk(directory, "size=4m,mode=700");
   SKIP_WITHOUT(disk);
   const RemoteVersion version = version_of("m", 2 * kBlock);

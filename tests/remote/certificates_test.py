@@ -1,4 +1,4 @@
-"""stfs-info reads over https from a server with the right certificate alone. STFS_INFO_BINARY names it."""
+"""stfs-info reads over https only from a server with the right certificate. STFS_INFO_BINARY names the program."""
 
 import os
 import pathlib
@@ -24,7 +24,7 @@ class Certificates(unittest.TestCase):
         (self.directory / "m.safetensors").write_bytes(CHECKPOINT)
 
     def certificate(self, name):
-        """The file of a certificate for the host `name` that signs itself, with its key in it."""
+        """Returns a file with a self-signed certificate for the host `name` and its key."""
         file, key = self.directory / f"{name}.pem", self.directory / f"{name}.key"
         subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
                         "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}", "-keyout", key, "-out", file],
@@ -33,7 +33,7 @@ class Certificates(unittest.TestCase):
         return file
 
     def read(self, certificate, trusted):
-        """What `stfs-info cat` does at a server of the host `localhost` with this certificate."""
+        """Runs `stfs-info cat` on the server `localhost` with this certificate."""
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.load_cert_chain(certificate)
         url = object_server.serve(self.directory, tls).replace("127.0.0.1", "localhost")
@@ -43,18 +43,18 @@ class Certificates(unittest.TestCase):
         return subprocess.run([os.environ["STFS_INFO_BINARY"], "cat", f"{url}/m.safetensors", "w"], capture_output=True,
                               env=environment, timeout=120)
 
-    def test_a_server_with_the_certificate_of_its_name_is_read(self):
+    def test_reads_from_server_with_certificate_for_its_name(self):
         certificate = self.certificate("localhost")
         done = self.read(certificate, certificate)
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, b"abcd", b""))
 
-    def test_a_server_with_the_certificate_of_another_name_is_refused(self):
+    def test_rejects_server_with_certificate_for_other_name(self):
         certificate = self.certificate("other.test")
         done = self.read(certificate, certificate)
         self.assertEqual((done.returncode, done.stdout), (3, b""), done.stderr)
         self.assertIn(b"cannot trust localhost", done.stderr)
 
-    def test_a_server_with_a_certificate_that_nobody_trusts_is_refused(self):
+    def test_rejects_server_with_untrusted_certificate(self):
         done = self.read(self.certificate("localhost"), self.certificate("other.test"))
         self.assertEqual((done.returncode, done.stdout), (3, b""), done.stderr)
         self.assertIn(b"cannot trust localhost", done.stderr)

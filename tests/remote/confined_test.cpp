@@ -1,5 +1,5 @@
-// A server that has nothing: no right, no file system to write to, no device, little memory, few
-// processes. It serves a checkpoint of S3 through a mount that another process made.
+// A server without privileges, writable file systems or devices, and with limits on memory and
+// processes. It serves a checkpoint from S3 through a mount that another process made.
 #include "tests/mount/handed_over.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/http_server.h"
@@ -36,8 +36,8 @@ class Confined : public HandOver {
     objects_["/models/" + name_] = {.bytes = read_file(dir_ / "m.safetensors")};
   }
 
-  // A command with the variables of the store alone, that serves the mount. Without a home there is
-  // no cache.
+  // Returns a command that serves the mount. Its environment has only the variables of the store.
+  // Without HOME, stfs uses no cache.
   std::vector<std::string> serving(const std::vector<std::string>& program,
                                    const std::string& options) const {
     std::vector<std::string> argv{"env",
@@ -61,7 +61,7 @@ class Confined : public HandOver {
             "--no-new-privs",
             "--bounding-set=-all"};
   }
-  // The value of a line of /proc/PID/status; empty if the process has ended.
+  // Returns the value of a line of /proc/PID/status, or "" if the process has ended.
   static std::string status_of(pid_t pid, const std::string& name) {
     std::ifstream status("/proc/" + std::to_string(pid) + "/status");
     for (std::string line; std::getline(status, line);) {
@@ -69,13 +69,13 @@ class Confined : public HandOver {
     }
     return "";
   }
-  // The processes of stfs that serve, not what started them.
+  // Returns the stfs processes that serve, without the programs that started them.
   std::vector<pid_t> servers() const {
     std::vector<pid_t> found = processes_with(url_);
     std::erase_if(found, [](pid_t pid) { return status_of(pid, "Name") != "stfs"; });
     return found;
   }
-  // Kills the worker, once there is one: the server whose parent is a server.
+  // Waits for a worker, which is a child of another server, and kills it.
   void kill_worker() const {
     pid_t worker = 0;
     ASSERT_TRUE(eventually([&] {
@@ -89,14 +89,14 @@ class Confined : public HandOver {
     ASSERT_EQ(::kill(worker, SIGKILL), 0);
   }
 
-  // Of this test alone: others run at the same time.
+  // Unique to this test, because other tests run at the same time.
   const std::string name_ = dir_.path().filename().string() + ".safetensors";
   const std::string url_ = "s3://models/" + name_;
   const Tensor small_ = random_tensor("small", "U8", {1000}, 1);
   const Tensor large_ = random_tensor("large", "U8", {48, kMebibyte}, 2);
   std::map<std::string, WebObject> objects_;
   std::atomic<bool> is_closed_ = false;  // the store does not answer
-  std::atomic<bool> is_asked_ = false;   // while it is closed
+  std::atomic<bool> is_asked_ = false;   // a request arrived while the store was closed
   HttpServer server_{[this](const WebRequest& request) {
     if (is_closed_) is_asked_ = true;
     eventually([&] { return !is_closed_; });
@@ -104,13 +104,14 @@ class Confined : public HandOver {
   }};
 };
 
-TEST_F(Confined, ServesWhatAnotherProcessMountedAndSurvivesItsWorkersDeath) {
+TEST_F(Confined, ServesMountOfOtherProcessAndSurvivesWorkerDeath) {
 #ifdef STFS_SANITIZED
   GTEST_SKIP() << "sanitizers need /proc";
 #endif
   const std::string confined = STFS_SOURCE_DIR "/tests/support/confined";
-  if (run({confined, "/bin/true"}).status != 0) GTEST_SKIP() << "no user namespaces for users";
-  // A mount ends when no namespace has it any more, so unmounting must reach the server's.
+  if (run({confined, "/bin/true"}).status != 0) GTEST_SKIP() << "users cannot make user namespaces";
+  // A mount ends when the last namespace drops it, so unmounting must also reach the server's
+  // namespace.
   checked(::mount(dir_.path().c_str(), dir_.path().c_str(), nullptr, MS_BIND, nullptr), "mount");
   checked(::mount(nullptr, dir_.path().c_str(), nullptr, MS_SHARED, nullptr), "mount");
   mount();
@@ -141,7 +142,7 @@ TEST_F(Confined, ServesWhatAnotherProcessMountedAndSurvivesItsWorkersDeath) {
     EXPECT_NE(mounts.find(" / / ro,"), std::string::npos) << mounts;
   }
 
-  // A worker dies while it waits for the store, and its reader for it.
+  // A worker dies while it waits for the store and a reader waits for the worker.
   constexpr std::size_t kFar = 32 * kMebibyte;
   is_closed_ = true;
   std::thread reader([&] {
@@ -159,7 +160,8 @@ TEST_F(Confined, ServesWhatAnotherProcessMountedAndSurvivesItsWorkersDeath) {
   is_closed_ = false;
   reader.join();
 
-  // Between reads: what waits when a third worker dies young fails.
+  // Kills workers only between reads, because a request that waits fails when a third worker in a
+  // row dies early.
   const int file = checked(::open((mountpoint() / "large").c_str(), O_RDONLY | O_CLOEXEC), "open");
   std::string bytes;
   std::vector<char> part(kMebibyte);
@@ -175,7 +177,7 @@ TEST_F(Confined, ServesWhatAnotherProcessMountedAndSurvivesItsWorkersDeath) {
   EXPECT_EQ(server.wait().status, 0) << server.err();
 }
 
-TEST_F(Confined, StreamsInSixtyFourMebibytes) {
+TEST_F(Confined, StreamsWithin64MiBOfMemory) {
 #ifdef STFS_SANITIZED
   GTEST_SKIP() << "a sanitizer needs more";
 #endif
@@ -200,13 +202,13 @@ TEST_F(Confined, StreamsInSixtyFourMebibytes) {
   }
 }
 
-// Fetching takes threads. Without them a read fails, at the latest when its time is over, and no
-// reader hangs; with enough of them it gives the right bytes.
-TEST_F(Confined, ALimitOnProcessesNeitherHangsNorKillsTheMount) {
+// Fetching needs threads. If they cannot be started, a read fails, at the latest at its deadline,
+// and no reader hangs. With enough threads the read returns the right bytes.
+TEST_F(Confined, ProcessLimitNeitherHangsNorKillsMount) {
 #ifdef STFS_SANITIZED
   GTEST_SKIP() << "sanitizers have threads of their own";
 #endif
-  const std::string user = std::to_string(1'000'000 + ::getpid());  // who has no other process
+  const std::string user = std::to_string(1'000'000 + ::getpid());  // a user without processes
   constexpr int kEnough = 40;
   for (const char* const mode : {"ro", "supervise"}) {
     for (const int limit : {1, 7, 8, 10, 13, 14, 15, kEnough}) {
@@ -227,7 +229,8 @@ TEST_F(Confined, ALimitOnProcessesNeitherHangsNorKillsTheMount) {
       EXPECT_FALSE(limit == 1 && bytes.status == 0);
       EXPECT_FALSE(limit == kEnough && bytes.status != 0) << server.err();
       if (is_served) {
-        EXPECT_EQ(run({"cat", mountpoint() / "small"}).out, small_.bytes);  // came with the header
+        // These bytes were fetched with the header.
+        EXPECT_EQ(run({"cat", mountpoint() / "small"}).out, small_.bytes);
         unmount();
       }
       EXPECT_EQ(server.wait().status == 0, is_served) << server.err();

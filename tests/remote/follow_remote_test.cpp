@@ -1,4 +1,4 @@
-// Versions of a run in a bucket, and on the Hub.
+// Follower on the versions of a run in a bucket and on the Hub.
 #include "core/base/error.h"
 #include "core/checkpoint/follow.h"
 #include "core/remote/sources.h"
@@ -48,8 +48,8 @@ class FollowedBucket : public ::testing::Test {
         R"({"weight_map":{"a":"model-00000-of-00001.safetensors"}})");
   }
 
-  std::atomic<int> refusal_ = 0;  // the status of all answers; 0: none
-  std::mutex mutex_;              // of the objects
+  std::atomic<int> refusal_ = 0;  // the status of all responses; 0: answers normally
+  std::mutex mutex_;              // guards objects_
   std::map<std::string, WebObject> objects_;
   int etag_ = 0;
   StoreEnvironment environment_;
@@ -83,7 +83,7 @@ class FollowedBucket : public ::testing::Test {
   }
 };
 
-TEST_F(FollowedBucket, VersionsAreNamedAsTheyBecomeComplete) {
+TEST_F(FollowedBucket, ReportsVersionsOnceComplete) {
   publish("weight_v000001");
   put("run/weight_v000002/model.safetensors.index.json",
       R"({"weight_map":{"a":"model-00000-of-00001.safetensors"}})");
@@ -94,7 +94,7 @@ TEST_F(FollowedBucket, VersionsAreNamedAsTheyBecomeComplete) {
   EXPECT_EQ(follower.look(),
             (Versions{"s3://b/run/step_3.safetensors", "s3://b/run/weight_v000001"}));
   const std::string shard = "run/weight_v000002/model-00000-of-00001.safetensors";
-  put(shard, one_tensor("b"));  // not what the index names
+  put(shard, one_tensor("b"));  // the index names another tensor
   EXPECT_EQ(follower.look(), Versions());
   EXPECT_EQ(follower.look(), Versions());
   put(shard, one_tensor("a").substr(0, 60));
@@ -102,13 +102,13 @@ TEST_F(FollowedBucket, VersionsAreNamedAsTheyBecomeComplete) {
   EXPECT_EQ(follower.look(), Versions());
   put(shard, one_tensor("a"));
   EXPECT_EQ(follower.look(), Versions());
-  put(shard, one_tensor("a"));  // written again: another ETag
+  put(shard, one_tensor("a"));  // the same bytes with another ETag
   EXPECT_EQ(follower.look(), Versions());
   EXPECT_EQ(follower.look(), Versions{"s3://b/run/weight_v000002"});
   EXPECT_EQ(follower.look(), Versions());
 }
 
-TEST_F(FollowedBucket, AMarkerIsWaitedForAndTheNewestIsFound) {
+TEST_F(FollowedBucket, WaitsForMarkerAndFindsLatestVersion) {
   publish("step_9");
   publish("step_10");
   put("run/step_9/STABLE", "");
@@ -120,7 +120,7 @@ TEST_F(FollowedBucket, AMarkerIsWaitedForAndTheNewestIsFound) {
   EXPECT_EQ(newest.look(), Versions{"s3://b/run/step_10"});
 }
 
-TEST_F(FollowedBucket, CleanupAndAServerThatRefusesLoseNothing) {
+TEST_F(FollowedBucket, CleanupAndRefusalsLoseNoLaterVersion) {
   publish("step_1");
   publish("step_2");
   Follower follower("s3://b/run", sources_, {.pause = std::chrono::milliseconds(5)});
@@ -136,8 +136,8 @@ TEST_F(FollowedBucket, CleanupAndAServerThatRefusesLoseNothing) {
   EXPECT_EQ(follower.look(), Versions{"s3://b/run/step_3"});
 }
 
-// A commit is one answer of the API: the branch is asked again at each look.
-TEST(FollowedHub, ABranchThatMovesHasNewVersions) {
+// The API describes one commit per response, so the follower asks for the branch at every look().
+TEST(FollowedHub, ReportsNewVersionsWhenBranchMoves) {
   StoreEnvironment environment;
   TempDir dir;
   std::atomic<int> commits = 1;

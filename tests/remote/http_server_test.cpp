@@ -1,4 +1,4 @@
-// The tests' own server, since the others rely on it.
+// Tests of the test server itself, because the other tests rely on it.
 #include "tests/support/http_server.h"
 
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 namespace stfs::test {
 namespace {
 
-TEST(HttpServer, AnswersRangesAsAWebServerDoes) {
+TEST(HttpServer, AnswersRangesLikeWebServer) {
   const std::map<std::string, WebObject> objects{{"/a", {.bytes = "0123456789"}}};
   const auto ask = [&](std::map<std::string, std::string> headers) {
     return answer_object({.method = "GET", .target = "/a?x", .headers = std::move(headers)},

@@ -72,7 +72,8 @@ WebAnswer redirect_to(const std::string& location, int status = 302) {
   return {.status = status, .headers = {{"Location", location}}, .body = "elsewhere"};
 }
 
-// Answers each connection with a text as it stands, and closes it; with nullopt it never takes one.
+// Answers each connection with an unchanged text and closes it. With nullopt, the server never
+// accepts a connection.
 class RawServer {
  public:
   explicit RawServer(std::optional<std::string> text) {
@@ -89,7 +90,7 @@ class RawServer {
     if (text) {
       thread_ = std::thread([this, text = *text] { serve(text); });
     } else {
-      for (UniqueFd& fd : waiting_) {  // no room for another
+      for (UniqueFd& fd : waiting_) {  // fills the backlog
         fd = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
         ::connect(fd.get(), name, length);
       }
@@ -120,7 +121,8 @@ class RawServer {
       }
       ::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL);
       ::shutdown(fd.get(), SHUT_WR);
-      while (::recv(fd.get(), chunk.data(), chunk.size(), 0) > 0) {  // no reset before it is read
+      // Avoids a reset before the client has read the text.
+      while (::recv(fd.get(), chunk.data(), chunk.size(), 0) > 0) {
       }
     }
   }
@@ -132,7 +134,7 @@ class RawServer {
   std::thread thread_;
 };
 
-// The outcome of a request to a server that answers all so.
+// Returns the outcome of a request to a server that always answers `answer`.
 HttpOutcome fetched(const WebAnswer& answer, HttpRequest request = {},
                     const Http::Options& options = {}) {
   HttpServer server([&](const WebRequest&) { return answer; });
@@ -147,7 +149,7 @@ HttpOutcome answered(const std::string& raw) {
   return http_fetch(http, {.url = server.url()});
 }
 
-TEST(Http, GivesHeadAndBodyOfAnAnswer) {
+TEST(Http, ReturnsHeadAndBodyOfResponse) {
   HttpServer server([](const WebRequest&) {
     return WebAnswer{
         .status = 206, .headers = {{"ETag", "\"v1\""}, {"X-A", " b "}}, .body = "bytes"};
@@ -172,7 +174,7 @@ TEST(Http, GivesHeadAndBodyOfAnAnswer) {
   EXPECT_EQ(counters.bytes_fetched, 5U);
 }
 
-TEST(Http, ARedirectIsFollowedRelativeToItsPlace) {
+TEST(Http, FollowsRelativeRedirect) {
   HttpServer server([](const WebRequest& request) {
     if (request.target == "/a/b?q") return redirect_to("../c?x#f");
     return WebAnswer{.body = request.target};
@@ -185,7 +187,7 @@ TEST(Http, ARedirectIsFollowedRelativeToItsPlace) {
   EXPECT_TRUE(outcome.head.was_redirected);
 }
 
-TEST(Http, ARedirectIsPassedOnWhereNobodyFollows) {
+TEST(Http, ReturnsRedirectWithoutFollow) {
   HttpServer server([](const WebRequest&) { return redirect_to("http://169.254.169.254/"); });
   Http http({});
   const HttpOutcome outcome = http_fetch(http, {.url = server.url(), .follow = false});
@@ -195,7 +197,7 @@ TEST(Http, ARedirectIsPassedOnWhereNobodyFollows) {
   EXPECT_EQ(outcome.body, "elsewhere");
 }
 
-TEST(Http, RedirectsForEverEndAfterTen) {
+TEST(Http, StopsAfterTenRedirects) {
   HttpServer server([](const WebRequest&) { return redirect_to("/again"); });
   Http http({});
   const HttpOutcome outcome = http_fetch(http, {.url = server.url()});
@@ -204,7 +206,7 @@ TEST(Http, RedirectsForEverEndAfterTen) {
   EXPECT_EQ(server.requests().size(), 11U);
 }
 
-TEST(Http, ASecretNeverReachesASecondHost) {
+TEST(Http, RedirectSendsNoSecretToOtherHost) {
   HttpServer second([](const WebRequest&) { return WebAnswer{.body = "bytes"}; }, "127.0.0.2");
   HttpServer first([&](const WebRequest& request) {
     if (request.target == "/1") return redirect_to("/2");
@@ -234,7 +236,7 @@ TEST(Http, ASecretNeverReachesASecondHost) {
   EXPECT_EQ(request.header("referer"), "");
 }
 
-TEST(Http, APasswordOfNetrcDoesNotGoOverALineInTheClear) {
+TEST(Http, SendsNoNetrcPasswordUnencrypted) {
   HttpServer proxy([](const WebRequest& request) { return WebAnswer{.body = request.target}; });
   const test::TempDir directory;
   const std::filesystem::path netrc = directory / "netrc";
@@ -250,7 +252,7 @@ TEST(Http, APasswordOfNetrcDoesNotGoOverALineInTheClear) {
   EXPECT_EQ(proxy.requests()[0].header("authorization"), "");
 }
 
-TEST(Http, ANetrcThatIsMalformedIsNamed) {
+TEST(Http, ReportsMalformedNetrc) {
   HttpServer server([](const WebRequest&) { return WebAnswer{}; });
   const test::TempDir directory;
   const std::filesystem::path netrc = directory / "netrc";
@@ -263,7 +265,7 @@ TEST(Http, ANetrcThatIsMalformedIsNamed) {
   EXPECT_EQ(end.text.find("s3cret"), std::string::npos);
 }
 
-TEST(Http, ASecretStaysAwayAfterAnotherHostRedirectsBack) {
+TEST(Http, RedirectBackFromOtherHostGetsNoSecret) {
   std::string back;
   HttpServer second([&](const WebRequest&) { return redirect_to(back); }, "127.0.0.2");
   HttpServer first([&](const WebRequest& request) {
@@ -276,7 +278,7 @@ TEST(Http, ASecretStaysAwayAfterAnotherHostRedirectsBack) {
   EXPECT_EQ(first.requests()[1].header("x-token"), "");
 }
 
-TEST(Http, WhatIsSentIsNotRedirectedToASecondHost) {
+TEST(Http, RequestBodyIsNotRedirectedToOtherHost) {
   HttpServer second([](const WebRequest&) { return WebAnswer{}; }, "127.0.0.2");
   HttpServer first([&](const WebRequest& request) {
     if (request.target == "/same") return redirect_to("/end", 308);
@@ -299,7 +301,7 @@ TEST(Http, WhatIsSentIsNotRedirectedToASecondHost) {
   EXPECT_EQ(second.requests().at(0).header("content-length"), "");
 }
 
-TEST(Http, ARedirectThatMustNotBeFollowedIsRefused) {
+TEST(Http, RejectsForbiddenRedirects) {
   const std::string roles = "redirects to a cloud metadata address";
   const std::string no_url = "redirects to an address that is not an http or https URL";
   for (const auto& [target, text] : std::vector<std::pair<std::string, std::string>>{
@@ -323,7 +325,7 @@ TEST(Http, ARedirectThatMustNotBeFollowedIsRefused) {
   EXPECT_EQ(fetched({.status = 301}).end.text, "redirects without a Location header");
 }
 
-TEST(Http, ARedirectOfAPublicHostToAPrivateAddressIsRefusedByItsConnection) {
+TEST(Http, RejectsPublicRedirectToPrivateAddressOnConnect) {
   Http http({.insecure_http = true});
   const HttpOutcome outcome =
       http_fetch(http, {.url = "http://10.255.255.1/", .redirected_by = HttpPlace::kElsewhere});
@@ -331,7 +333,7 @@ TEST(Http, ARedirectOfAPublicHostToAPrivateAddressIsRefusedByItsConnection) {
   EXPECT_EQ(outcome.end.text, "redirects to a private address");
 }
 
-TEST(Http, ADripEndsTheTransfer) {
+TEST(Http, DrippingResponseTimesOut) {
   for (const std::size_t from : {0U, 5000U}) {
     const HttpOutcome outcome =
         fetched({.body = std::string(100'000, 'x'), .drip_after = from, .drip = milliseconds(5)},
@@ -342,7 +344,7 @@ TEST(Http, ADripEndsTheTransfer) {
   }
 }
 
-TEST(Http, TrailersForEverEndTheTransfer) {
+TEST(Http, EndlessTrailersEndTransfer) {
   for (const auto& [line, pause, error] :
        {std::tuple{"X-Trailer: " + std::string(1000, 'x') + "\r\n", 0, EPROTO},
         {"X: y\r\n", 50, ETIMEDOUT}}) {
@@ -357,7 +359,7 @@ TEST(Http, TrailersForEverEndTheTransfer) {
   }
 }
 
-TEST(Http, ATransferThatWasAbandonedEndsAlsoOneThatWaitsForAConnection) {
+TEST(Http, EndsAbandonedTransfersIncludingQueuedOnes) {
   HttpServer server([](const WebRequest&) {
     return WebAnswer{.headers = {{"Content-Length", "9"}}, .body = "x", .stall = true};
   });
@@ -378,7 +380,7 @@ TEST(Http, ATransferThatWasAbandonedEndsAlsoOneThatWaitsForAConnection) {
   }
 }
 
-TEST(Http, PlainHttpIsForThisMachineAlone) {
+TEST(Http, AllowsPlainHttpOnlyToLoopback) {
   Http http({});
   for (const char* url : {"http://model.example/a", "http://10.1/", "http://169.254.169.254/"}) {
     const HttpOutcome outcome = http_fetch(http, {.url = url});
@@ -391,7 +393,7 @@ TEST(Http, PlainHttpIsForThisMachineAlone) {
   EXPECT_EQ(outcome.end.text.find("secret"), std::string::npos);
 }
 
-TEST(Http, AProxyIsAskedForOthersHostsAndMayNotLeadToThisMachine) {
+TEST(Http, UsesProxyForRemoteHostsButNotItsRedirectToLoopback) {
   HttpServer local([](const WebRequest&) { return WebAnswer{.body = "private"}; });
   HttpServer proxy([&](const WebRequest& request) {
     if (request.target == "http://model.example/there") return redirect_to(local.url());
@@ -403,7 +405,8 @@ TEST(Http, AProxyIsAskedForOthersHostsAndMayNotLeadToThisMachine) {
   EXPECT_EQ(http_fetch(http, {.url = "http://model.example/a"}).body, "http://model.example/a");
   EXPECT_EQ(http_fetch(http, {.url = local.url()}).body, "private");
   {
-    const test::Environment later("http_proxy", "http://127.0.0.1:1");  // the environment was read
+    // Has no effect, because Http has already read the environment.
+    const test::Environment later("http_proxy", "http://127.0.0.1:1");
     EXPECT_EQ(http_fetch(http, {.url = "http://model.example/b"}).body, "http://model.example/b");
   }
   const HttpOutcome outcome = http_fetch(http, {.url = "http://model.example/there"});
@@ -412,7 +415,7 @@ TEST(Http, AProxyIsAskedForOthersHostsAndMayNotLeadToThisMachine) {
   EXPECT_EQ(local.requests().size(), 1U);
 }
 
-TEST(Http, ARefusalOfAProxyIsToldWithItsStatus) {
+TEST(Http, ReportsStatusOfProxyRefusal) {
   struct Case {
     int status;
     int error;
@@ -439,7 +442,7 @@ TEST(Http, ARefusalOfAProxyIsToldWithItsStatus) {
   }
 }
 
-TEST(Http, TheBodyOfARedirectIsNotWaitedFor) {
+TEST(Http, DoesNotWaitForBodyOfRedirect) {
   HttpServer server([](const WebRequest& request) {
     if (request.target != "/") return WebAnswer{.body = "bytes"};
     WebAnswer answer = redirect_to("/end");
@@ -451,7 +454,7 @@ TEST(Http, TheBodyOfARedirectIsNotWaitedFor) {
   EXPECT_EQ(http_fetch(http, {.url = server.url()}).body, "bytes");
 }
 
-TEST(Http, HeadersForEverEndTheTransfer) {
+TEST(Http, RejectsMoreThan64KiBOfHeaders) {
   WebAnswer answer;
   answer.headers.assign(1000, {"X", std::string(1000, 'x')});
   const HttpOutcome outcome = fetched(answer);
@@ -460,7 +463,7 @@ TEST(Http, HeadersForEverEndTheTransfer) {
   EXPECT_EQ(outcome.head.status, 0);
 }
 
-TEST(Http, AHeadBeforeTheAnswerIsPassedOver) {
+TEST(Http, SkipsInformationalResponse) {
   const HttpOutcome outcome = answered(
       "HTTP/1.1 103 Early Hints\r\nETag: \"early\"\r\n\r\n"
       "HTTP/1.1 200 OK\r\nX:  a\r\n b\r\nContent-Length: 1\r\n\r\nx");
@@ -470,7 +473,7 @@ TEST(Http, AHeadBeforeTheAnswerIsPassedOver) {
   EXPECT_EQ(outcome.head.header("x"), "a b");
 }
 
-TEST(Http, WhatIsNoAnswerOfHttpIsAnErrorThatSaysWhetherToTryAgain) {
+TEST(Http, MalformedResponseGivesEPROTOAndCutResponseEIO) {
   const std::string ok = "HTTP/1.1 200 OK\r\n";
   std::string heads;
   for (int i = 0; i < 10'000; ++i) heads += "HTTP/1.1 103 Early Hints\r\n\r\n";
@@ -498,11 +501,11 @@ TEST(Http, WhatIsNoAnswerOfHttpIsAnErrorThatSaysWhetherToTryAgain) {
   }
 }
 
-TEST(Http, BytesBehindTheLengthAreNotOfTheAnswer) {
+TEST(Http, IgnoresBytesAfterContentLength) {
   EXPECT_EQ(fetched({.headers = {{"Content-Length", "5"}}, .body = "hello, world"}).body, "hello");
 }
 
-TEST(Http, SaysThatAConnectionWasKeptAndOpensAnotherWhereItMust) {
+TEST(Http, ReportsReusedConnectionAndOpensNewOneOnRequest) {
   HttpServer server([](const WebRequest& request) {
     return request.target == "/there" ? redirect_to("/") : WebAnswer{.body = "hello"};
   });
@@ -520,7 +523,7 @@ TEST(Http, SaysThatAConnectionWasKeptAndOpensAnotherWhereItMust) {
   }
 }
 
-// Keeps four connections, which then answer nothing any more, as after a laptop's sleep.
+// Opens four connections, which then stop answering, like connections after a laptop's sleep.
 class SilentConnections : public testing::Test {
  protected:
   SilentConnections() {
@@ -537,7 +540,7 @@ class SilentConnections : public testing::Test {
       if (++silent_ == 1) was_asked_.count_down();
       return {.delay = std::chrono::hours(1)};
     }
-    together_.arrive_and_wait();  // so that no reader takes the connection of another
+    together_.arrive_and_wait();  // so that no reader reuses the connection of another
     return {.body = "old"};
   }
   std::string get() { return http_.get({.url = server_.url(), .stall = milliseconds(50)}, 9).body; }
@@ -549,13 +552,13 @@ class SilentConnections : public testing::Test {
   Http http_{{}};
 };
 
-TEST_F(SilentConnections, CostOneStallInAll) {
+TEST_F(SilentConnections, CostOneStallInTotal) {
   for (int i = 0; i < 5; ++i) EXPECT_EQ(get(), "new");
   EXPECT_EQ(silent_, 1);
 }
 
-// As a reader whose deadline ends the transfer before it stalls.
-TEST_F(SilentConnections, AreNotUsedAfterATransferWasAbandoned) {
+// Like a reader with a deadline that ends the transfer before it stalls.
+TEST_F(SilentConnections, AbandonedTransferPreventsReuse) {
   const auto is_abandoned = std::make_shared<std::atomic<bool>>(false);
   std::promise<int> ended;
   http_.start({.url = server_.url(), .stall = std::chrono::hours(1), .is_abandoned = is_abandoned},
@@ -568,12 +571,12 @@ TEST_F(SilentConnections, AreNotUsedAfterATransferWasAbandoned) {
   EXPECT_EQ(silent_, 1);
 }
 
-TEST(Http, NothingIsDecoded) {
+TEST(Http, DoesNotDecodeContent) {
   EXPECT_EQ(fetched({.headers = {{"Content-Encoding", "gzip"}}, .body = "\x1f\x8b no gzip"}).body,
             "\x1f\x8b no gzip");
 }
 
-TEST(Http, ACookieIsNotKept) {
+TEST(Http, DoesNotKeepCookies) {
   HttpServer server([](const WebRequest&) {
     return WebAnswer{.headers = {{"Set-Cookie", "a=b"}}};
   });
@@ -583,7 +586,7 @@ TEST(Http, ACookieIsNotKept) {
   EXPECT_EQ(server.requests().at(1).header("cookie"), "");
 }
 
-TEST(Http, AServerWithoutAnAnswerIsAnErrorThatNamesIt) {
+TEST(Http, ConnectionErrorNamesServer) {
   std::string url;
   {
     const RawServer server("");
@@ -599,7 +602,7 @@ TEST(Http, AServerWithoutAnAnswerIsAnErrorThatNamesIt) {
   EXPECT_EQ(unknown.end.text, "cannot find the address of nowhere.invalid");
 }
 
-TEST(Http, AServerWithoutTlsIsNoSecureServer) {
+TEST(Http, HttpsToServerWithoutTlsFails) {
   const RawServer server("HTTP/1.1 400 Bad Request\r\n\r\n");
   Http http({});
   const HttpOutcome outcome =
@@ -608,8 +611,8 @@ TEST(Http, AServerWithoutTlsIsNoSecureServer) {
   EXPECT_EQ(outcome.end.text.find("secret"), std::string::npos) << outcome.end.text;
 }
 
-// As where a server is restarted: it is asked again, as where it refuses the connection.
-TEST(Http, AHandshakeThatBreaksOffIsABrokenConnection) {
+// This happens while a server restarts. The request is retried, as after a refused connection.
+TEST(Http, BrokenTlsHandshakeIsRetryable) {
   const RawServer server("");
   Http http({});
   const HttpOutcome outcome = http_fetch(http, {.url = "https" + server.url().substr(4)});
@@ -618,7 +621,7 @@ TEST(Http, AHandshakeThatBreaksOffIsABrokenConnection) {
   EXPECT_EQ(next_try(outcome.end, AnswerIs::kGood), NextTry::kLater);
 }
 
-TEST(Http, AStallEndsTheTransfer) {
+TEST(Http, StallEndsTransfer) {
   HttpServer server([](const WebRequest& request) {
     return WebAnswer{.headers = {{"Content-Length", "9"}},
                      .body = request.target == "/silent" ? "" : "hello",
@@ -634,21 +637,21 @@ TEST(Http, AStallEndsTheTransfer) {
   }
 }
 
-TEST(Http, AConnectionThatNeverOpensEndsTheTransfer) {
+TEST(Http, UnansweredConnectTimesOut) {
   const RawServer server(std::nullopt);
   Http http({});
   EXPECT_EQ(http_fetch(http, {.url = server.url(), .stall = milliseconds(50)}).end.error,
             ETIMEDOUT);
 }
 
-TEST(Http, AnAnswerThatDripsEndsAtTheLimit) {
+TEST(Http, SlowResponseEndsAtTimeLimit) {
   const HttpOutcome outcome = fetched({.body = std::string(100'000, 'x'), .bytes_per_second = 1000},
                                       {.url = "", .limit = milliseconds(100)});
   EXPECT_EQ(outcome.end.error, ETIMEDOUT);
   EXPECT_EQ(outcome.end.text, "it took longer than 100 ms");
 }
 
-TEST(Http, ACallbackEndsTheTransfer) {
+TEST(Http, CallbackCanEndTransfer) {
   HttpServer server([](const WebRequest&) { return WebAnswer{.body = std::string(1 << 20, 'x')}; });
   Http http({});
   for (const bool at_head : {true, false}) {
@@ -660,7 +663,7 @@ TEST(Http, ACallbackEndsTheTransfer) {
   }
 }
 
-TEST(Http, ABadRequestIsNotSent) {
+TEST(Http, DoesNotSendInvalidRequest) {
   HttpServer server([](const WebRequest&) { return WebAnswer{}; });
   Http http({});
   const auto error = [&](HttpRequest request) {
@@ -677,7 +680,7 @@ TEST(Http, ABadRequestIsNotSent) {
   EXPECT_TRUE(server.requests().empty());
 }
 
-TEST(Http, NoMoreConnectionsThanItMay) {
+TEST(Http, LimitsConnectionsPerHost) {
   HttpServer server([](const WebRequest&) {
     return WebAnswer{.body = std::string(1000, 'x'), .delay = milliseconds(2)};
   });
@@ -690,7 +693,7 @@ TEST(Http, NoMoreConnectionsThanItMay) {
   EXPECT_EQ(server.most_at_once(), 2U);
 }
 
-TEST(Http, ACallbackMayStartATransfer) {
+TEST(Http, CallbackCanStartTransfer) {
   HttpServer server([](const WebRequest& request) { return WebAnswer{.body = request.target}; });
   Http http({});
   std::promise<HttpEnd> ended;
@@ -702,7 +705,7 @@ TEST(Http, ACallbackMayStartATransfer) {
   EXPECT_EQ(server.requests().size(), 2U);
 }
 
-TEST(Http, ItsEndCancelsWhatIsUnderWay) {
+TEST(Http, DestructionCancelsTransfers) {
   HttpServer server([](const WebRequest&) {
     return WebAnswer{.headers = {{"Content-Length", "9"}}, .body = "x", .stall = true};
   });
@@ -720,7 +723,7 @@ TEST(Http, ItsEndCancelsWhatIsUnderWay) {
                                            [&](const HttpEnd& end) {
                                              note(end);
                                              http.start({.url = server.url()},
-                                                        {.end = note});  // ends too
+                                                        {.end = note});  // is cancelled too
                                            }});
     http.start({.url = server.url()}, {.end = note});  // waits for a connection
     under_way.get_future().wait();
@@ -728,7 +731,7 @@ TEST(Http, ItsEndCancelsWhatIsUnderWay) {
   EXPECT_EQ(errors, (std::vector<int>{ECANCELED, ECANCELED, ECANCELED}));
 }
 
-TEST(Http, IsUsedByManyThreads) {
+TEST(Http, CanBeUsedByManyThreads) {
   HttpServer server([](const WebRequest& request) { return WebAnswer{.body = request.target}; });
   Http http({});
   std::vector<std::thread> threads;
@@ -741,9 +744,9 @@ TEST(Http, IsUsedByManyThreads) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(Http, WithoutDescriptorsItCannotStart) {
+TEST(Http, ThrowsWithoutFileDescriptors) {
 #ifdef STFS_SANITIZED
-  GTEST_SKIP() << "UndefinedBehaviorSanitizer looks at memory through a pipe";
+  GTEST_SKIP() << "UndefinedBehaviorSanitizer checks memory through a pipe";
 #endif
   Http http({});
   rlimit old{};
@@ -755,11 +758,11 @@ TEST(Http, WithoutDescriptorsItCannotStart) {
   EXPECT_EQ(http_fetch(http, {.url = "http://127.0.0.1:1/"}).end.error, EIO);
 }
 
-TEST(HttpGet, TriesAgainWhatIsTemporary) {
+TEST(HttpGet, RetriesTemporaryFailures) {
   std::atomic<int> asked = 0;
   HttpServer server([&](const WebRequest&) {
     switch (asked++) {
-      case 0:  // on a new connection: on one that was kept, libcurl itself sends once more
+      case 0:  // over a new connection, because libcurl itself retries over a reused one
         return WebAnswer{.drop = true};
       case 1: return WebAnswer{.status = 503, .headers = {{"Retry-After", "0"}}};
       case 2: return WebAnswer{.status = 429, .body = std::string(10'000, 'x')};
@@ -774,7 +777,7 @@ TEST(HttpGet, TriesAgainWhatIsTemporary) {
   EXPECT_EQ(asked, 5);
 }
 
-TEST(HttpGet, GivesAnAnswerThatStaysTemporaryWhenPatienceIsOver) {
+TEST(HttpGet, ReturnsTemporaryFailureWhenPatienceIsOver) {
   HttpServer server([](const WebRequest&) {
     return WebAnswer{.status = 503, .headers = {{"Retry-After", "3600"}}, .body = "SlowDown"};
   });
@@ -795,7 +798,7 @@ std::string message_of(Http& http, const HttpRequest& request, milliseconds pati
   return "no error";
 }
 
-TEST(HttpGet, AnErrorNamesTheUrlWithoutItsSecrets) {
+TEST(HttpGet, ErrorNamesUrlWithoutSecrets) {
   HttpServer server([](const WebRequest&) {
     return WebAnswer{.headers = {{"Content-Length", "9"}}, .body = "x", .stall = true};
   });
@@ -808,8 +811,8 @@ TEST(HttpGet, AnErrorNamesTheUrlWithoutItsSecrets) {
   EXPECT_TRUE(message.starts_with(server.url("/a") + ": no complete response within ")) << message;
 }
 
-// The time of a request counts while others have all connections.
-TEST(HttpGet, WaitsForAConnectionNoLongerThanItsTime) {
+// The deadline of a request also runs while other requests use all connections.
+TEST(HttpGet, TimeoutIncludesWaitForConnection) {
   HttpServer server([](const WebRequest&) {
     return WebAnswer{.headers = {{"Content-Length", "9"}}, .body = "x", .stall = true};
   });
@@ -824,11 +827,11 @@ TEST(HttpGet, WaitsForAConnectionNoLongerThanItsTime) {
   EXPECT_TRUE(message.starts_with(server.url("/a") + ": no complete response within ")) << message;
   const auto ended = first.get_future();
   EXPECT_EQ(ended.wait_for(milliseconds(0)), std::future_status::timeout)
-      << "it still has its time";
+      << "the first request has a longer timeout";
   EXPECT_EQ(server.requests().size(), 1U);
 }
 
-TEST(HttpGet, AnAnswerThatIsTooLongIsAnError) {
+TEST(HttpGet, RejectsTooLongResponse) {
   HttpServer server([](const WebRequest& request) {
     return WebAnswer{.status = request.target == "/404" ? 404 : 200,
                      .body = std::string(1000, 'x')};
@@ -842,7 +845,7 @@ TEST(HttpGet, AnAnswerThatIsTooLongIsAnError) {
   EXPECT_EQ(http.get({.url = server.url("/404")}, 100).head.status, 404);
 }
 
-TEST(HttpGet, WhatIsWrongOverAKeptConnectionIsAskedForAgainOverANewOne) {
+TEST(HttpGet, RetriesBadResponseOfReusedConnectionOverNewOne) {
   const std::vector<WebAnswer> late{
       {.headers = {{"\r\n\r\n", "\r\n\r\n"}}, .body = std::string(1000, 'x')},
       {.body = std::string(1000, 'x')},
@@ -859,13 +862,13 @@ TEST(HttpGet, WhatIsWrongOverAKeptConnectionIsAskedForAgainOverANewOne) {
   }
 }
 
-TEST(HttpGet, AServerThatIsNotThereIsSaidSoonEnough) {
+TEST(HttpGet, ReportsRefusedConnectionBeforePatienceEnds) {
   Http http({});
   EXPECT_EQ(message_of(http, {.url = "http://127.0.0.1:1/"}, std::chrono::hours(1)),
             "http://127.0.0.1:1/: cannot connect to 127.0.0.1:1: Connection refused");
 }
 
-TEST(Backoff, WaitsUnderABoundThatDoubles) {
+TEST(Backoff, DoublesBoundOfPauses) {
   Backoff backoff;
   std::int64_t bound = 100;
   for (int i = 0; i < 40; ++i) {
@@ -877,7 +880,7 @@ TEST(Backoff, WaitsUnderABoundThatDoubles) {
   EXPECT_EQ(backoff.tries(), 40U);
 }
 
-TEST(Backoff, WaitsForWhatTheServerAsksFor) {
+TEST(Backoff, HonoursRetryAfterAndRateLimit) {
   const auto pause = [](const std::string& name, const std::string& value) {
     const HttpHead head{.status = 429, .url = {}, .headers = {{name, value}}};
     return std::chrono::floor<std::chrono::seconds>(Backoff().next(&head)).count();
@@ -895,7 +898,7 @@ TEST(Backoff, WaitsForWhatTheServerAsksFor) {
   }
 }
 
-TEST(HttpDate, IsReadInItsForms) {
+TEST(HttpDate, ParsesAllThreeForms) {
   for (const char* date : {"Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT",
                            "Sun Nov  6 08:49:37 1994"}) {
     EXPECT_EQ(parse_http_date(date), 784111777) << date;

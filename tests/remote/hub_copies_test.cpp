@@ -1,4 +1,5 @@
-// Models of the Hub of which the Hub's own cache has files: right ones, cut ones, other bytes.
+// Models of the Hub with copies of their files in the Hub's own cache: correct, truncated or with
+// other bytes.
 #include "core/base/sha256.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
@@ -27,14 +28,16 @@ namespace fs = std::filesystem;
 
 class HubCopies : public MountTest {
  protected:
-  static constexpr std::size_t kLarge = 65 << 20;  // bytes: more than is compared before a mount
+  // Bytes of a copy that is too large to be compared before a mount.
+  static constexpr std::size_t kLarge = 65 << 20;
 
   void SetUp() override {
     MountTest::SetUp();
     if (!fs::exists("/usr/bin/python3")) GTEST_SKIP() << "no Python";
   }
 
-  // A model with a tensor of so many bytes, and a copy of its file in the Hub's own cache.
+  // Publishes a model with a tensor of `bytes` bytes, and puts a copy of its file into the Hub's
+  // own cache.
   void publish(std::size_t bytes) {
     tensors_ = {random_tensor("a", "U8", {16}, 1), random_tensor("w", "U8", {bytes}, 2)};
     const fs::path model = dir_ / "models/org/name";
@@ -64,7 +67,8 @@ class HubCopies : public MountTest {
     write_file(snapshot / "config.json", "{}");
     write_file(log(), "");
   }
-  // A byte of the last tensor becomes another one in the copy: the last, or that so far before it.
+  // Changes a byte of the last tensor in the copy: the one that is `before_last` bytes before the
+  // last byte.
   void change_copy(std::size_t before_last = 0) const {
     const std::string& bytes = tensors_[1].bytes;
     const char byte = bytes[bytes.size() - 1 - before_last];
@@ -74,7 +78,7 @@ class HubCopies : public MountTest {
   }
 
   std::string log() const { return (dir_ / "log").string(); }
-  // Of the second host, which has the bytes of large files: the ranges that were asked for.
+  // Returns the ranges that were requested from the second host, which serves large files.
   std::vector<std::string> asked_bytes() const {
     std::vector<std::string> ranges;
     std::ifstream lines(log());
@@ -112,7 +116,7 @@ class HubCopies : public MountTest {
   fs::path blob_;
 };
 
-TEST_F(HubCopies, ThatFitAreUsedAndNothingIsFetched) {
+TEST_F(HubCopies, MatchingCopyIsUsedWithoutFetching) {
   publish(1 << 20);
   for (const char* const options : {"ro", "supervise"}) {
     const auto mounted = mount(options);
@@ -123,8 +127,8 @@ TEST_F(HubCopies, ThatFitAreUsedAndNothingIsFetched) {
   EXPECT_EQ(asked_bytes(), std::vector<std::string>{});
 }
 
-// The next worker knows what the lease of the last one has judged.
-TEST_F(HubCopies, WhoseTimesAreSetBeforeAWorkerDiesAreServedByTheNext) {
+// The next worker knows which change of times the previous worker accepted under its lease.
+TEST_F(HubCopies, CopyTouchedBeforeWorkerDiesIsServedByNextWorker) {
   publish(1 << 20);
   const auto mounted = mount("supervise,page_cache=direct");
   expect_right(*mounted);
@@ -141,7 +145,7 @@ TEST_F(HubCopies, WhoseTimesAreSetBeforeAWorkerDiesAreServedByTheNext) {
   expect_right(*mounted);
 }
 
-TEST_F(HubCopies, WithOtherBytesOfTheSameSizeAreNotUsedAndThatIsSaid) {
+TEST_F(HubCopies, CopyWithOtherBytesIsReportedAndNotUsed) {
   publish(1 << 20);
   change_copy();
   for (const char* const options : {"ro", "prefetch=all", "supervise"}) {
@@ -158,18 +162,18 @@ TEST_F(HubCopies, WithOtherBytesOfTheSameSizeAreNotUsedAndThatIsSaid) {
   EXPECT_EQ(offline.out, "");
 }
 
-TEST_F(HubCopies, ThatAreCutFailNoMount) {
+TEST_F(HubCopies, TruncatedCopyFailsNoMount) {
   publish(1 << 20);
   fs::resize_file(blob_, 4000);
   const auto mounted = mount();
   expect_right(*mounted);
 }
 
-TEST_F(HubCopies, ThatAreLargeAreListedWithoutReadingThemAndServedOnceTheirDigestFits) {
+TEST_F(HubCopies, LargeCopyIsServedOnceItsDigestMatches) {
   publish(kLarge);
   EXPECT_EQ(info({"list", "hf://org/name"}).status, 0);
   const std::vector<std::string> header = asked_bytes();
-  EXPECT_LE(header.size(), 1U) << "the header, from the Hub";
+  EXPECT_LE(header.size(), 1U) << "only the header comes from the Hub";
   for (const char* const options : {"ro", "supervise", "prefetch=all"}) {
     const auto mounted = mount(options);
     expect_right(*mounted);
@@ -179,8 +183,8 @@ TEST_F(HubCopies, ThatAreLargeAreListedWithoutReadingThemAndServedOnceTheirDiges
   EXPECT_TRUE(info({"cat", "--offline", "hf://org/name", "w"}, "empty").out == tensors_[1].bytes);
 }
 
-// Our cache remembers the digest of a file, not of a path.
-TEST_F(HubCopies, ThatChangeAfterTheyWereComparedAreComparedAgain) {
+// The cache of stfs stores the digest for a file, not for its path.
+TEST_F(HubCopies, ChangedCopyIsComparedAgain) {
   publish(1 << 20);
   expect_right(*mount());
   change_copy();
@@ -190,7 +194,7 @@ TEST_F(HubCopies, ThatChangeAfterTheyWereComparedAreComparedAgain) {
             std::string::npos);
 }
 
-TEST_F(HubCopies, AreNeverReplacedByWhatIsMadeOfThem) {
+TEST_F(HubCopies, ExtractNeverReplacesCopyItReads) {
   publish(1 << 20);
   const std::string before = read_file(blob_);
   const fs::path link = dir_ / "link.safetensors";
@@ -204,7 +208,7 @@ TEST_F(HubCopies, AreNeverReplacedByWhatIsMadeOfThem) {
   EXPECT_TRUE(fs::is_symlink(link));
 }
 
-TEST_F(HubCopies, ThatAreLargeAndHaveOtherBytesGiveNoneOfThem) {
+TEST_F(HubCopies, LargeCopyWithOtherBytesIsNeverServed) {
   publish(kLarge);
   change_copy();
   change_copy(kLarge - 1);
@@ -214,7 +218,7 @@ TEST_F(HubCopies, ThatAreLargeAndHaveOtherBytesGiveNoneOfThem) {
     char byte = 0;
     const int fd = ::open((*mounted / "w").c_str(), O_RDONLY | O_CLOEXEC);
     ASSERT_GE(fd, 0) << options;
-    // What came with the header is the Hub's.
+    // This byte was fetched from the Hub with the header.
     EXPECT_EQ(::pread(fd, &byte, 1, 0), 1) << options;
     EXPECT_EQ(byte, tensors_[1].bytes[0]);
     EXPECT_EQ(::pread(fd, &byte, 1, 8 << 20), -1) << options;
@@ -227,7 +231,7 @@ TEST_F(HubCopies, ThatAreLargeAndHaveOtherBytesGiveNoneOfThem) {
       return mounted->process().err().find("as the Hub says") != std::string::npos;
     })) << mounted->process().err();
   }
-  // It is remembered: the next mount fetches.
+  // The next mount remembers the mismatch and fetches.
   const auto again = mount();
   expect_right(*again);
   fs::remove_all(dir_ / "cache");
@@ -237,7 +241,7 @@ TEST_F(HubCopies, ThatAreLargeAndHaveOtherBytesGiveNoneOfThem) {
   EXPECT_NE(cat.err.find("as the Hub says"), std::string::npos) << cat.err;
 }
 
-TEST_F(HubCopies, ThatAreTruncatedUnderAMountGiveNoWrongByte) {
+TEST_F(HubCopies, CopyTruncatedDuringMountGivesESTALE) {
   publish(1 << 20);
   const auto mounted = mount("page_cache=direct");
   expect_right(*mounted);
@@ -247,8 +251,8 @@ TEST_F(HubCopies, ThatAreTruncatedUnderAMountGiveNoWrongByte) {
   EXPECT_EQ(errno, ESTALE);
 }
 
-// A command that read them would leave a cache that is broken for others.
-TEST_F(HubCopies, AndTheCacheAreNeverTheOutputOfACommandThatReadsThem) {
+// Otherwise a command would overwrite the cache that it reads, which breaks the cache for others.
+TEST_F(HubCopies, CommandNeverWritesToCopyOrCacheItReads) {
   publish(1 << 16);
   const fs::path snapshot = *fs::directory_iterator(dir_ / "own/models--org--name/snapshots");
   const std::string source = "hf://org/name";

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The Hub for tests answers as the Hub's clients expect."""
+"""Checks that the test server servers/hub.py behaves as the Hub's clients expect."""
 
 import hashlib
 import http.client
@@ -57,7 +57,7 @@ class HubServer(unittest.TestCase):
     def commit(self):
         return json.loads(self.get("/api/models/org/name/revision/main")[1])["sha"]
 
-    def test_a_revision_tells_commit_sizes_and_digests(self):
+    def test_revision_has_commit_sizes_and_digests(self):
         self.start()
         model = json.loads(self.get("/api/models/org/name/revision/main?blobs=true")[1])
         self.assertRegex(model["sha"], "^[0-9a-f]{40}$")
@@ -72,7 +72,7 @@ class HubServer(unittest.TestCase):
         self.assertEqual(same["sha"], model["sha"])
         self.assertNotIn("size", same["siblings"][0])
 
-    def test_a_large_file_redirects_to_a_signed_url_that_expires(self):
+    def test_large_file_redirects_to_signed_url_that_expires(self):
         self.start("--uses", "1")
         answer, _ = self.get("/org/name/resolve/main/model.safetensors", Authorization="Bearer ")
         self.assertEqual(answer.status, 302)
@@ -89,7 +89,7 @@ class HubServer(unittest.TestCase):
         self.assertEqual(self.get(target)[0].status, 403)
         self.assertEqual(self.get(target.replace("Signature=", "Signature=0"))[0].status, 403)
 
-    def test_a_small_file_is_answered_by_the_hub(self):
+    def test_small_file_is_served_by_hub(self):
         self.start()
         answer, _ = self.get("/org/name/resolve/main/sub/a%20b.txt")
         self.assertEqual(answer.status, 307)
@@ -100,7 +100,7 @@ class HubServer(unittest.TestCase):
         head, body = self.get(answer.headers["Location"], method="HEAD")
         self.assertEqual((head.headers["Content-Length"], body), ("5", b""))
 
-    def test_trees_come_in_pages(self):
+    def test_trees_have_pages(self):
         self.start("--page", "2")
         path, names, pages = "/api/models/org/name/tree/main?recursive=true", [], 0
         while path:
@@ -112,7 +112,7 @@ class HubServer(unittest.TestCase):
         self.assertEqual(sorted(names), ["config.json", "model.safetensors", "sub", "sub/a b.txt"])
         self.assertEqual(pages, 2)
 
-    def test_refusals_have_the_hubs_codes(self):
+    def test_refusals_have_codes_of_hub(self):
         self.start("--token", "t", "--private", "org/name", "--renamed", "old/name=org/name")
         code = lambda answer: (answer.status, answer.headers["X-Error-Code"])
         info = "/api/models/org/name/revision/"
@@ -140,7 +140,7 @@ class HubServer(unittest.TestCase):
         open_now = self.get("/org/name/resolve/main/config.json", Authorization="Bearer t")[0]
         self.assertEqual(open_now.status, 307)
 
-    def test_the_log_says_where_secrets_were_seen(self):
+    def test_log_names_servers_that_received_secrets(self):
         self.start("--token", "t")
         self.get("/api/models/org/name/revision/main", Authorization="Bearer t")
         self.get(self.urls["cdn"] + "/xet-bridge/org/name/x", Cookie="a=b")

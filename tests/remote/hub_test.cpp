@@ -68,13 +68,13 @@ class Hub : public ::testing::Test {
   std::unique_ptr<Remote> remote(const std::string& file = "model.safetensors") {
     return store().remote(store().find("hf://org/name/" + file, nullptr).version);
   }
-  // The targets that the Hub was asked for so far.
+  // Returns the targets of the requests that the Hub has received.
   std::vector<std::string> asked() const {
     std::vector<std::string> targets;
     for (const WebRequest& request : hub_.requests()) targets.push_back(request.target);
     return targets;
   }
-  // The code and the line of the Error of an act.
+  // Returns the code and the message of the Error that `act` throws.
   static std::pair<ErrorCode, std::string> error_of(const std::function<void()>& act) {
     try {
       act();
@@ -133,7 +133,7 @@ class Hub : public ::testing::Test {
   std::unique_ptr<Store> store_;
 };
 
-TEST_F(Hub, OneRequestTellsAllFilesOfARevision) {
+TEST_F(Hub, GetsAllFilesOfRevisionInOneRequest) {
   EXPECT_EQ(store().pinned("hf://org/name"), "hf://org/name@" + kHubCommit);
   EXPECT_EQ(store().pinned("hf://models/org/name@main/part/"),
             "hf://org/name@" + kHubCommit + "/part");
@@ -165,7 +165,7 @@ TEST_F(Hub, OneRequestTellsAllFilesOfARevision) {
   EXPECT_EQ(asked().size(), 2U);
 }
 
-TEST_F(Hub, ThreadsThatAskForOneModelSendOneRequest) {
+TEST_F(Hub, ConcurrentLookupsOfModelSendOneRequest) {
   std::vector<std::jthread> threads;
   store();
   for (int i = 0; i < 16; ++i) {
@@ -175,14 +175,14 @@ TEST_F(Hub, ThreadsThatAskForOneModelSendOneRequest) {
   EXPECT_EQ(asked().size(), 1U);
 }
 
-TEST_F(Hub, AFailureIsNotRemembered) {
+TEST_F(Hub, DoesNotCacheFailures) {
   instead_ = [](const WebRequest&) { return WebAnswer{.status = 404}; };
   message_of([&] { store().pinned("hf://org/name"); }, ErrorCode::kAbsent);
   instead_ = nullptr;
   EXPECT_EQ(store().pinned("hf://org/name"), "hf://org/name@" + kHubCommit);
 }
 
-TEST_F(Hub, ARevisionIsEncodedWhole) {
+TEST_F(Hub, PercentEncodesSlashesOfRevision) {
   store().pinned("hf://org/name@refs%2Fpr%2F1/config.json");
   store().pinned("hf://org/name@refs/pr/2/config.json");
   EXPECT_EQ(asked(),
@@ -190,7 +190,7 @@ TEST_F(Hub, ARevisionIsEncodedWhole) {
                                       "/api/models/org/name/revision/refs%2Fpr%2F2?blobs=true"}));
 }
 
-TEST_F(Hub, ARenamedModelHasTheNameThatTheHubTells) {
+TEST_F(Hub, RenamedModelGetsItsNewName) {
   instead_ = [](const WebRequest& request) -> std::optional<WebAnswer> {
     if (!request.target.starts_with("/api/models/old/id/")) return std::nullopt;
     return WebAnswer{.status = 307,
@@ -199,7 +199,7 @@ TEST_F(Hub, ARenamedModelHasTheNameThatTheHubTells) {
   EXPECT_EQ(store().pinned("hf://old/id"), "hf://org/name@" + kHubCommit);
 }
 
-TEST_F(Hub, ATokenDoesNotReachTheSecondHost) {
+TEST_F(Hub, DoesNotSendTokenToCdn) {
   environment_.set("HF_TOKEN", kHubToken);
   const auto file = remote();
   const HttpRequest request = file->request({10, 20});
@@ -215,7 +215,7 @@ TEST_F(Hub, ATokenDoesNotReachTheSecondHost) {
   EXPECT_EQ(cdn_.requests()[0].header("authorization"), "");
 }
 
-TEST_F(Hub, ASignedUrlIsKeptUntilItIsRefused) {
+TEST_F(Hub, ReusesSignedUrlUntilRefused) {
   const auto file = remote();
   const HttpRequest first = file->request({0, 8});
   EXPECT_EQ(file->request({8, 8}).url, first.url);
@@ -228,14 +228,14 @@ TEST_F(Hub, ASignedUrlIsKeptUntilItIsRefused) {
   const HttpRequest second = file->request({0, 8});
   EXPECT_NE(second.url, first.url);
   EXPECT_EQ(http_.get(second, 1 << 20).body, "wwwwwwww");
-  // A late answer to the first URL does not drop the second.
+  // A late response for the first URL does not drop the second URL.
   EXPECT_EQ(file->judge(refused, {8, 8}).kind, Verdict::Kind::kRenew);
   EXPECT_TRUE(file->renew());
   EXPECT_EQ(file->request({8, 8}).url, second.url);
   EXPECT_EQ(asked().size(), 3U);
 }
 
-TEST_F(Hub, ThreadsThatNeedAUrlAskForOne) {
+TEST_F(Hub, ConcurrentReadersRequestOneSignedUrl) {
   const auto file = remote();
   std::vector<std::jthread> threads;
   for (int i = 0; i < 16; ++i) {
@@ -245,7 +245,7 @@ TEST_F(Hub, ThreadsThatNeedAUrlAskForOne) {
   EXPECT_EQ(asked().size(), 2U);
 }
 
-TEST_F(Hub, SeveralFilesAreResolvedAtTheSameTime) {
+TEST_F(Hub, ResolvesSeveralFilesConcurrently) {
   std::promise<void> both;
   std::atomic<int> under_way = 0;
   const std::shared_future<void> arrived = both.get_future().share();
@@ -262,7 +262,7 @@ TEST_F(Hub, SeveralFilesAreResolvedAtTheSameTime) {
   EXPECT_EQ(hub_.most_at_once(), 2U);
 }
 
-TEST_F(Hub, ASmallFileTakesOneRequestOfTheHubItself) {
+TEST_F(Hub, ReadsSmallFileFromHubInOneRequest) {
   environment_.set("HF_TOKEN", kHubToken);
   const auto file = remote("config.json");
   const HttpRequest request = file->request({2, 5});
@@ -277,7 +277,7 @@ TEST_F(Hub, ASmallFileTakesOneRequestOfTheHubItself) {
   EXPECT_EQ(file->judge(other, {2, 5}).kind, Verdict::Kind::kChanged);
 }
 
-TEST_F(Hub, AnswersOfAnotherVersionAreRefused) {
+TEST_F(Hub, RejectsResponsesOfOtherVersion) {
   const auto file = remote();
   const auto why = [&] { return error_of([&] { file->request({0, 1}); }).second; };
   commit_ = std::string(40, 'd');
@@ -291,11 +291,11 @@ TEST_F(Hub, AnswersOfAnotherVersionAreRefused) {
     EXPECT_NE(why().find("its size"), std::string::npos) << size;
   }
   size_ = "1000";
-  commit_ = "";  // as of a mirror: the digest says which file it is
+  commit_ = "";  // like a mirror; the digest then identifies the file
   EXPECT_NO_THROW(file->request({0, 1}));
 }
 
-TEST_F(Hub, RedirectsOfTheHubAreFollowedToTheSignedUrl) {
+TEST_F(Hub, FollowsRedirectsToSignedUrl) {
   const auto file = remote();
   instead_ = [&](const WebRequest& request) -> std::optional<WebAnswer> {
     if (!request.target.starts_with("/org/name/resolve/")) return std::nullopt;
@@ -304,7 +304,7 @@ TEST_F(Hub, RedirectsOfTheHubAreFollowedToTheSignedUrl) {
   EXPECT_TRUE(file->request({0, 1}).url.starts_with(cdn_.url("/f?sig=")));
 }
 
-TEST_F(Hub, ALoopOfRedirectsEnds) {
+TEST_F(Hub, RejectsRedirectLoop) {
   const auto file = remote();
   instead_ = [&](const WebRequest& request) -> std::optional<WebAnswer> {
     return WebAnswer{.status = 302, .headers = {{"Location", request.target}}};
@@ -312,8 +312,9 @@ TEST_F(Hub, ALoopOfRedirectsEnds) {
   expect_error([&] { file->request({0, 1}); }, "more than 10 times");
 }
 
-// The API told the digest: an ETag of another kind, as of a mirror, says nothing of it.
-TEST_F(Hub, AFileOfGitLfsThatTheHubAnswersItselfMustHaveNoOtherDigest) {
+// The digest is known from the API. A mirror may send an ETag of another kind, which is not
+// compared with the digest.
+TEST_F(Hub, RejectsDirectLfsResponseWithOtherDigest) {
   std::string etag;
   instead_ = [&](const WebRequest& request) -> std::optional<WebAnswer> {
     if (request.target.find("/resolve/") == std::string::npos) return std::nullopt;
@@ -336,7 +337,7 @@ TEST_F(Hub, AFileOfGitLfsThatTheHubAnswersItselfMustHaveNoOtherDigest) {
   expect_error([&] { remote()->request({0, 1}); }, "SHA-256");
 }
 
-TEST_F(Hub, NoStatusOfAUrlMeansThatACommitChanged) {
+TEST_F(Hub, ErrorStatusRenewsSignedUrl) {
   const auto file = remote();
   for (const int status : {400, 401, 403, 404, 410}) {
     HttpHead head;
@@ -345,7 +346,7 @@ TEST_F(Hub, NoStatusOfAUrlMeansThatACommitChanged) {
   }
 }
 
-TEST_F(Hub, ARefusalOfBytesSaysWhatToDo) {
+TEST_F(Hub, ReportsGatedModelWhenHubRefusesBytes) {
   HttpHead head{.status = 403, .url = hub_.url("/x"), .headers = {{"x-error-code", "GatedRepo"}}};
   EXPECT_NE(remote()->judge(head, {0, 1}).text.find("the model is gated"), std::string::npos);
   head.url = cdn_.url("/x");
@@ -390,7 +391,7 @@ TEST_F(Hub, RefusalsSayWhatToDo) {
   }
 }
 
-TEST_F(Hub, ATokenThatIsNotSentOverHttpIsToldSo) {
+TEST_F(Hub, ReportsTokenWithheldOverHttp) {
   environment_.set("HF_ENDPOINT", "http://mirror.test");
   environment_.set("HF_TOKEN", kHubToken);
   const HubOptions options = hub_options();
@@ -406,7 +407,7 @@ TEST_F(Hub, ATokenThatIsNotSentOverHttpIsToldSo) {
       "the token was not sent, because http://mirror.test is http: use https");
 }
 
-TEST_F(Hub, ARefusalShowsNoTokenThatTheServerSendsBack) {
+TEST_F(Hub, MasksTokenEchoedByServer) {
   environment_.set("HF_TOKEN", kHubToken);
   instead_ = [](const WebRequest& request) {
     return WebAnswer{.status = 403,
@@ -416,7 +417,7 @@ TEST_F(Hub, ARefusalShowsNoTokenThatTheServerSendsBack) {
   EXPECT_NE(text.find("the Hub answered 403: \"***\""), std::string::npos) << text;
 }
 
-TEST_F(Hub, ARateLimitTellsWhenToTryAgain) {
+TEST_F(Hub, RateLimitMessageSaysWhenToRetry) {
   HttpHead head;
   head.status = 429;
   head.headers = {{"ratelimit", "\"api\";r=0;t=55"}, {"retry-after", "7"}};
@@ -433,7 +434,7 @@ TEST_F(Hub, ARateLimitTellsWhenToTryAgain) {
   EXPECT_NE(text().find("again later"), std::string::npos);
 }
 
-TEST_F(Hub, ATreeInPagesTellsWhatTheModelDoesNot) {
+TEST_F(Hub, ReadsPagedTreeIfModelLacksSizes) {
   model_["siblings"] = {{{"rfilename", "a.safetensors"}}, {{"rfilename", "config.json"}}};
   instead_ = [&](const WebRequest& request) -> std::optional<WebAnswer> {
     if (request.target.find("/tree/") == std::string::npos) return std::nullopt;
@@ -459,7 +460,7 @@ TEST_F(Hub, ATreeInPagesTellsWhatTheModelDoesNot) {
   EXPECT_EQ(asked().size(), 3U);
 }
 
-TEST_F(Hub, PagesOfAnotherHostAndPagesWithoutEndAreRefused) {
+TEST_F(Hub, RejectsTreePagesOfOtherHostAndEndlessPages) {
   model_.erase("siblings");
   std::string next = cdn_.url("/page");
   instead_ = [&](const WebRequest& request) -> std::optional<WebAnswer> {
@@ -472,7 +473,7 @@ TEST_F(Hub, PagesOfAnotherHostAndPagesWithoutEndAreRefused) {
   EXPECT_TRUE(cdn_.requests().empty());
 }
 
-TEST_F(Hub, AHostileAnswerIsRefused) {
+TEST_F(Hub, RejectsMalformedModelInfo) {
   const auto error = [&](const std::string& body) {
     instead_ = [&](const WebRequest&) { return WebAnswer{.body = body}; };
     return error_of([&] { store().pinned("hf://org/name"); });
@@ -490,12 +491,12 @@ TEST_F(Hub, AHostileAnswerIsRefused) {
     EXPECT_EQ(code, ErrorCode::kUnreadable) << text;
     EXPECT_LT(text.size(), 200U);
   }
-  // Another commit than the one that was asked for.
+  // The response describes another commit than the requested one.
   instead_ = nullptr;
   expect_error([&] { store().pinned("hf://org/name@" + std::string(40, 'a')); }, "another commit");
 }
 
-TEST_F(Hub, AnAnswerOfManyValuesOrFilesIsRefusedBeforeItTakesMemory) {
+TEST_F(Hub, RejectsTooManyValuesOrFiles) {
   const auto error = [&](const std::string& siblings) {
     const std::string body = "{\"sha\":\"" + kHubCommit + "\",\"siblings\":[" + siblings + "]}";
     instead_ = [&](const WebRequest&) { return WebAnswer{.body = body}; };
@@ -511,7 +512,7 @@ TEST_F(Hub, AnAnswerOfManyValuesOrFilesIsRefusedBeforeItTakesMemory) {
   EXPECT_TRUE(error(files).ends_with("it names too many files"));
 }
 
-TEST_F(Hub, NamesThatLeaveTheModelAreNotListed) {
+TEST_F(Hub, DoesNotListUnsafeFileNames) {
   HubJson siblings = HubJson::array();
   for (const char* const name : {"../x", "/etc/passwd", "a/../../b", "a//b", "", ".", "..", "a\nb",
                                  "a\x1b[31m", "a\x7f", "good"}) {
@@ -523,7 +524,7 @@ TEST_F(Hub, NamesThatLeaveTheModelAreNotListed) {
   EXPECT_EQ(store().list("hf://org/name"), std::vector<std::string>{"good"});
 }
 
-TEST_F(Hub, SizesAndDigestsThatAreNoneAreNotUsed) {
+TEST_F(Hub, RejectsInvalidSizesAndDigests) {
   const HubJson bad_sizes[] = {
       -1, "1000", 1e300, 1.5, nullptr, true, HubJson::array(), std::uint64_t{1} << 63, 1001};
   HubJson siblings = HubJson::array();
@@ -531,7 +532,7 @@ TEST_F(Hub, SizesAndDigestsThatAreNoneAreNotUsed) {
   for (const HubJson& size : bad_sizes) {
     HubJson file = hub_lfs_file("f" + std::to_string(count++));
     if (size != 1001) file["lfs"]["size"] = size;
-    file["size"] = size;  // 1001: not the size in "lfs"
+    file["size"] = size;  // 1001 differs from the size in "lfs"
     siblings.push_back(file);
   }
   HubJson file = hub_lfs_file("f" + std::to_string(count++));
@@ -549,7 +550,7 @@ TEST_F(Hub, SizesAndDigestsThatAreNoneAreNotUsed) {
   }
 }
 
-TEST_F(Hub, AModelMayHaveAHundredThousandFiles) {
+TEST_F(Hub, AcceptsModelWith100000Files) {
   HubJson siblings = HubJson::array();
   for (int i = 0; i < 100'000; ++i) siblings.push_back(hub_lfs_file("f" + std::to_string(i)));
   model_["siblings"] = std::move(siblings);
@@ -557,7 +558,7 @@ TEST_F(Hub, AModelMayHaveAHundredThousandFiles) {
   EXPECT_EQ(store().find("hf://org/name/f99999", nullptr).version.size, 1000U);
 }
 
-TEST_F(Hub, ATokenStaysAwayOnceARedirectLeftTheHub) {
+TEST_F(Hub, DoesNotSendTokenAfterRedirectLeftHub) {
   environment_.set("HF_TOKEN", kHubToken);
   const auto file = remote();
   HttpServer mirror(
@@ -567,7 +568,7 @@ TEST_F(Hub, ATokenStaysAwayOnceARedirectLeftTheHub) {
       "127.0.0.3");
   instead_ = [&](const WebRequest& request) -> std::optional<WebAnswer> {
     if (!request.target.starts_with("/org/")) return std::nullopt;
-    return WebAnswer{.status = 308, .headers = {{"Location", mirror.url("/elsewhere")}}};
+    return WebAnswer{.status = 308, .headers = {{"Location", mirror.url("/moved")}}};
   };
   hub_.forget_requests();
   EXPECT_TRUE(file->request({0, 1}).url.starts_with(cdn_.url("/f?sig=")));
@@ -576,7 +577,7 @@ TEST_F(Hub, ATokenStaysAwayOnceARedirectLeftTheHub) {
   EXPECT_EQ(hub_.requests().at(1).header("authorization"), "");
 }
 
-TEST_F(Hub, ARedirectToALinkLocalAddressIsNotFollowed) {
+TEST_F(Hub, RejectsRedirectToLinkLocalAddress) {
   const auto file = remote();
   for (const char* const target : {"http://169.254.169.254/x", "http://[fe80::1]/x"}) {
     instead_ = [&](const WebRequest&) {
@@ -590,8 +591,8 @@ TEST_F(Hub, ARedirectToALinkLocalAddressIsNotFollowed) {
   }
 }
 
-// The Hub of the tests of mounts: servers/hub.py.
-TEST(HubServer, AnswersWhatTheHubAnswers) {
+// Checks servers/hub.py, which the tests of mounts use as the Hub.
+TEST(HubServer, BehavesLikeHub) {
   if (!std::filesystem::exists("/usr/bin/python3")) GTEST_SKIP() << "no Python";
   StoreEnvironment environment;
   const std::filesystem::path model = "models/org/name";
@@ -640,7 +641,7 @@ TEST(HubServer, AnswersWhatTheHubAnswers) {
   EXPECT_GE(at_hub, 5U);
 }
 
-TEST(HubNames, HaveARevisionAndAPath) {
+TEST(HubNames, HaveRevisionAndPath) {
   struct Case {
     const char *name, *id, *revision, *path;
   };
@@ -673,7 +674,7 @@ TEST(HubNames, HaveARevisionAndAPath) {
   }
 }
 
-TEST(HubNames, AreRefusedInOneLine) {
+TEST(HubNames, InvalidNamesAreRejectedInOneLine) {
   std::vector<std::string> names = words(
       "hf:/org/name hf:// hf://gpt2 hf://gpt2/ hf://gpt2@main hf:///name hf://org//x "
       "hf://datasets/org/name hf://spaces/org/name hf://org/name@ hf://org/name@/x "
@@ -687,8 +688,8 @@ TEST(HubNames, AreRefusedInOneLine) {
   }
 }
 
-// As the Hub's client takes them: the older variable counts where the newer is not set.
-TEST(HubVariables, SayOffline) {
+// Like the Hub's client, stfs uses the older variable only if the newer one is not set.
+TEST(HubVariables, EnableOfflineMode) {
   struct Row {
     const char *hub, *transformers, *says;
   };
@@ -707,7 +708,7 @@ TEST(HubVariables, SayOffline) {
   }
 }
 
-TEST(HubToken, ComesFromTheEnvironmentOrAFile) {
+TEST(HubToken, ComesFromEnvironmentOrFile) {
   StoreEnvironment environment;
   const auto token = [] { return hub_options().token; };
   EXPECT_EQ(token(), "");
@@ -731,7 +732,7 @@ TEST(HubToken, ComesFromTheEnvironmentOrAFile) {
   EXPECT_EQ(token(), "");
 }
 
-TEST(HubToken, ItsEndpointIsWrittenInOneWay) {
+TEST(HubToken, EndpointIsNormalised) {
   StoreEnvironment environment;
   for (const char* const endpoint :
        {"https://Hub.example", "https://hub.example/", "https://hub.example:443//"}) {
@@ -742,7 +743,7 @@ TEST(HubToken, ItsEndpointIsWrittenInOneWay) {
   EXPECT_EQ(hub_options().api_url("a/b"), "http://127.0.0.1:8080/hf/api/models/a/b");
 }
 
-TEST(HubToken, GoesToTheEndpointAlone) {
+TEST(HubToken, GoesOnlyToEndpoint) {
   StoreEnvironment environment;
   environment.set("HF_TOKEN", kHubToken);
   const HubOptions options = hub_options();
@@ -760,7 +761,7 @@ TEST(HubToken, GoesToTheEndpointAlone) {
   }
 }
 
-TEST(HubToken, IsNeverShownWhenItIsRefused) {
+TEST(HubToken, ErrorsDoNotShowInvalidToken) {
   StoreEnvironment environment;
   environment.set("HF_TOKEN", "hf_secret\nX-Other: header");
   EXPECT_EQ(message_of(hub_options, ErrorCode::kUsage).find("secret"), std::string::npos);
@@ -772,7 +773,7 @@ TEST(HubToken, IsNeverShownWhenItIsRefused) {
   }
 }
 
-TEST(HubCache, HoldsFilesByCommit) {
+TEST(HubCache, FindsFilesByRevision) {
   StoreEnvironment environment;
   const std::filesystem::path model = ".cache/huggingface/hub/models--org--name";
   EXPECT_EQ(hub_local_copy("hf://org/name/model.safetensors"), "");
@@ -796,11 +797,11 @@ TEST(HubCache, HoldsFilesByCommit) {
     environment.set(name, (environment.home() / ".cache/huggingface/hub").string());
     EXPECT_EQ(hub_local_copy("hf://org/name/a/w"), file);
   }
-  std::filesystem::remove(environment.home() / model / "blobs/5");  // a link to nothing
+  std::filesystem::remove(environment.home() / model / "blobs/5");  // makes the link dangling
   EXPECT_EQ(hub_local_copy("hf://org/name/a/w"), "");
 }
 
-TEST(HubCache, IsNotLeftThroughANameOrARef) {
+TEST(HubCache, RejectsNamesAndRefsPointingOutside) {
   StoreEnvironment environment;
   const std::filesystem::path hub = ".cache/huggingface/hub";
   environment.write("secret", "s");

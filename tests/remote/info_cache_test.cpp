@@ -1,4 +1,4 @@
-// stfs-info cache, on a cache that the test fills.
+// stfs-info cache on a cache that the test fills.
 #include "core/base/sha256.h"
 #include "core/remote/cache/cache.h"
 #include "tests/mount/info_tool.h"
@@ -39,7 +39,7 @@ class InfoCache : public testing::Test {
     return bytes;
   }
 
-  // An entry with its first blocks; open while the result lives.
+  // Adds an entry with its first `blocks` blocks. The entry is in use while the result lives.
   std::unique_ptr<CacheEntry> add(const std::string& name, std::uint64_t size, std::uint64_t blocks,
                                   const std::string& sha256 = "") {
     RemoteVersion version;
@@ -81,7 +81,7 @@ class InfoCache : public testing::Test {
   std::string directory = temporary / "cache";
 };
 
-TEST_F(InfoCache, ListsEntriesWithWhatIsHere) {
+TEST_F(InfoCache, ListsEntriesWithCachedShare) {
   const auto user = add("hf://org/model@c0ffee/a.safetensors", 3 * kBlock, 3);
   add("https://host/\x1b[2J.gguf", 4 * kBlock, 1);
   const nlohmann::json entries = list();
@@ -118,7 +118,7 @@ TEST_F(InfoCache, ListsEntriesWithWhatIsHere) {
   test::expect_one_line(cache({"list", "hf://org/mod"}), 2, "no entry of the cache is");
 }
 
-TEST_F(InfoCache, FitsTheTerminal) {
+TEST_F(InfoCache, ListFitsTerminal) {
   add("hf://org/a-model-with-a-long-name@0123456789abcdef0123456789abcdef01234567/"
       "model-00001-of-00002.safetensors",
       kBlock, 1);
@@ -137,7 +137,7 @@ TEST_F(InfoCache, FitsTheTerminal) {
   }
 }
 
-TEST_F(InfoCache, AMissingDirectoryIsEmptyUnlessItWasNamed) {
+TEST_F(InfoCache, MissingDirectoryIsEmptyUnlessNamed) {
   test::expect_one_line(cache({"list"}), 3, "No such file or directory");
   EXPECT_FALSE(fs::exists(directory));
   const Outcome by_default =
@@ -147,7 +147,7 @@ TEST_F(InfoCache, AMissingDirectoryIsEmptyUnlessItWasNamed) {
   EXPECT_FALSE(fs::exists(directory));
 }
 
-TEST_F(InfoCache, ADirectoryOfOthersIsRefused) {
+TEST_F(InfoCache, RejectsDirectoryWritableByOthers) {
   fs::create_directory(directory);
   ASSERT_EQ(::chmod(directory.c_str(), 0777), 0);
   test::expect_one_line(cache({"list"}), 3, "chmod go-w");
@@ -162,7 +162,7 @@ TEST_F(InfoCache, WrongUsageIsOneLine) {
   test::expect_one_line(cache({"prune", "--all", "--to", "1G"}), 2, "give only one of the two");
 }
 
-TEST_F(InfoCache, PrunesWhatNobodyUses) {
+TEST_F(InfoCache, PrunesOnlyUnusedEntries) {
   const auto user = add("https://host/used", 2 * kBlock, 2);
   add("https://host/a", kBlock, 1);
   add("https://host/b", 2 * kBlock, 2);
@@ -184,7 +184,7 @@ TEST_F(InfoCache, PrunesWhatNobodyUses) {
   EXPECT_NE(again.out.find(" in use\n"), std::string::npos) << again.out;
 }
 
-TEST_F(InfoCache, VerifyFindsDamageAndDropsIt) {
+TEST_F(InfoCache, VerifyFindsAndDropsDamagedBlocks) {
   add("https://host/good", 2 * kBlock + 5, 2);
   EXPECT_EQ(cache({"verify"}).out, "https://host/good\tok\t2 of 3 blocks\n");
   add("https://host/bad", 3 * kBlock, 3);
@@ -203,7 +203,7 @@ TEST_F(InfoCache, VerifyFindsDamageAndDropsIt) {
   EXPECT_EQ(again.out, "https://host/bad\tok\t2 of 3 blocks\n");
 }
 
-TEST_F(InfoCache, VerifyComparesThePublishedDigest) {
+TEST_F(InfoCache, VerifyComparesPublishedDigest) {
   constexpr std::uint64_t kSize = 5 * kBlock + 3;
   add("hf://org/good@1/x", kSize, 6, digest_of(kSize));
   EXPECT_EQ(cache({"verify"}).out, "hf://org/good@1/x\tok\t6 blocks, the published SHA-256\n");
@@ -220,7 +220,7 @@ TEST_F(InfoCache, VerifyComparesThePublishedDigest) {
   user.reset();
   add("hf://org/bad@1/x", kSize, 6, digest_of(kSize - 1));
   EXPECT_EQ(cache({"verify", "hf://org/bad"}).status, 1);
-  EXPECT_EQ(list().size(), 2U) << "nobody used it";
+  EXPECT_EQ(list().size(), 2U) << "the entry was unused, so it was removed";
 }
 
 TEST_F(InfoCache, VerifyNeedsNoThreads) {
@@ -233,7 +233,7 @@ TEST_F(InfoCache, VerifyNeedsNoThreads) {
   EXPECT_EQ(found.out, "hf://org/good@1/x\tok\t5 blocks, the published SHA-256\n");
 }
 
-TEST_F(InfoCache, VerifyShowsItsProgressOnATerminal) {
+TEST_F(InfoCache, VerifyLeavesOnlyResultOnTerminal) {
   add("https://host/good", 40 * kBlock, 40);
   const Outcome found = cache({"verify"}, {.terminal_columns = 80});
   EXPECT_EQ(found.status, 0);
@@ -242,7 +242,7 @@ TEST_F(InfoCache, VerifyShowsItsProgressOnATerminal) {
   EXPECT_TRUE(rows[0].starts_with("https://host/good")) << rows[0];
 }
 
-TEST_F(InfoCache, NeedsNoHomeAndNoTerm) {
+TEST_F(InfoCache, WorksWithoutHomeAndTerm) {
   add("https://host/good", kBlock, 1);
   const Outcome listed =
       test::run({"env", "-i", STFS_INFO_BINARY, "cache", "verify", "--cache-dir", directory});

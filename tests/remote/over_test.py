@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """over_test.py https|s3 BINARY FILTER: runs mount tests over a network, against real servers.
 
-The tests are those of tests/mount: tests/support/elsewhere.h turns their sources into URLs. For https, nginx serves the
-whole file system of this machine with a certificate of its own authority; for s3, Ceph's gateway gets each source before
-it is read; boto3 puts it there. Both listen on free ports of loopback and are stopped here.
+It runs tests of tests/mount, and tests/support/elsewhere.h turns their sources into URLs. For https, nginx serves the
+whole file system of this machine with a certificate from its own authority. For s3, boto3 uploads each source to Ceph's
+gateway before a test reads it. Both servers listen on free ports of loopback, and this script stops them.
 
-Exits with 77 where the servers are not installed; STFS_REQUIRE_SERVERS=1 makes that a failure.
+Exits with 77 if the servers are not installed. With STFS_REQUIRE_SERVERS=1 that is a failure.
 """
 import os
 import pathlib
@@ -27,7 +27,7 @@ def missing(kind):
     return [program for program in programs if not shutil.which(program, path=os.environ["PATH"] + ":/usr/sbin")]
 
 
-# Asks this process to bring a path to the gateway: to import boto3 takes longer than most tests.
+# Asks this process to upload a path to the gateway, because importing boto3 takes longer than most tests.
 ASK = """#!/usr/bin/python3 -ISB
 import socket, sys
 with socket.socket(socket.AF_UNIX) as asked:
@@ -40,7 +40,7 @@ sys.exit(answer or 0)
 
 
 def serve_puts(directory, environment):
-    """Makes the bucket, and returns a program that brings a file, or the files of a directory, to it."""
+    """Makes the bucket, and returns a program that uploads a file, or the files of a directory, to it."""
     import boto3
     os.environ.update({name: value for name, value in environment.items() if name.startswith("AWS_")})
     s3 = boto3.client("s3", endpoint_url=environment["AWS_ENDPOINT_URL"], region_name="us-east-1")
@@ -55,7 +55,7 @@ def serve_puts(directory, environment):
             with asked:
                 try:
                     put(s3, pathlib.Path(asked.makefile().read()))
-                except Exception as error:  # the test that asked says it
+                except Exception as error:  # the test that asked reports it
                     asked.sendall(repr(error).encode())
 
     threading.Thread(target=serve, daemon=True).start()
@@ -66,7 +66,7 @@ def serve_puts(directory, environment):
 
 
 def put(s3, path):
-    """Of a shard's index, all that lies beside it."""
+    """Uploads a file. For a directory, uploads its files; for the index of shards, all files of its directory."""
     files = [path]
     if path.is_dir() or path.name.endswith(".index.json"):
         files = [file for file in (path if path.is_dir() else path.parent).rglob("*") if file.is_file()]
@@ -83,7 +83,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="stfs-over-") as work:
         work = pathlib.Path(work)
         (work / "cache").mkdir(mode=0o700)
-        # What this machine trusts and asks in its own name must not stand before what the test sets.
+        # The certificate variables of this machine must not override the ones of the test.
         ours = ("CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR")
         theirs = {name: value for name, value in os.environ.items() if name not in ours}
         environment = dict(theirs, STFS_CACHE=str(work / "cache"))

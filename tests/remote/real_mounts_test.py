@@ -1,4 +1,4 @@
-"""Mounts of checkpoints on real servers, as users make them: Ceph's S3 gateway, nginx, and the Hub of tests.
+"""Mounts of checkpoints on real servers, as users make them: Ceph's S3 gateway, nginx, and the test server of the Hub.
 
 Run by ctest under the label "servers", with STFS_BINARY, STFS_INFO_BINARY and STFS_GPU_BINARY set; skipped
 (status 77) unless STFS_REAL_SERVERS=1, which `scripts/test --all` sets. Prints how long each took.
@@ -34,13 +34,13 @@ from real_servers import HANG, HERE, Gateway, Server, safetensors  # noqa: E402
 STFS = os.environ["STFS_BINARY"]
 INFO = os.environ["STFS_INFO_BINARY"]
 GPU = os.environ.get("STFS_GPU_BINARY")
-ROWS, COLUMNS = 256, 1024  # of a tensor of F32: 1 MiB
+ROWS, COLUMNS = 256, 1024  # the shape of an F32 tensor of 1 MiB
 TOKEN = "hf_thetokenoftests"
 TIMES = []
 
 
 def until_true(test, condition, process=None):
-    """Waits for something that has no event."""
+    """Polls until the condition holds, for conditions without an event."""
     end = time.monotonic() + HANG
     while not condition():
         test.assertLess(time.monotonic(), end)
@@ -61,7 +61,7 @@ def content(path):
 
 
 def tensor(seed):
-    """As many bytes of F32 as a tensor has: finite numbers."""
+    """Returns the bytes of an F32 tensor of finite numbers."""
     numbers = random.Random(seed)
     return struct.pack(f"<{ROWS * COLUMNS}f", *(numbers.uniform(-1, 1) for _ in range(ROWS * COLUMNS)))
 
@@ -74,7 +74,7 @@ def one_file(tensors=None):
 
 
 def shards():
-    """The files of a checkpoint in two shards."""
+    """Returns the files of a checkpoint with two shards."""
     files, weight_map = {}, {}
     for shard in range(2):
         name = f"model-{shard + 1:05}-of-00002.safetensors"
@@ -120,7 +120,7 @@ class Mount:
         return content(os.path.join(self.path, name))
 
     def fetched(self):
-        """Bytes that came from the server."""
+        """Returns the number of bytes that were fetched from the server."""
         return json.loads(self.read(".stfs/counters.json"))["bytes_fetched"]
 
     def names(self):
@@ -151,7 +151,7 @@ class Scenario(unittest.TestCase):
         pass
 
     def environment(self, **changes):
-        """Without credentials of the machine; a value of None takes a variable away."""
+        """Returns the environment without the machine's credentials. A value of None removes a variable."""
         result = {name: value for name, value in os.environ.items()
                   if not name.startswith(("AWS_", "HF_", "HUGGING", "STFS_", "SSL_", "CURL_")) and
                   not name.lower().endswith("_proxy")}
@@ -175,7 +175,7 @@ class Scenario(unittest.TestCase):
         return done.stdout
 
     def refusal(self, source, *options, **changes):
-        """The one line that a mount says which cannot be made."""
+        """Returns the one line that a failing mount prints."""
         path = tempfile.mkdtemp(prefix="mount-", dir=self.work)
         done = self.run_program(STFS, "-o", ",".join(["cache_dir=" + self.cache, *options]), source, path,
                                 **changes)
@@ -194,7 +194,7 @@ class Scenario(unittest.TestCase):
 
     @contextlib.contextmanager
     def holder(self, **changes):
-        """Keeps what is loaded; it asks the server itself."""
+        """Runs a holder, which fetches from the server by itself."""
         program = subprocess.Popen([GPU, "holder"], env=self.environment(**changes), stdin=subprocess.DEVNULL,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
@@ -204,21 +204,21 @@ class Scenario(unittest.TestCase):
             program.wait(HANG)
 
     def npy(self, data):
-        """Shape and bytes of a .npy of little-endian F32."""
+        """Returns the shape and bytes of a .npy file of little-endian F32."""
         self.assertEqual(data[:8], b"\x93NUMPY\x01\x00")
         length = struct.unpack("<H", data[8:10])[0]
         header = ast.literal_eval(data[10:10 + length].decode())
         self.assertEqual((header["descr"], header["fortran_order"]), ("<f4", False))
         return header["shape"], data[10 + length:]
 
-    def live(self, source, unplug, **changes):
-        """What a user does with a checkpoint: all of it equals the local one, and is there without the server."""
+    def use(self, source, unplug, **changes):
+        """Uses a checkpoint like a user. All views equal the views of the local copy, and work without the server."""
         local = self.local(shards())
         near = Mount(self, local)
         far = Mount(self, source, **changes)
         self.assertEqual(far.names(), near.names())
         name = "layers.1.weight"
-        # One tensor costs what it has, and a header.
+        # Reading one tensor fetches its bytes and a header.
         self.assertTrue(far.read(name) == TENSORS[name])
         self.assertLess(far.fetched(), len(TENSORS[name]) + 3 * (512 << 10))
         for view in (f".stfs/slice/{name}/3:200,::2", f".stfs/npy-slice/{name}/3:200,::2.npy",
@@ -236,18 +236,18 @@ class Scenario(unittest.TestCase):
             with self.holder(**changes):
                 self.output(GPU, "load", "--device", "cpu", "--verify", source, **changes)
         far.end()
-        # Of this one only the headers are here.
+        # This cache has only the headers.
         full, self.cache = self.cache, os.path.join(self.work, "cache-of-headers")
         Mount(self, source, **changes).end()
         unplug()
-        alone = Mount(self, source, "offline", "timeout=600", **changes)
-        self.assertEqual(alone.names(), near.names())
-        alone.fails("layers.1.weight", errno.EIO)
-        alone.end()
+        offline = Mount(self, source, "offline", "timeout=600", **changes)
+        self.assertEqual(offline.names(), near.names())
+        offline.fails("layers.1.weight", errno.EIO)
+        offline.end()
         self.cache = full
-        alone = Mount(self, source, "offline", **changes)
-        alone.check()
-        self.assertTrue(alone.read(".stfs/merged.safetensors") == near.read(".stfs/merged.safetensors"))
+        offline = Mount(self, source, "offline", **changes)
+        offline.check()
+        self.assertTrue(offline.read(".stfs/merged.safetensors") == near.read(".stfs/merged.safetensors"))
         self.assertNotEqual(self.run_program(INFO, "list", source, "--timeout", "2",
                                              **{**changes, "STFS_CACHE": self.work + "/none"}).returncode, 0)
 
@@ -265,22 +265,22 @@ class S3Mounts(Scenario):
                 "AWS_SECRET_ACCESS_KEY": self.gateway.rgw.rgw_secret}
 
     def other(self):
-        """A checkpoint of the same size and names."""
+        """Returns a checkpoint of the same size and names with other bytes."""
         return one_file({name: data[::-1] for name, data in TENSORS.items()})
 
-    def test_a_model_in_a_prefix_lives_and_is_there_offline(self):
+    def test_model_under_prefix_works_and_is_available_offline(self):
         for name, data in shards().items():
             self.gateway.put("models", "llm/v1/" + name, data)
         door = Server("nginx", self.work, UPSTREAM=self.gateway.endpoint)
         self.addCleanup(door.stop)
-        self.live("s3://models/llm/v1", door.stop, AWS_CA_BUNDLE=door.nginx_ca,
+        self.use("s3://models/llm/v1", door.stop, AWS_CA_BUNDLE=door.nginx_ca,
                   AWS_ENDPOINT_URL_S3="https://127.0.0.1:" + door.nginx_tls_port)
 
-    def test_a_changed_object_of_the_same_size_and_second_is_estale(self):
+    def test_object_changed_within_same_second_and_size_is_estale(self):
         def written():
             return self.client.head_object(Bucket="models", Key="changed.safetensors")["LastModified"]
 
-        while True:  # again until both were written in one second
+        while True:  # repeats until both versions were written in the same second
             self.gateway.put("models", "changed.safetensors", one_file())
             first = written()
             mount = Mount(self, "s3://models/changed.safetensors")
@@ -297,7 +297,7 @@ class S3Mounts(Scenario):
         again = Mount(self, "s3://models/changed.safetensors")
         again.check({name: data[::-1] for name, data in TENSORS.items()})
 
-    def test_a_vanished_object_is_estale_and_what_is_cached_goes_on(self):
+    def test_deleted_object_is_estale_but_cached_bytes_are_served(self):
         self.gateway.put("models", "vanished.safetensors", one_file())
         mount = Mount(self, "s3://models/vanished.safetensors")
         mount.read("layers.0.weight")
@@ -306,7 +306,7 @@ class S3Mounts(Scenario):
         mount.check({"layers.0.weight": TENSORS["layers.0.weight"]})
         self.assertIn("no such object", self.refusal("s3://models/vanished.safetensors"))
 
-    def test_a_version_is_read_after_another_was_written(self):
+    def test_old_version_is_readable_after_new_one_was_written(self):
         self.client.create_bucket(Bucket="versions")
         self.client.put_bucket_versioning(Bucket="versions", VersioningConfiguration={"Status": "Enabled"})
         self.gateway.put("versions", "m.safetensors", one_file())
@@ -315,7 +315,7 @@ class S3Mounts(Scenario):
         self.client.delete_object(Bucket="versions", Key="m.safetensors")
         mount.check()
 
-    def test_wrong_keys_are_one_line_without_the_secret(self):
+    def test_wrong_keys_give_one_line_without_secret(self):
         self.gateway.put("models", "private.safetensors", one_file())
         line = self.refusal("s3://models/private.safetensors", AWS_SECRET_ACCESS_KEY="wrongsecret")
         self.assertIn("the secret key does not belong to the access key", line)
@@ -325,7 +325,7 @@ class S3Mounts(Scenario):
         line = self.refusal("s3://models/private.safetensors", AWS_ACCESS_KEY_ID=None, AWS_SECRET_ACCESS_KEY=None)
         self.assertIn("no AWS credentials were found", line)
 
-    def test_a_public_bucket_needs_no_credentials(self):
+    def test_public_bucket_needs_no_credentials(self):
         self.client.create_bucket(Bucket="public", ACL="public-read")
         for name, data in shards().items():
             self.gateway.put("public", "llm/" + name, data, ACL="public-read")
@@ -341,7 +341,7 @@ class S3Mounts(Scenario):
                 mount.check({"layers.2.weight": TENSORS["layers.2.weight"]})
                 mount.end()
 
-    def test_a_server_that_has_nothing_serves_what_another_process_mounted(self):
+    def test_confined_server_serves_mount_of_other_process(self):
         confined = os.path.join(HERE, "../support/confined")
         if os.geteuid() != 0 or subprocess.run([confined, "/bin/true"], check=False).returncode != 0:
             self.skipTest("needs root, and user namespaces for users")
@@ -349,7 +349,7 @@ class S3Mounts(Scenario):
         os.chmod(self.work, 0o755)
         path = os.path.join(self.work, "mnt")
         os.mkdir(path)
-        # So that unmounting reaches the namespace of the server.
+        # With shared propagation, unmounting also reaches the namespace of the server.
         subprocess.run(["mount", "--bind", self.work, self.work], check=True)
         self.addCleanup(subprocess.run, ["umount", "-R", "-l", self.work], check=True)
         subprocess.run(["mount", "--make-shared", self.work], check=True)
@@ -364,7 +364,7 @@ class S3Mounts(Scenario):
         until_true(self, lambda: os.path.ismount(path), server)
 
         def worker():
-            """The process of stfs whose parent is one."""
+            """Returns the stfs process that is a child of another stfs process."""
             parents = {}
             for process in filter(str.isdigit, os.listdir("/proc")):
                 with contextlib.suppress(OSError):
@@ -387,7 +387,7 @@ class S3Mounts(Scenario):
         subprocess.run(["umount", path], check=True)
         self.assertEqual(server.wait(HANG), 0)
 
-    def test_credentials_that_end_while_mounted_are_asked_for_again(self):
+    def test_expired_credentials_are_renewed_during_mount(self):
         rgw = self.gateway.rgw
         self.gateway.put("models", "expires.safetensors", one_file())
         keys, calls = os.path.join(self.work, "keys"), os.path.join(self.work, "calls")
@@ -411,14 +411,14 @@ class S3Mounts(Scenario):
         mount.check({"layers.0.weight": TENSORS["layers.0.weight"]})
         ended = time.time() + 1
         until_true(self, lambda: time.time() > ended)
-        # By time.
+        # The credentials expire at their time.
         before = called()
         give(rgw.rgw_access, rgw.rgw_secret, 3600)
         mount.check({"layers.1.weight": TENSORS["layers.1.weight"]})
         self.assertEqual(called(), before + 1)
         mount.check({"layers.2.weight": TENSORS["layers.2.weight"]})
         self.assertEqual(called(), before + 1)
-        # Before it: the server does not know them any more.
+        # The server rejects the credentials before they expire.
         admin = {"env": {**os.environ, "CEPH_CONF": rgw.directory + "/ceph.conf"}, "check": True,
                  "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "timeout": HANG}
         subprocess.run(["radosgw-admin", "user", "create", "--uid=other", "--display-name=other",
@@ -434,7 +434,7 @@ class S3Mounts(Scenario):
 
 
 class BusyS3Mounts(Scenario):
-    def test_slow_down_through_a_mount_gives_the_right_bytes(self):
+    def test_mount_reads_right_bytes_despite_slow_down(self):
         gateway = Gateway("rgw_scheduler_type=throttler", "rgw_max_concurrent_requests=1")
         self.addCleanup(gateway.stop)
         gateway.client.create_bucket(Bucket="models")
@@ -443,7 +443,7 @@ class BusyS3Mounts(Scenario):
         mount = Mount(self, "s3://models/llm", AWS_ENDPOINT_URL_S3=gateway.tls_endpoint,
                       AWS_CA_BUNDLE=gateway.nginx.nginx_ca, AWS_ACCESS_KEY_ID=gateway.rgw.rgw_access,
                       AWS_SECRET_ACCESS_KEY=gateway.rgw.rgw_secret)
-        # A reader that never reads holds the only place: what others ask is refused until it goes.
+        # A client that never reads occupies the only slot, so the server refuses other requests until the client closes.
         gateway.put("models", "large", bytes(64 << 20), ACL="public-read")
         with socket.create_connection(("127.0.0.1", int(gateway.rgw.rgw_port))) as slow:
             slow.sendall(b"GET /models/large HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -482,7 +482,7 @@ class WebMounts(Scenario):
             file.write(data)
 
     def sent(self):
-        """Bytes of bodies that nginx sent, and for how many requests."""
+        """Returns the number of body bytes that nginx sent, and the number of requests."""
         log = content(os.path.join(self.nginx.directory, "logs", "access.log")).decode()
         sizes = [int(size) for size in re.findall(r'" \d{3} (\d+) "', log)]
         return sum(sizes), len(sizes)
@@ -493,15 +493,15 @@ class WebMounts(Scenario):
     def worker(self):
         return int(content(f"/proc/{self.pid()}/task/{self.pid()}/children").split()[0])
 
-    def test_a_sharded_model_lives_and_is_there_offline(self):
+    def test_sharded_model_works_and_is_available_offline(self):
         for name, data in shards().items():
             self.put(name, data)
-        self.live(self.host + "/model.safetensors.index.json", self.nginx.stop)
+        self.use(self.host + "/model.safetensors.index.json", self.nginx.stop)
 
-    def test_an_authority_that_is_not_known_is_one_line(self):
+    def test_unknown_authority_gives_one_line(self):
         self.assertIn("certificate", self.refusal(self.host + "/m.safetensors", SSL_CERT_FILE=None))
 
-    def test_a_server_that_does_not_answer_is_eio_after_the_time_and_read_when_it_answers(self):
+    def test_stopped_server_is_eio_after_timeout_and_readable_after_resuming(self):
         mount = Mount(self, self.host + "/m.safetensors", "timeout=1")
         worker = self.worker()
         os.kill(worker, signal.SIGSTOP)
@@ -511,34 +511,34 @@ class WebMounts(Scenario):
             os.kill(worker, signal.SIGCONT)
         mount.check()
 
-    def test_a_server_that_trickles_is_eio_after_the_time(self):
+    def test_trickling_server_fails_mount_after_timeout(self):
         line = self.refusal(self.host + "/hang/m.safetensors", "timeout=1")
         self.assertNotIn("HTML", line)
 
-    def test_a_server_that_ignores_ranges_is_refused(self):
+    def test_server_that_ignores_ranges_is_refused(self):
         self.assertIn("range", self.refusal(self.host + "/noranges/m.safetensors"))
 
-    def test_a_server_that_compresses_gives_the_right_bytes(self):
+    def test_server_that_compresses_gives_right_bytes(self):
         mount = Mount(self, self.host + "/gzip/m.safetensors")
         mount.check()
 
-    def test_a_server_without_etags_is_a_warning(self):
+    def test_server_without_etags_gives_warning(self):
         mount = Mount(self, self.host + "/noetag/m.safetensors")
         mount.check()
         self.assertIn("its server sends no strong ETag", mount.said())
         self.assertEqual(len(mount.said().splitlines()), 1)
 
-    def test_a_redirect_to_another_host_is_followed(self):
+    def test_redirect_to_other_host_is_followed(self):
         mount = Mount(self, self.host + "/redirect/m.safetensors")
         mount.check()
 
-    def test_a_redirect_to_http_is_refused(self):
+    def test_redirect_to_http_is_refused(self):
         self.assertIn("redirect", self.refusal(self.host + "/to_http/m.safetensors"))
 
-    def test_a_server_that_is_always_busy_is_one_line(self):
+    def test_permanently_busy_server_gives_one_line(self):
         self.assertIn("503", self.refusal(self.host + "/busy/m.safetensors", "timeout=1"))
 
-    def test_what_a_killed_mount_had_filled_is_used_and_the_rest_fetched(self):
+    def test_blocks_cached_by_killed_mount_are_used_and_others_fetched(self):
         tensors = {f"t{i}": random.Random(i).randbytes(ROWS * COLUMNS * 4) for i in range(12)}
         data = one_file(tensors)
         self.put("large.safetensors", data)
@@ -551,7 +551,7 @@ class WebMounts(Scenario):
         self.assertTrue(again.read(".stfs/merged.safetensors")[-(1 << 20):] == data[-(1 << 20):])
         self.assertLess(again.fetched(), len(data) - (1 << 20))
 
-    def test_two_mounts_at_once_fetch_each_block_once(self):
+    def test_concurrent_mounts_fetch_each_block_once(self):
         mounts = [Mount(self, self.host + "/m.safetensors") for _ in range(2)]
         before, _ = self.sent()
         failures = []
@@ -572,13 +572,13 @@ class WebMounts(Scenario):
         self.assertLessEqual(self.sent()[0] - before, len(one_file()))
 
     def nginx_writes_its_log(self):
-        """A line stands in the log when the next request is answered."""
+        """Sends a request, because nginx has written the line of a request once it answers the next one."""
         with socket.create_connection(("127.0.0.1", int(self.nginx.nginx_port))) as one:
             one.sendall(b"GET /none HTTP/1.0\r\n\r\n")
             while one.recv(4096):
                 pass
 
-    def test_readers_go_on_when_a_server_was_killed_and_started_again(self):
+    def test_readers_continue_after_server_restart(self):
         tensors = {f"t{i}": random.Random(i).randbytes(ROWS * COLUMNS * 4) for i in range(16)}
         self.put("large.safetensors", one_file(tensors))
         mount = Mount(self, self.host + "/slow/large.safetensors", "timeout=60")
@@ -645,7 +645,7 @@ class HubMounts(Scenario):
 
     @staticmethod
     def snapshot(directory):
-        """All attributes but the time of the last access."""
+        """Returns all attributes except the time of the last access."""
         def attributes(path):
             status = os.lstat(path)
             return status[:stat.ST_ATIME] + status[stat.ST_MTIME:]
@@ -654,7 +654,7 @@ class HubMounts(Scenario):
                 for root, directories, names in os.walk(directory) for name in [*directories, *names, "."]}
 
     def own_cache(self, commit):
-        """The cache of the Hub's client, with the whole model."""
+        """Makes a cache of the Hub's client with the whole model."""
         home = os.path.join(self.work, "hub-cache")
         model = os.path.join(home, "models--org--name")
         for part in ("blobs", "refs", "snapshots/" + commit):
@@ -668,10 +668,10 @@ class HubMounts(Scenario):
             file.write(commit)
         return home
 
-    def test_a_model_lives_and_is_there_offline(self):
-        self.live("hf://org/name", self.start())
+    def test_model_works_and_is_available_offline(self):
+        self.use("hf://org/name", self.start())
 
-    def test_a_model_behind_tls_lives_and_its_token_stays_at_the_first_host(self):
+    def test_model_over_tls_works_and_token_reaches_only_first_host(self):
         ports = free_port(), free_port()
         door = Server("nginx", self.work, HUB=f"http://127.0.0.1:{ports[0]}",
                       UPSTREAM=f"http://127.0.0.2:{ports[1]}")
@@ -681,7 +681,7 @@ class HubMounts(Scenario):
                    "--cdn-url", cdn, "--token", TOKEN, "--private", "org/name")
         changes = {"HF_ENDPOINT": hub, "SSL_CERT_FILE": door.nginx_ca}
         self.assertIn("HF_TOKEN", self.refusal("hf://org/name", **changes))
-        self.live("hf://org/name", door.stop, HF_TOKEN=TOKEN, **changes)
+        self.use("hf://org/name", door.stop, HF_TOKEN=TOKEN, **changes)
         self.assertTrue(self.requests("cdn"))
         self.assertEqual({tuple(line["secrets"]) for line in self.requests("cdn")}, {()})
         self.assertIn(("authorization",), {tuple(line["secrets"]) for line in self.requests("hub")})
@@ -691,7 +691,7 @@ class HubMounts(Scenario):
                     data = content(os.path.join(root, name)) if os.path.isfile(os.path.join(root, name)) else b""
                     self.assertNotIn(TOKEN.encode(), data, os.path.join(root, name))
 
-    def test_signed_urls_that_end_while_mounted_are_asked_for_again(self):
+    def test_expired_signed_urls_are_renewed_during_mount(self):
         self.start("--uses", "2")
         mount = Mount(self, "hf://org/name")
         for name, data in TENSORS.items():
@@ -704,14 +704,14 @@ class HubMounts(Scenario):
         self.assertGreater(len(self.requests("hub", "/resolve/")), 2)
         self.assertEqual(mount.said(), "")
 
-    def test_a_renamed_model_is_followed(self):
+    def test_renamed_model_is_found(self):
         self.start("--renamed", "org/old=org/name")
         mount = Mount(self, "hf://org/old")
         mount.check()
         self.assertIn(f"hf://org/name@{self.commit()}/",
                       os.getxattr(mount.path + "/layers.0.weight", "user.stfs.source").decode())
 
-    def test_refusals_are_one_line(self):
+    def test_refusals_give_one_line(self):
         self.start("--gated", "org/gated", "--token", TOKEN, "--token", "hf_accepted", "--accepted", "hf_accepted")
         self.assertIn("the model is gated", self.refusal("hf://org/gated"))
         line = self.refusal("hf://org/gated", HF_TOKEN=TOKEN)
@@ -724,7 +724,7 @@ class HubMounts(Scenario):
         self.assertIn("does not accept this token", line)
         self.assertNotIn("hf_unknown", line)
 
-    def test_a_busy_hub_is_asked_again(self):
+    def test_request_to_busy_hub_is_retried(self):
         self.start("--busy", "3", "--busy-seconds", "0")
         Mount(self, "hf://org/name").check()
         self.assertEqual(len([line for line in self.requests("hub") if line["status"] == 429]), 3)
@@ -739,7 +739,7 @@ class HubMounts(Scenario):
             mount.check({"layers.3.weight": TENSORS["layers.3.weight"]})
             self.assertIn("@" + commit, os.getxattr(mount.path + "/layers.0.weight", "user.stfs.source").decode())
 
-    def test_the_hubs_own_cache_is_used_and_never_written_to(self):
+    def test_cache_of_hub_client_is_used_and_never_written_to(self):
         self.start()
         home = self.own_cache(self.commit())
         before = self.snapshot(home)
@@ -750,7 +750,7 @@ class HubMounts(Scenario):
         self.assertEqual(len(self.requests("hub")), asked)
         self.assertEqual(self.snapshot(home), before)
 
-    def test_offline_by_the_variable_of_the_hubs_client(self):
+    def test_variable_of_hub_client_enables_offline_mode(self):
         self.start()
         self.assertIn("HF_HUB_OFFLINE", self.refusal("hf://org/name", HF_HUB_OFFLINE="1"))
         Mount(self, "hf://org/name").check()
@@ -758,17 +758,17 @@ class HubMounts(Scenario):
         Mount(self, "hf://org/name", HF_HUB_OFFLINE="1").check()
         self.assertEqual(len(content(self.log)), asked)
 
-    def test_prefetch_fetches_all_and_compares_the_published_digest(self):
+    def test_prefetch_fetches_all_and_compares_published_digest(self):
         self.start()
         mount = Mount(self, "hf://org/name", "prefetch=all")
         until_true(self, lambda: self.output(INFO, "cache", "verify").count("the published SHA-256") == 2)
-        # It goes on when nobody reads, and what it has needs no server.
+        # Prefetching continues without readers, and the fetched bytes need no server.
         mount.end()
         Mount(self, "hf://org/name", "offline").check()
 
-    def test_a_file_that_is_not_what_was_published_is_estale(self):
+    def test_file_that_differs_from_published_digest_is_estale(self):
         self.start()
-        self.commit()  # the digests are those of now
+        self.commit()  # the server computes the digests of the current files
         path = os.path.join(self.models, "org/name/model-00002-of-00002.safetensors")
         with open(path, "r+b") as file:
             file.seek(-1000, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Real servers for the tests of the label "servers": started here, on free ports, stopped at the end."""
+"""Starts real servers on free ports for the tests with the label "servers", and stops them at the end."""
 
 import json
 import os
@@ -12,8 +12,8 @@ HANG = 300  # seconds after which a program counts as hanging
 
 
 class Server:
-    """A server of tests/remote/servers. A process of its own stops it, also when this one is killed:
-    then the pipe between the two ends."""
+    """A server of tests/remote/servers. A separate process stops it when the pipe from this process
+    closes, so the server also stops if this process is killed."""
 
     def __init__(self, name, directory, *options, **environment):
         script = os.path.join(HERE, "servers", name)
@@ -22,7 +22,7 @@ class Server:
         self.guard = subprocess.Popen(
             ["sh", "-c", 'cat >/dev/null; exec "$0" stop', script], env=environment,
             stdin=subprocess.PIPE, start_new_session=True)
-        for attempt in range(3):  # somebody else may take a port that was free
+        for attempt in range(3):  # another process may take a port that was free
             started = subprocess.run([script, "start", *options], env=environment, timeout=HANG,
                                      stdout=subprocess.PIPE, text=True, check=attempt == 2)
             if started.returncode == 0:
@@ -37,10 +37,10 @@ class Server:
 
 
 class Gateway:
-    """An S3 gateway, nginx before it for https, and a client that writes objects."""
+    """An S3 gateway, nginx as its https proxy, and a client that writes objects."""
 
     def __init__(self, *options):
-        import boto3  # not every test of servers needs it
+        import boto3  # only some of the tests need it
         import botocore
 
         self.directory = tempfile.TemporaryDirectory(prefix="stfs-servers-")
@@ -69,7 +69,7 @@ class Gateway:
         self.directory.cleanup()
 
     def environment(self, **changes):
-        """Of a program that reads from the gateway; a value of None takes a variable away."""
+        """Returns the environment of a program that reads from the gateway. A value of None removes a variable."""
         result = {name: value for name, value in os.environ.items()
                   if not name.startswith("AWS_") and not name.lower().endswith("_proxy")}
         result.update(HOME=self.directory.name, AWS_EC2_METADATA_DISABLED="true",
@@ -98,7 +98,7 @@ def safetensors(tensors):
 
 
 def sharded_checkpoint():
-    """Files of a checkpoint in three shards, and the bytes of its tensors."""
+    """Returns the files of a checkpoint with three shards, and the bytes of its tensors."""
     tensors = {f"layers.{i}.weight": bytes((7 * i + j) % 251 for j in range(400_000))
                for i in range(6)}
     files, weight_map = {}, {}

@@ -1,4 +1,4 @@
-"""Objects on real servers: Ceph's S3 gateway and nginx, started here and stopped at the end.
+"""Reads objects from real servers: Ceph's S3 gateway and nginx, which this test starts and stops.
 
 Run by ctest under the label "servers", with STFS_STORE_TOOL, STFS_BINARY and STFS_INFO_BINARY set;
 skipped (status 77) unless STFS_REAL_SERVERS=1, which `scripts/test --all` sets.
@@ -51,7 +51,7 @@ class S3(unittest.TestCase):
         return self.tool("find", name, **changes).decode().strip()
 
     def version(self, found):
-        """What `find` said, as `get` takes it."""
+        """Converts the output of `find` to the form that `get` takes."""
         fields = json.loads(found)
         del fields["first"], fields["retries"]
         return json.dumps(fields)
@@ -72,18 +72,18 @@ class S3(unittest.TestCase):
         self.assertEqual(json.loads(self.tool("list", "s3://awkward/dir")),
                          sorted((key for key in AWKWARD if "/" not in key), key=str.encode))
 
-    def test_a_key_that_begins_with_a_slash(self):
+    def test_key_that_begins_with_slash(self):
         self.gateway.put("models", "/slash/file", b"slash")
         self.assertEqual(self.tool("get", "s3://models//slash/file", "0", "5"), b"slash")
         self.assertEqual(json.loads(self.tool("list", "s3://models//slash")), ["file"])
 
-    def test_a_listing_of_many_pages(self):
+    def test_listing_of_many_pages(self):
         names = [f"n {i:04}" for i in range(1100)]
         for name in names:
             self.gateway.put("models", "many/" + name, b"")
         self.assertEqual(json.loads(self.tool("list", "s3://models/many")), names)
 
-    def test_a_checkpoint_lies_under_a_prefix(self):
+    def test_checkpoint_under_prefix(self):
         files, _ = sharded_checkpoint()
         for name, content in files.items():
             self.gateway.put("models", "llm/" + name, content)
@@ -98,20 +98,20 @@ class S3(unittest.TestCase):
         self.assertEqual(self.tool("get", "s3://models/llm/" + shard, "300000", "70000"),
                          files[shard][300000:370000])
 
-    def test_an_object_wins_over_a_prefix(self):
+    def test_object_takes_precedence_over_prefix(self):
         self.gateway.put("models", "both", b"object")
         self.gateway.put("models", "both/inside", b"x")
         self.assertEqual(json.loads(self.tool("list", "s3://models/both")), None)
         self.assertEqual(json.loads(self.tool("list", "s3://models/both/")), ["inside"])
 
-    def test_an_empty_object(self):
+    def test_empty_object(self):
         self.gateway.put("models", "empty", b"")
         found = json.loads(self.find("s3://models/empty"))
         self.assertEqual((found["size"], found["first"]), (0, 0))
 
-    def test_a_changed_object_of_the_same_size_and_second(self):
+    def test_object_changed_within_same_second_and_size(self):
         name = "s3://models/changed"
-        # Twice within a second: again until the clock says so.
+        # Repeats until both versions have the same second as their time.
         while True:
             self.gateway.put("models", "changed", b"version 1")
             first = self.find(name)
@@ -123,15 +123,15 @@ class S3(unittest.TestCase):
         self.assertIn("ESTALE", self.refusal("get", name, "0", "9", self.version(first)))
         self.assertEqual(self.tool("get", name, "0", "9", self.version(second)), b"version 2")
 
-    def test_a_vanished_object(self):
+    def test_deleted_object(self):
         name = "s3://models/vanished"
-        self.gateway.put("models", "vanished", b"here")
+        self.gateway.put("models", "vanished", b"data")
         found = self.find(name)
         self.gateway.client.delete_object(Bucket="models", Key="vanished")
         self.assertIn("ESTALE", self.refusal("get", name, "0", "4", self.version(found)))
         self.assertIn("no such object", self.refusal("find", name))
 
-    def test_a_version_stays_readable(self):
+    def test_old_version_stays_readable(self):
         client = self.gateway.client
         client.create_bucket(Bucket="versions")
         client.put_bucket_versioning(Bucket="versions",
@@ -148,7 +148,7 @@ class S3(unittest.TestCase):
         client.delete_object(Bucket="versions", Key="a")
         self.assertIn("no such object", self.refusal("find", name))
 
-    def test_the_etag_of_several_parts(self):
+    def test_etag_of_multipart_upload(self):
         client = self.gateway.client
         content = b"0123456789abcdef" * (6 * 1024 * 64)
         upload = client.create_multipart_upload(Bucket="models", Key="parts")["UploadId"]
@@ -163,25 +163,25 @@ class S3(unittest.TestCase):
         self.assertEqual(self.tool("get", "s3://models/parts", str(size - 8), "16"),
                          content[size - 8:size + 8])
 
-    def test_credentials_that_do_not_suffice(self):
+    def test_insufficient_credentials(self):
         self.gateway.put("models", "private", b"private")
         self.gateway.put("models", "public", b"public", ACL="public-read")
-        nobody = {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}
+        anonymous = {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}
         self.assertIn("no AWS credentials were found",
-                      self.refusal("find", "s3://models/private", **nobody))
-        self.assertEqual(self.tool("get", "s3://models/public", "0", "6", **nobody), b"public")
+                      self.refusal("find", "s3://models/private", **anonymous))
+        self.assertEqual(self.tool("get", "s3://models/public", "0", "6", **anonymous), b"public")
         self.assertIn("the secret key does not belong to the access key",
                       self.refusal("find", "s3://models/private", AWS_SECRET_ACCESS_KEY="wrong"))
         self.assertIn("does not know this access key",
                       self.refusal("find", "s3://models/private", AWS_ACCESS_KEY_ID="nobody"))
 
-    def test_what_is_not_there(self):
+    def test_missing_bucket_and_object(self):
         self.assertIn("no such bucket", self.refusal("find", "s3://no-such-bucket/a"))
         self.assertIn("no such bucket", self.refusal("list", "s3://no-such-bucket/a"))
         self.assertIn("no such object", self.refusal("find", "s3://models/no-such"))
         self.assertIn("no such object", self.refusal("list", "s3://models/no-such"))
 
-    def test_https_with_a_ca_of_its_own(self):
+    def test_https_with_private_ca(self):
         self.gateway.put("models", "tls", b"over https")
         endpoint = {"AWS_ENDPOINT_URL_S3": self.gateway.tls_endpoint}
         self.assertEqual(self.tool("get", "s3://models/tls", "0", "10", **endpoint,
@@ -190,21 +190,21 @@ class S3(unittest.TestCase):
 
 
 class BusyS3(unittest.TestCase):
-    """A gateway that answers two requests at a time, and 503 SlowDown to the others."""
+    """A gateway that serves two requests at a time and answers 503 SlowDown to others."""
 
     @staticmethod
     def has_line(path, text):
         with open(path, encoding="utf-8") as lines:
             return text in lines.read()
 
-    def test_slow_down_is_asked_again(self):
+    def test_slow_down_is_retried(self):
         gateway = Gateway("rgw_scheduler_type=throttler", "rgw_max_concurrent_requests=2")
         self.addCleanup(gateway.stop)
         gateway.client.create_bucket(Bucket="models")
         gateway.put("models", "large", bytes(64 << 20), ACL="public-read")
         gateway.put("models", "small", b"small")
         readers = []
-        for _ in range(2):  # each takes a place until it reads, or goes
+        for _ in range(2):  # each occupies a slot until it reads or closes
             reader = socket.create_connection(("127.0.0.1", int(gateway.rgw.rgw_port)))
             self.addCleanup(reader.close)
             reader.sendall(b"GET /models/large HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")

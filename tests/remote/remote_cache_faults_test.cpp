@@ -1,4 +1,4 @@
-// Mounts whose cache is damaged, full, shared or not usable, and whose processes die.
+// Mounts with a damaged, full, shared or unusable cache, or with processes that die.
 #include "tests/remote/remote_support.h"
 #include "tests/remote/scripted_mount.h"
 #include "tests/support/daemon_figures.h"
@@ -27,14 +27,14 @@ namespace {
 
 class FailingCache : public ScriptedMount {
  protected:
-  // A file of the only entry: "data", "map" or "id.json".
+  // Returns the path of "data", "map" or "id.json" in the only entry.
   std::filesystem::path in_entry(const std::string& name) const {
     for (const auto& entry : std::filesystem::directory_iterator(cache() / "v1/entries")) {
       return entry.path() / name;
     }
     throw std::runtime_error("no entry");
   }
-  // Writes over bytes of a file; a byte of map or data is 8 bytes or more away from its end.
+  // Changes `length` bytes of a file at `offset`.
   static void flip(const std::filesystem::path& path, std::uint64_t offset, std::size_t length) {
     std::string bytes = read_file(path).substr(offset, length);
     for (char& byte : bytes) byte = static_cast<char>(byte ^ 0x55);
@@ -63,7 +63,7 @@ class FailingCache : public ScriptedMount {
   }
 };
 
-TEST_F(FailingCache, ThatIsDamagedIsFetchedAgain) {
+TEST_F(FailingCache, DamagedCacheIsFetchedAgain) {
   const std::vector<std::pair<const char*, std::function<void()>>> damages{
       {"data cut", [&] { std::filesystem::resize_file(in_entry("data"), 1 << 20); }},
       {"data empty", [&] { std::filesystem::resize_file(in_entry("data"), 0); }},
@@ -97,7 +97,7 @@ TEST_F(FailingCache, ThatIsDamagedIsFetchedAgain) {
   EXPECT_EQ(read_file(local()), before);
 }
 
-TEST_F(FailingCache, ThatIsCutUnderAMountGivesNoWrongByte) {
+TEST_F(FailingCache, CacheTruncatedDuringMountGivesNoWrongByte) {
   fill_cache();
   const Mounted mount({url()}, options());
   EXPECT_EQ(read_file(mount / "v"), bytes_of("v"));
@@ -114,14 +114,16 @@ TEST_F(FailingCache, ThatIsCutUnderAMountGivesNoWrongByte) {
   EXPECT_EQ(names_in(mount.path()).size(), 4U);
 }
 
-// The kernel fills the rest of the last page with zeros, and keeps that page in memory.
-TEST_F(FailingCache, ThatIsCutInsideAPageGivesNoZeros) {
+// After a truncation inside a page, the kernel fills the rest of the page with zeros and keeps it
+// in memory.
+TEST_F(FailingCache, CacheTruncatedInsidePageGivesNoZeros) {
   for (const char* const more : {"", "page_cache=direct", "supervise"}) {
     SCOPED_TRACE(more);
     std::filesystem::remove_all(cache());
     fill_cache();
     const Mounted mount({url()}, options(more));
-    // Looked at by this mount, and in the kernel's memory; not read through a page of the mount.
+    // This mount has now verified the blocks, and the kernel has the cached file in memory. No page
+    // of the mount's own files is in memory, because the reads are direct.
     std::string bytes;
     for (const Tensor& tensor : tensors_) {
       ASSERT_EQ(read_part(mount / tensor.name, 0, tensor.bytes.size(), &bytes, O_DIRECT), 0);
@@ -152,8 +154,8 @@ TEST_F(FailingCache, ThatIsCutInsideAPageGivesNoZeros) {
   }
 }
 
-// The header is valid, and the claimed size is not the one that it needs.
-TEST_F(FailingCache, AClaimedSizeOfARefusedMountTakesNoDiskAndLeavesNoEntry) {
+// The header is valid, but the claimed size does not match it.
+TEST_F(FailingCache, RejectedMountWithFalseSizeLeavesNoEntry) {
   set_change([](WebAnswer& answer) {
     for (const char* const name : {"Content-Range", "content-range"}) {
       std::erase_if(answer.headers, [&](const auto& header) { return header.first == name; });
@@ -173,14 +175,14 @@ TEST_F(FailingCache, AClaimedSizeOfARefusedMountTakesNoDiskAndLeavesNoEntry) {
     EXPECT_EQ(info.status, 1) << info.err;
     EXPECT_EQ(names_in(cache() / "v1/entries"), std::vector<std::string>{});
     EXPECT_EQ(names_in(cache() / "v1/trash"), std::vector<std::string>{});
-    // The loading child of a supervisor is the one that made the name.
+    // Under a supervisor, the child process that loads has written the name.
     if (*more == '\0') {
       EXPECT_EQ(names_in(cache() / "v1/names"), std::vector<std::string>{});
     }
   }
 }
 
-TEST_F(FailingCache, OfAMountThatFailsAfterLoadingKeepsNothing) {
+TEST_F(FailingCache, MountFailingAfterLoadingLeavesNoNewEntry) {
   std::filesystem::create_directories(dir_ / "mnt");
   const auto mount = [&](const std::string& more) {
     std::vector<std::string> argv = options(more);
@@ -194,7 +196,7 @@ TEST_F(FailingCache, OfAMountThatFailsAfterLoadingKeepsNothing) {
   EXPECT_EQ(names_in(cache() / "v1/entries"), std::vector<std::string>{});
   EXPECT_EQ(names_in(cache() / "v1/names"), std::vector<std::string>{});
 
-  // What another mount made stays.
+  // The entry of another mount stays.
   const Mounted working({url()}, options());
   EXPECT_EQ(mount("blkdev").status, 4);
   EXPECT_EQ(names_in(cache() / "v1/entries").size(), 1U);
@@ -202,7 +204,7 @@ TEST_F(FailingCache, OfAMountThatFailsAfterLoadingKeepsNothing) {
   expect_right(working.path());
 }
 
-TEST_F(FailingCache, OfAnotherUserIsNotUsed) {
+TEST_F(FailingCache, CacheOfOtherUserIsNotUsed) {
   std::filesystem::create_directories(cache());
   if (::chown(cache().c_str(), 12345, 12345) != 0) GTEST_SKIP() << "this process may not chown";
   ForegroundMount mount({url()}, options());
@@ -211,7 +213,7 @@ TEST_F(FailingCache, OfAnotherUserIsNotUsed) {
   EXPECT_EQ(names_in(cache()), std::vector<std::string>{});
 }
 
-TEST_F(FailingCache, ThatCannotBeUsedIsAWarningAlsoUnderASupervisor) {
+TEST_F(FailingCache, UnusableCacheGivesOneWarning) {
   write_file(dir_ / "file", "");
   for (const char* more : {"", ",supervise"}) {
     ForegroundMount mount({url()}, {"-o", "cache_dir=" + (dir_ / "file").string() + more});
@@ -222,7 +224,7 @@ TEST_F(FailingCache, ThatCannotBeUsedIsAWarningAlsoUnderASupervisor) {
   }
 }
 
-TEST_F(FailingCache, OnAFullDiskIsNoErrorOfAReader) {
+TEST_F(FailingCache, FullDiskFailsNoReader) {
   const SmallDisk disk(cache(), "size=1m,mode=700");
   SKIP_WITHOUT(disk);
   const Mounted mount({url()}, options());
@@ -232,7 +234,7 @@ TEST_F(FailingCache, OnAFullDiskIsNoErrorOfAReader) {
   }
 }
 
-TEST_F(FailingCache, TwoMountsThatFetchTheSameFetchEachBlockOnce) {
+TEST_F(FailingCache, TwoMountsFetchEachBlockOnce) {
   set_change([](WebAnswer& answer) { answer.delay = std::chrono::milliseconds(5); });
   const Mounted first({url()}, options());
   const Mounted second({url()}, options());
@@ -249,7 +251,7 @@ TEST_F(FailingCache, TwoMountsThatFetchTheSameFetchEachBlockOnce) {
   for (const auto& [block, times] : asked_blocks()) EXPECT_EQ(times, 1U) << "block " << block;
 }
 
-TEST_F(FailingCache, AProcessThatIsKilledGivesItsBlocksFree) {
+TEST_F(FailingCache, KilledProcessReleasesItsBlocks) {
   Mounted first({url()}, options());
   const Mounted second({url()}, options());
   server_.forget_requests();
@@ -265,7 +267,7 @@ TEST_F(FailingCache, AProcessThatIsKilledGivesItsBlocksFree) {
   EXPECT_EQ(waiting.get(), bytes_of("w"));
 }
 
-TEST_F(FailingCache, AProcessThatIsStoppedCostsOthersTheirDeadlineAtMost) {
+TEST_F(FailingCache, StoppedProcessDelaysOthersAtMostUntilDeadline) {
   ForegroundMount first({url()}, options());
   const Mounted second({url()}, options("timeout=1"));
   server_.forget_requests();
@@ -285,7 +287,7 @@ TEST_F(FailingCache, AProcessThatIsStoppedCostsOthersTheirDeadlineAtMost) {
   EXPECT_TRUE(read_file(second / "w") == bytes_of("w"));
 }
 
-TEST_F(FailingCache, AfterAKillWhileItFilledAMountReadsRightBytes) {
+TEST_F(FailingCache, MountAfterKillDuringFetchReadsRightBytes) {
   for (int round = 0; round < 3; ++round) {
     std::filesystem::remove_all(cache());
     put("/m.safetensors", {.bytes = read_file(local()), .etag = "\"v1\""});
@@ -306,7 +308,7 @@ TEST_F(FailingCache, AfterAKillWhileItFilledAMountReadsRightBytes) {
       const Mounted mount({url()}, options());
       expect_right(mount.path());
     }
-    // Another version of the same size: no byte of the first stands in it.
+    // Another version has the same size. A mount of it must return no byte of the first version.
     std::vector<Tensor> others = tensors_;
     for (Tensor& tensor : others) std::ranges::fill(tensor.bytes, '\x77');
     write_safetensors(dir_ / "other", others);
@@ -316,7 +318,7 @@ TEST_F(FailingCache, AfterAKillWhileItFilledAMountReadsRightBytes) {
   }
 }
 
-TEST_F(FailingCache, AWorkerThatIsKilledWhileReadersWaitIsNoticedByNoReader) {
+TEST_F(FailingCache, WorkerKilledDuringFetchFailsNoReader) {
   ForegroundMount mount({url()}, options("supervise"));
   EXPECT_EQ(read_file(mount / "small"), bytes_of("small"));
   const pid_t worker = worker_of(mount);
@@ -337,8 +339,8 @@ TEST_F(FailingCache, AWorkerThatIsKilledWhileReadersWaitIsNoticedByNoReader) {
   EXPECT_EQ(readers[2].get().substr(128), bytes_of("x"));
 }
 
-// A block is received in memory, with a cache and without.
-TEST_F(FailingCache, NoMemoryForABlockIsNoErrorOfAReader) {
+// A block is received into memory, both with a cache and without.
+TEST_F(FailingCache, FailedAllocationOfBlockFailsNoReader) {
   skip_where_calls_cannot_fail();
   const std::string size = std::to_string(kFetchBlock);
   const std::filesystem::path flag = dir_ / "now";
@@ -356,7 +358,7 @@ TEST_F(FailingCache, NoMemoryForABlockIsNoErrorOfAReader) {
     write_file(flag, "");
     auto reader =
         std::async(std::launch::async, [&mountpoint] { return read_file(mountpoint / "w"); });
-    EXPECT_TRUE(was_asked(2)) << "it asks again";
+    EXPECT_TRUE(was_asked(2)) << "the fetch was not retried";
     std::filesystem::remove(flag);
 
     EXPECT_TRUE(reader.get() == bytes_of("w"));
@@ -364,7 +366,7 @@ TEST_F(FailingCache, NoMemoryForABlockIsNoErrorOfAReader) {
   }
 }
 
-TEST_F(FailingCache, UnderALimitOnFilesBlocksAreKeptInMemory) {
+TEST_F(FailingCache, FileSizeLimitFailsNoReader) {
   const std::filesystem::path mountpoint = dir_ / "mnt";
   std::filesystem::create_directory(mountpoint);
   ASSERT_EQ(sh(R"(ulimit -f 100; exec "$@")",
@@ -377,7 +379,7 @@ TEST_F(FailingCache, UnderALimitOnFilesBlocksAreKeptInMemory) {
   EXPECT_EQ(run({STFS_BINARY, "-u", mountpoint.string()}).status, 0);
 }
 
-TEST_F(FailingCache, CountersOutliveAWorkerAndTheirSnapshotsDoNot) {
+TEST_F(FailingCache, CountersOutliveWorkerButOpenSnapshotsDoNot) {
   ForegroundMount mount({url()}, options("supervise"));
   EXPECT_EQ(read_file(mount / "w"), bytes_of("w"));
   const int fd = ::open((mount / ".stfs/counters.json").c_str(), O_RDONLY | O_CLOEXEC);

@@ -1,5 +1,5 @@
-// Mounts whose server fails, lies or hangs: a byte that is returned is right, or the read fails;
-// and no fault takes the mount down.
+// Mounts of a server that fails, hangs or sends invalid responses. A read returns the right bytes
+// or fails, and no fault ends the mount.
 #include "tests/remote/scripted_mount.h"
 #include "tests/support/daemon_figures.h"
 
@@ -28,13 +28,13 @@ namespace {
 
 class FailingServer : public ScriptedMount {
  protected:
-  // A reader of a part of a file on a thread of its own: its errno.
+  // Reads a part of a file on another thread and returns the errno.
   static std::future<int> reader(const std::filesystem::path& path, std::uint64_t offset,
                                  std::size_t length = 4096, int flags = 0) {
     return std::async(std::launch::async,
                       [=] { return read_part(path, offset, length, nullptr, flags); });
   }
-  // Readers of one page of a file each, so many bytes apart.
+  // Starts readers of one page of a file each, `apart` bytes apart.
   static std::vector<std::future<int>> readers(const std::filesystem::path& path, unsigned count,
                                                std::uint64_t apart) {
     std::vector<std::future<int>> all;
@@ -59,7 +59,7 @@ class FailingServer : public ScriptedMount {
   }
 };
 
-TEST_F(FailingServer, OfABrokenTransferOnlyTheRestIsAskedForAgain) {
+TEST_F(FailingServer, BrokenTransferIsResumed) {
   const Mounted mount({url()}, options());
   server_.forget_requests();
   std::atomic<bool> is_cut = false;
@@ -82,7 +82,7 @@ TEST_F(FailingServer, OfABrokenTransferOnlyTheRestIsAskedForAgain) {
   EXPECT_EQ(asked[cut_block + 2], 2U);
 }
 
-TEST_F(FailingServer, AStallEndsWithTheDeadlineAndTheNextReadTriesAgain) {
+TEST_F(FailingServer, StalledReadGivesEIOAndNextReadRetries) {
   const Mounted mount({url()}, options("timeout=1"));
   set_change([](WebAnswer& answer) {
     answer.cut_after = 100'000;
@@ -95,8 +95,8 @@ TEST_F(FailingServer, AStallEndsWithTheDeadlineAndTheNextReadTriesAgain) {
   EXPECT_EQ(read_file(mount / "w"), bytes_of("w"));
 }
 
-// The log says what a read waited for, and the counters from whom.
-TEST_F(FailingServer, IsNamedWhereAReadTimesOut) {
+// The log shows why a read waited, and the counters show the server.
+TEST_F(FailingServer, TimeoutNamesServer) {
   ForegroundMount mount({url()}, options("timeout=1"));
   const std::string server = server_.url("");
   fall_silent();
@@ -116,7 +116,7 @@ TEST_F(FailingServer, IsNamedWhereAReadTimesOut) {
   EXPECT_EQ(timeouts["timeouts_by_server"][server], timeouts["timeouts"]) << counters;
 }
 
-TEST_F(FailingServer, ThatDripsServesTheNextReadOnceItHasRecovered) {
+TEST_F(FailingServer, RecoversForNextReadAfterDripping) {
   const Mounted mount({url()}, options("timeout=1"));
   set_change([](WebAnswer& answer) {
     answer.drip_after = 1000;
@@ -133,7 +133,7 @@ TEST_F(FailingServer, ThatDripsServesTheNextReadOnceItHasRecovered) {
   EXPECT_EQ(read_file(mount / "x"), bytes_of("x"));
 }
 
-TEST_F(FailingServer, WithTrailersForEverServesTheNextReadOnceItHasRecovered) {
+TEST_F(FailingServer, RecoversForNextReadAfterEndlessTrailers) {
   const Mounted mount({url()}, options("timeout=1,connections=2"));
   set_change([](WebAnswer& answer) {
     answer.headers.emplace_back("Transfer-Encoding", "chunked");
@@ -148,16 +148,16 @@ TEST_F(FailingServer, WithTrailersForEverServesTheNextReadOnceItHasRecovered) {
   EXPECT_EQ(read_file(mount / "w"), bytes_of("w"));
 }
 
-TEST_F(FailingServer, ThatNeverAnswersCostsAReaderOneTimeout) {
+TEST_F(FailingServer, UnansweredReadCostsOneTimeout) {
   const Mounted mount({url()}, options("timeout=1"));
   const auto waits = [&] { return counter(mount, "waits"); };
   const std::uint64_t before = waits();
   fall_silent();
 
-  // The kernel asks once more for a page that could not be read.
+  // The kernel requests a page again if it could not be read.
   EXPECT_EQ(read_part(mount / "w", 0, 100'000), EIO);
   EXPECT_EQ(waits(), before + 1);
-  // The next read is another one.
+  // The next read waits for its own timeout.
   EXPECT_EQ(read_part(mount / "w", 0, 100'000), EIO);
   EXPECT_EQ(waits(), before + 2);
   mend();
@@ -166,14 +166,14 @@ TEST_F(FailingServer, ThatNeverAnswersCostsAReaderOneTimeout) {
   EXPECT_EQ(bytes, bytes_of("w").substr(0, 100'000));
 }
 
-TEST_F(FailingServer, ThatBreaksEachConnectionInABlockBringsProgress) {
+TEST_F(FailingServer, ReadSucceedsThoughEachConnectionBreaksInBlock) {
   const Mounted mount({url()}, options("timeout=20"));
   set_change([](WebAnswer& answer) { answer.cut_after = 200'000; });
 
   EXPECT_EQ(read_file(mount / "w"), bytes_of("w"));
 }
 
-TEST_F(FailingServer, WhoseWeakETagChangesIsESTALE) {
+TEST_F(FailingServer, ChangedWeakETagGivesESTALE) {
   WebObject object{.bytes = read_file(local()), .etag = "W/\"1\""};
   put("/m.safetensors", object);
   const Mounted mount({url()}, options());
@@ -184,7 +184,7 @@ TEST_F(FailingServer, WhoseWeakETagChangesIsESTALE) {
   EXPECT_EQ(read_part(mount / "x", 1 << 20, 4096), ESTALE);
 }
 
-TEST_F(FailingServer, ThatNeverAnswersDelaysNobodyWhoReadsWhatIsHere) {
+TEST_F(FailingServer, SilentServerDelaysNoReadOfCachedBytes) {
   const Mounted mount({url()}, options());
   EXPECT_EQ(read_file(mount / "v"), bytes_of("v"));
   server_.forget_requests();
@@ -210,7 +210,7 @@ TEST_F(FailingServer, ThatNeverAnswersDelaysNobodyWhoReadsWhatIsHere) {
   for (std::future<int>& one : stuck) EXPECT_NE(one.get(), 0);
 }
 
-TEST_F(FailingServer, ThatNeverAnswersIsEIOAtTheDeadline) {
+TEST_F(FailingServer, SilentServerGivesEIOAtDeadline) {
   const Mounted mount({url()}, options("timeout=1"));
   fall_silent();
   auto stuck = readers(mount / "w", 32, 64 << 10);
@@ -221,7 +221,7 @@ TEST_F(FailingServer, ThatNeverAnswersIsEIOAtTheDeadline) {
   EXPECT_EQ(read_file(mount / "w"), bytes_of("w"));
 }
 
-TEST_F(FailingServer, ThatNeverAnsweredHoldsUpNoTensorOfAnotherServer) {
+TEST_F(FailingServer, SilentServerDelaysNoTensorOfOtherServer) {
   std::vector<Tensor> others{random_tensor("other", "U8", {2 << 20}, 9)};
   write_safetensors(dir_ / "o.safetensors", others);
   const WebObject object{.bytes = read_file(dir_ / "o.safetensors")};
@@ -245,7 +245,7 @@ TEST_F(FailingServer, ThatNeverAnsweredHoldsUpNoTensorOfAnotherServer) {
   for (std::future<int>& one : stuck) EXPECT_NE(one.get(), 0);
 }
 
-TEST_F(FailingServer, TemporaryRefusalsAreTriedAgainNotBeforeTheServerAllows) {
+TEST_F(FailingServer, TemporaryRefusalsAreRetriedAfterRequestedPause) {
   using Clock = std::chrono::steady_clock;
   struct Refusal {
     int status;
@@ -260,7 +260,7 @@ TEST_F(FailingServer, TemporaryRefusalsAreTriedAgainNotBeforeTheServerAllows) {
         Refusal{500, "X", "", {}}, Refusal{408, "X", "", {}}}) {
     SCOPED_TRACE(refusal.status);
     std::mutex mutex;
-    std::map<std::uint64_t, Clock::time_point> refused;  // by the first byte that was asked for
+    std::map<std::uint64_t, Clock::time_point> refused;  // the time of refusal by block
     bool is_early = false;
     unsigned refusals = 0;
     set_fault([&](const WebRequest& request) -> std::optional<WebAnswer> {
@@ -290,8 +290,8 @@ TEST_F(FailingServer, TemporaryRefusalsAreTriedAgainNotBeforeTheServerAllows) {
   }
 }
 
-TEST_F(FailingServer, AnExpiredUrlIsRenewedByItsRedirect) {
-  // As a server does that signs a URL for each request.
+TEST_F(FailingServer, ExpiredUrlIsRenewedByRedirect) {
+  // Like a server that signs a URL for each request.
   put("/signed-2", {.bytes = read_file(local())});
   std::atomic<unsigned> signature = 1;
   put("/signed-1", {.bytes = read_file(local())});
@@ -311,7 +311,7 @@ TEST_F(FailingServer, AnExpiredUrlIsRenewedByItsRedirect) {
   EXPECT_EQ(read_file(mount / "w"), bytes_of("w"));
 }
 
-TEST_F(FailingServer, ARefusedReaderGetsEaccesAndTheNextReadTriesAgain) {
+TEST_F(FailingServer, RefusedReadGivesEACCESAndNextReadRetries) {
   const Mounted mount({url()}, options());
   for (const int status : {401, 403}) {
     set_fault([=](const WebRequest&) { return WebAnswer{.status = status}; });
@@ -321,7 +321,7 @@ TEST_F(FailingServer, ARefusedReaderGetsEaccesAndTheNextReadTriesAgain) {
   EXPECT_EQ(read_file(mount / "w"), bytes_of("w"));
 }
 
-TEST_F(FailingServer, AnObjectThatChangedIsESTALEForWhatIsNotHere) {
+TEST_F(FailingServer, ChangedObjectGivesESTALEForUncachedBytes) {
   for (const char* how : {"changed", "404", "410", "412", "another size"}) {
     SCOPED_TRACE(how);
     std::filesystem::remove_all(cache());
@@ -343,7 +343,7 @@ TEST_F(FailingServer, AnObjectThatChangedIsESTALEForWhatIsNotHere) {
     mend();
     put("/m.safetensors", {.bytes = read_file(local())});
     server_.forget_requests();
-    EXPECT_EQ(read_part(mount / "x", 1 << 20, 4096), ESTALE) << "for ever";
+    EXPECT_EQ(read_part(mount / "x", 1 << 20, 4096), ESTALE) << "the object stays stale";
     EXPECT_EQ(read_part(mount / ".stfs/slice/x/2000,:", 0, 100), ESTALE);
     EXPECT_EQ(read_part(mount / ".stfs/sha256/x", 0, 100), ESTALE);
 
@@ -358,7 +358,7 @@ TEST_F(FailingServer, AnObjectThatChangedIsESTALEForWhatIsNotHere) {
   }
 }
 
-TEST_F(FailingServer, AWeakETagIsAWarningAtTheMount) {
+TEST_F(FailingServer, WeakETagGivesWarningAtMount) {
   put("/m.safetensors", {.bytes = read_file(local()), .etag = "W/\"v1\""});
   ForegroundMount mount({url()}, options());
   EXPECT_EQ(read_file(mount / "w"), bytes_of("w"));
@@ -370,9 +370,9 @@ TEST_F(FailingServer, AWeakETagIsAWarningAtTheMount) {
   EXPECT_EQ(read_part(mount / "x", 1 << 20, 4096), ESTALE);
 }
 
-TEST_F(FailingServer, ThatLiesIsEIOAndNoByteOfItIsKept) {
+TEST_F(FailingServer, InvalidResponseGivesEIOAndIsNotCached) {
   const std::string size = std::to_string(read_file(local()).size());
-  struct Lie {
+  struct BadResponse {
     const char* name;
     std::function<void(WebAnswer&)> change;
   };
@@ -384,7 +384,7 @@ TEST_F(FailingServer, ThatLiesIsEIOAndNoByteOfItIsKept) {
       std::erase_if(answer.headers, [&](const auto& header) { return header.first == name; });
     };
   };
-  const std::vector<Lie> lies{
+  const std::vector<BadResponse> responses{
       {"ignores ranges", [](WebAnswer& answer) { answer.status = 200; }},
       {"gzips", [](WebAnswer& answer) { set_header(answer, "Content-Encoding", "gzip"); }},
       {"several parts",
@@ -411,18 +411,18 @@ TEST_F(FailingServer, ThatLiesIsEIOAndNoByteOfItIsKept) {
   };
   ForegroundMount mount({url()}, options("timeout=1"));
   std::string err;
-  for (const Lie& lie : lies) {
-    SCOPED_TRACE(lie.name);
+  for (const BadResponse& response : responses) {
+    SCOPED_TRACE(response.name);
     set_change([&](WebAnswer& answer) {
       std::ranges::fill(answer.body, '\xee');
-      lie.change(answer);
+      response.change(answer);
     });
     EXPECT_EQ(read_part(mount / "w", 1 << 20, 4096), EIO);
     EXPECT_TRUE(mount.process().running());
     err = mount.process().err();
     EXPECT_EQ(err.find('\x1b'), std::string::npos);
   }
-  // What the administrator sees says why.
+  // The log shows the administrator the cause.
   EXPECT_EQ(lines_with(err, "its server does not support range requests"), 1U) << err;
   EXPECT_EQ(lines_with(err, "gzip"), 1U) << err;
   mend();
@@ -430,7 +430,7 @@ TEST_F(FailingServer, ThatLiesIsEIOAndNoByteOfItIsKept) {
   EXPECT_LT(DaemonFigures(mount.process().pid()).most_resident, 256U << 20);
 }
 
-TEST_F(FailingServer, GarbageBehindAnAnswerIsNoAnswerToTheNextRequest) {
+TEST_F(FailingServer, BytesAfterResponseDoNotAnswerNextRequest) {
   const Mounted mount({url()}, options());
   set_change([](WebAnswer& answer) {
     set_header(answer, "Content-Length", std::to_string(answer.body.size()));
@@ -439,8 +439,8 @@ TEST_F(FailingServer, GarbageBehindAnAnswerIsNoAnswerToTheNextRequest) {
   for (const char* name : {"v", "w", "x"}) EXPECT_EQ(read_file(mount / name), bytes_of(name));
 }
 
-TEST_F(FailingServer, GarbageThatComesLateIsNoAnswerToTheNextRequest) {
-  // Bytes behind an answer that arrive after the next request was sent look like its answer.
+TEST_F(FailingServer, LateBytesDoNotAnswerNextRequest) {
+  // Surplus bytes that arrive after the next request was sent look like its response.
   const std::vector<WebAnswer> late{
       {.status = 206, .body = "bad"},
       {.status = 200, .body = "bad"},
@@ -477,7 +477,7 @@ TEST_F(FailingServer, GarbageThatComesLateIsNoAnswerToTheNextRequest) {
   }
 }
 
-TEST_F(FailingServer, ARedirectTakesNoSecretToAnotherHost) {
+TEST_F(FailingServer, RedirectSendsNoSecretToOtherHost) {
   write_file(dir_ / "netrc", "machine 127.0.0.1 login user password hunter2\n");
   std::filesystem::permissions(dir_ / "netrc", std::filesystem::perms::owner_read);
   HttpServer second([this](const WebRequest& request) { return right(request); }, "127.0.0.2");
@@ -503,7 +503,7 @@ TEST_F(FailingServer, ARedirectTakesNoSecretToAnotherHost) {
   }
 }
 
-TEST_F(FailingServer, ARedirectThatMayNotBeFollowedFailsTheReadAlone) {
+TEST_F(FailingServer, ForbiddenRedirectFailsOnlyItsRead) {
   ForegroundMount mount({url()}, options("timeout=1"));
   for (const std::string& to :
        {std::string("http://169.254.169.254/latest"), std::string("http://[fe80::1]/"),
@@ -520,7 +520,7 @@ TEST_F(FailingServer, ARedirectThatMayNotBeFollowedFailsTheReadAlone) {
   EXPECT_EQ(read_file(mount / "w"), bytes_of("w"));
 }
 
-TEST_F(FailingServer, SigtermEndsReadersThatWaitAndTheMount) {
+TEST_F(FailingServer, SigtermEndsWaitingReadersAndMount) {
   for (const char* more : {"", "supervise"}) {
     SCOPED_TRACE(more);
     std::filesystem::remove_all(cache());
@@ -543,7 +543,7 @@ TEST_F(FailingServer, SigtermEndsReadersThatWaitAndTheMount) {
   }
 }
 
-TEST_F(FailingServer, AReaderThatIsKilledLeavesNothingBehind) {
+TEST_F(FailingServer, KilledReaderExitsAndMountKeepsServing) {
   const Mounted mount({url()}, options());
   server_.forget_requests();
   fall_silent();
@@ -557,7 +557,7 @@ TEST_F(FailingServer, AReaderThatIsKilledLeavesNothingBehind) {
   EXPECT_TRUE(eventually([&] { return mount.daemon() > 0; }));
 }
 
-TEST_F(FailingServer, ACommandThatIsKilledWhileItLoadsKeepsNoMountpoint) {
+TEST_F(FailingServer, CommandKilledWhileLoadingUnlocksMountpoint) {
   const std::filesystem::path mountpoint = dir_ / "mnt";
   std::filesystem::create_directories(mountpoint);
   for (const char* const more : {"timeout=3600", "timeout=3600,supervise"}) {
@@ -572,7 +572,7 @@ TEST_F(FailingServer, ACommandThatIsKilledWhileItLoadsKeepsNoMountpoint) {
     command.signal(SIGTERM);
     EXPECT_EQ(command.wait().status, 128 + SIGTERM);
     mend();
-    // Its lock on the mountpoint is gone.
+    // The command has released its lock on the mountpoint.
     EXPECT_TRUE(eventually([&] {
       return run({STFS_BINARY, local().string(), mountpoint.string()}).status == 0;
     }));
@@ -580,7 +580,7 @@ TEST_F(FailingServer, ACommandThatIsKilledWhileItLoadsKeepsNoMountpoint) {
   }
 }
 
-TEST_F(FailingServer, DirectReadersWaitAsOthersDo) {
+TEST_F(FailingServer, DirectReadsWaitUntilDeadline) {
   const Mounted mount({url()}, options("timeout=1"));
   set_change([](WebAnswer& answer) { answer.delay = std::chrono::milliseconds(20); });
   std::string bytes;
@@ -590,7 +590,7 @@ TEST_F(FailingServer, DirectReadersWaitAsOthersDo) {
   EXPECT_EQ(read_part(mount / "x", 1 << 20, 4096, nullptr, O_DIRECT), EIO);
 }
 
-TEST_F(FailingServer, AFaultingMappingGetsSigbusAtTheDeadlineAndTheNextAccessWorks) {
+TEST_F(FailingServer, MappedReadGetsSIGBUSAtDeadlineAndNextAccessWorks) {
   const Mounted mount({url()}, options("timeout=1"));
   const std::string path = mount / "w";
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -598,7 +598,8 @@ TEST_F(FailingServer, AFaultingMappingGetsSigbusAtTheDeadlineAndTheNextAccessWor
   const auto* const bytes =
       static_cast<const char*>(::mmap(nullptr, 2 << 20, PROT_READ, MAP_SHARED, fd, 0));
   ASSERT_NE(bytes, MAP_FAILED);
-  const auto touch = [&] {  // in a child: how it ended
+  // Reads from the mapping in a child process and returns its signal or exit status.
+  const auto touch = [&] {
     const pid_t child = ::fork();
     if (child == 0) {
       ::signal(SIGBUS, SIG_DFL);
@@ -617,9 +618,9 @@ TEST_F(FailingServer, AFaultingMappingGetsSigbusAtTheDeadlineAndTheNextAccessWor
   ::close(fd);
 }
 
-TEST_F(FailingServer, AProcessWithoutDescriptorsFailsAReadAndGoesOn) {
+TEST_F(FailingServer, DaemonWithoutDescriptorsRecovers) {
 #ifdef STFS_SANITIZED
-  GTEST_SKIP() << "UndefinedBehaviorSanitizer looks at memory through a pipe";
+  GTEST_SKIP() << "UndefinedBehaviorSanitizer checks memory through a pipe";
 #endif
   ForegroundMount mount({url()}, options("timeout=1"));
   rlimit limit{};
@@ -637,7 +638,7 @@ TEST_F(FailingServer, AProcessWithoutDescriptorsFailsAReadAndGoesOn) {
   EXPECT_EQ(read_file(mount / "x"), bytes_of("x"));
 }
 
-TEST_F(FailingServer, OneDigestThatHangsHoldsUpNoOther) {
+TEST_F(FailingServer, HangingDigestDelaysNoOtherDigest) {
   write_safetensors(dir_ / "h.safetensors", {random_tensor("hangs", "U8", {2 << 20}, 9)});
   put("/h.safetensors", {.bytes = read_file(dir_ / "h.safetensors")});
   const Mounted mount({url(), server_.url("/h.safetensors")}, options());

@@ -1,4 +1,4 @@
-// GGUF files on a web server.
+// GGUF files on a web server, on the Hub and in S3.
 #include "tests/gguf/gguf_file.h"
 #include "tests/remote/scripted_mount.h"
 
@@ -33,7 +33,7 @@ class RemoteGguf : public ScriptedMount {
   }
   std::string first() const { return server_.url("/m-00001-of-00003.gguf"); }
 
-  // A mount shows tensors and metadata.
+  // Expects that a mount shows all tensors and metadata.
   static void expect_all(const std::filesystem::path& mount) {
     EXPECT_EQ(names_in(mount), (std::vector<std::string>{"a", "b"}));
     const std::filesystem::path metadata = mount / ".stfs/metadata";
@@ -47,7 +47,7 @@ class RemoteGguf : public ScriptedMount {
   }
 };
 
-TEST_F(RemoteGguf, ASplitFileIsMountedFromItsFirstPart) {
+TEST_F(RemoteGguf, MountsSplitFileFromFirstPart) {
   const Mounted mount({first()}, options());
 
   EXPECT_EQ(xattr(mount / "b", "user.stfs.source"), server_.url("/m-00003-of-00003.gguf"));
@@ -58,13 +58,13 @@ TEST_F(RemoteGguf, ASplitFileIsMountedFromItsFirstPart) {
   expect_all(mount.path());
 }
 
-TEST_F(RemoteGguf, ASplitFileIsMountedUnderASupervisor) {
+TEST_F(RemoteGguf, MountsSplitFileUnderSupervisor) {
   const Mounted mount({first()}, options("supervise"));
   expect_all(mount.path());
 }
 
-// Loading passes over most of a header that is larger than the memory of a source without a cache.
-TEST_F(RemoteGguf, AHeaderThatIsNotReadWholeIsMountedUnderASupervisor) {
+// Loading skips most of this header, which is larger than the memory of a source without a cache.
+TEST_F(RemoteGguf, MountsPartlyReadHeaderUnderSupervisor) {
   constexpr std::uint32_t kAlignment = 32 << 20;
   GgufFile file;
   file.key("general.alignment", ValueType::kU32, little(kAlignment));
@@ -79,7 +79,7 @@ TEST_F(RemoteGguf, AHeaderThatIsNotReadWholeIsMountedUnderASupervisor) {
     EXPECT_EQ(std::filesystem::file_size(mount / ".stfs/metadata/long"), 17U << 20);
   }
   const auto fetched = asked_blocks("/wide.gguf").size();
-  EXPECT_LT(fetched, file.header().size() / kFetchBlock) << "what is not needed is not fetched";
+  EXPECT_LT(fetched, file.header().size() / kFetchBlock) << "skipped bytes were fetched";
   const std::filesystem::path mountpoint = dir_ / "mnt";
   std::filesystem::create_directory(mountpoint);
   const Outcome refused = run({STFS_BINARY, "-o", "cache_dir=/proc/none,supervise",
@@ -90,12 +90,12 @@ TEST_F(RemoteGguf, AHeaderThatIsNotReadWholeIsMountedUnderASupervisor) {
       << refused.err;
 }
 
-TEST_F(RemoteGguf, WithoutACacheArraysAreFetchedAgain) {
+TEST_F(RemoteGguf, MountsSplitFileWithoutCache) {
   const Mounted mount({first()}, {"-o", "cache_dir=/proc/none"});
   expect_all(mount.path());
 }
 
-TEST_F(RemoteGguf, OfflineShowsWhatWasFetched) {
+TEST_F(RemoteGguf, MountsFetchedFileOffline) {
   {
     const Mounted mount({first()}, options());
     expect_all(mount.path());
@@ -105,7 +105,7 @@ TEST_F(RemoteGguf, OfflineShowsWhatWasFetched) {
   expect_all(mount.path());
 }
 
-TEST_F(RemoteGguf, TheQueryOfASignedUrlIsThatOfAllParts) {
+TEST_F(RemoteGguf, UsesQueryOfSignedUrlForAllParts) {
   set_fault([this](const WebRequest& request) -> std::optional<WebAnswer> {
     const std::size_t query = request.target.find("?sig=s3cret");
     if (query == std::string::npos) return WebAnswer{.status = 403};
@@ -117,7 +117,7 @@ TEST_F(RemoteGguf, TheQueryOfASignedUrlIsThatOfAllParts) {
   expect_all(mount.path());
 }
 
-TEST_F(RemoteGguf, AMissingPartIsNamed) {
+TEST_F(RemoteGguf, NamesMissingPart) {
   {
     const std::lock_guard lock(mutex_);
     objects_.erase("/m-00002-of-00003.gguf");
@@ -135,16 +135,16 @@ TEST_F(RemoteGguf, AMissingPartIsNamed) {
   EXPECT_NE(rest.out.find("b\tI8"), std::string::npos) << rest.out;
 }
 
-// Directories elsewhere
+// Remote directories
 
-// A file with one tensor.
+// Returns the bytes of a file with one tensor.
 std::string one_tensor(const std::string& name) {
   GgufFile file;
   file.tensor(name, {4}, 24, "abcd");
   return file.bytes();
 }
 
-class GgufElsewhere : public ::testing::Test {
+class RemoteGgufDirectory : public ::testing::Test {
  protected:
   Outcome list(const std::string& source, const std::string& endpoint) const {
     return run({STFS_INFO_BINARY, "list", source},
@@ -156,14 +156,14 @@ class GgufElsewhere : public ::testing::Test {
   TempDir dir_;
 };
 
-TEST_F(GgufElsewhere, AModelOfTheHubIsReadAsADirectory) {
+TEST_F(RemoteGgufDirectory, ReadsHubModel) {
   if (!std::filesystem::exists("/usr/bin/python3")) GTEST_SKIP() << "no Python";
   const auto write = [this](const std::string& name) {
     const std::filesystem::path path = dir_ / ("models/org/" + name);
     std::filesystem::create_directories(path.parent_path());
     write_file(path, one_tensor("w"));
   };
-  write("lone/x.gguf");
+  write("single/x.gguf");
   for (int i = 10; i < 20; ++i) write("many/x-Q" + std::to_string(i) + ".gguf");
   write("below/Q4/x.gguf");
   write_file(dir_ / "models/org/below/README.md", "");
@@ -172,9 +172,9 @@ TEST_F(GgufElsewhere, AModelOfTheHubIsReadAsADirectory) {
   const std::string hub = nlohmann::json::parse(server.out()).at("hub");
   const std::string endpoint = "HF_ENDPOINT=" + hub;
 
-  const Outcome lone = list("hf://org/lone", endpoint);
-  EXPECT_EQ(lone.status, 0) << lone.err;
-  EXPECT_NE(lone.out.find("w\tI8"), std::string::npos) << lone.out;
+  const Outcome single = list("hf://org/single", endpoint);
+  EXPECT_EQ(single.status, 0) << single.err;
+  EXPECT_NE(single.out.find("w\tI8"), std::string::npos) << single.out;
   const Outcome many = list("hf://org/many", endpoint);
   EXPECT_EQ(many.status, 3);
   EXPECT_NE(many.err.find("name one, such as hf://org/many@"), std::string::npos) << many.err;
@@ -184,9 +184,9 @@ TEST_F(GgufElsewhere, AModelOfTheHubIsReadAsADirectory) {
   EXPECT_EQ(list("hf://org/below/Q4", endpoint).status, 0);
 }
 
-TEST_F(GgufElsewhere, APrefixOfS3IsReadAsADirectory) {
+TEST_F(RemoteGgufDirectory, ReadsS3Prefix) {
   std::map<std::string, WebObject> objects;
-  for (const char* key : {"/b/lone/x.gguf", "/b/many/x-Q4.gguf", "/b/many/x-Q8.gguf"}) {
+  for (const char* key : {"/b/single/x.gguf", "/b/many/x-Q4.gguf", "/b/many/x-Q8.gguf"}) {
     objects[key] = {.bytes = one_tensor("w")};
   }
   HttpServer server([&](const WebRequest& request) -> WebAnswer {
@@ -203,9 +203,9 @@ TEST_F(GgufElsewhere, APrefixOfS3IsReadAsADirectory) {
   });
   const std::string endpoint = "AWS_ENDPOINT_URL=" + server.url("");
 
-  const Outcome lone = list("s3://b/lone/", endpoint);
-  EXPECT_EQ(lone.status, 0) << lone.err;
-  EXPECT_NE(lone.out.find("w\tI8"), std::string::npos) << lone.out;
+  const Outcome single = list("s3://b/single/", endpoint);
+  EXPECT_EQ(single.status, 0) << single.err;
+  EXPECT_NE(single.out.find("w\tI8"), std::string::npos) << single.out;
   const Outcome many = list("s3://b/many/", endpoint);
   EXPECT_EQ(many.status, 3);
   EXPECT_TRUE(many.err.ends_with("name one, such as s3://b/many/x-Q8.gguf: x-Q4.gguf, x-Q8.gguf\n"))

@@ -1,5 +1,5 @@
-// stfs-gpu and the leases of stfs_gpu.h with checkpoints on a web server, on host memory. A holder
-// runs before the first load, so that every option has to travel to it.
+// stfs-gpu and the leases of stfs_gpu.h with checkpoints on a web server, in host memory. A holder
+// starts before the first load, so every option has to be sent to it.
 #include "core/base/error.h"
 #include "tests/gpu/tool.h"
 #include "tests/support/checkpoint_writer.h"
@@ -26,10 +26,8 @@
 namespace stfs::gpu::test {
 namespace {
 
-bool asks_whether_it_changed(const WebRequest& request) {
-  return !request.header("if-none-match").empty();
-}
-// A request for bytes behind the first block, which holds the header.
+bool is_conditional(const WebRequest& request) { return !request.header("if-none-match").empty(); }
+// Returns true for a request of bytes after the first block, which holds the header.
 bool is_for_tensors(const WebRequest& request) {
   return !request.header("range").empty() && !request.header("range").starts_with("bytes=0-");
 }
@@ -55,7 +53,7 @@ class RemoteGpu : public GpuToolTest {
     return file("m.safetensors").string() + (name.empty() ? "" : "::" + name);
   }
 
-  // Makes another version of the object: a header, 1 MiB, and a little.
+  // Makes another version of the object, which has a header and slightly more than 1 MiB of data.
   void write(std::uint64_t seed) {
     tensors_ = {random_tensor("layers.0.w", "BF16", {512, 1024}, seed),
                 random_tensor("b", "F32", {256, 4}, seed + 1)};
@@ -68,7 +66,7 @@ class RemoteGpu : public GpuToolTest {
     const std::lock_guard lock(mutex_);
     return answer_object(request, objects_);
   }
-  // From now on, requests for which `is_held` holds get the head of an answer, and no bytes.
+  // From now on, requests that fulfil `is_held` get the head of a response and no bytes.
   void hold_back(std::function<bool(const WebRequest&)> is_held) {
     server_.set([this, is_held](const WebRequest& request) {
       WebAnswer given = answer(request);
@@ -92,7 +90,7 @@ class RemoteGpu : public GpuToolTest {
     const json rows = gpu_json(words);
     return rows.size() == 1 ? bytes_of(rows.front()) : "";
   }
-  void expect_that_the_device_is_free() const {
+  void expect_device_is_free() const {
     EXPECT_EQ(load({local("b")}).status, 0);
     EXPECT_EQ(bytes_on_device({local("b")}), tensors_[1].bytes);
   }
@@ -103,7 +101,7 @@ class RemoteGpu : public GpuToolTest {
   HttpServer server_{[this](const WebRequest& request) { return answer(request); }};
 };
 
-TEST_F(RemoteGpu, LoadsAllOfACheckpointAndEachBlockIsFetchedOnce) {
+TEST_F(RemoteGpu, LoadsCheckpointAndFetchesEachBlockOnce) {
   const json loaded = gpu_json({"load", "-d", "cpu", "--verify", url()});
 
   EXPECT_EQ(loaded["tensors"].size(), 2U);
@@ -113,13 +111,13 @@ TEST_F(RemoteGpu, LoadsAllOfACheckpointAndEachBlockIsFetchedOnce) {
   }
   std::set<std::string> ranges;
   for (const WebRequest& request : server_.requests()) {
-    if (asks_whether_it_changed(request)) continue;
+    if (is_conditional(request)) continue;
     EXPECT_TRUE(ranges.insert(request.header("range")).second) << request.header("range");
   }
   EXPECT_EQ(gpu_json({"load", "-d", "cpu", url()})["copied_bytes"], 0);
 }
 
-TEST_F(RemoteGpu, ValuesOfQuantizedWeightsAreComputedFromWhatIsFetched) {
+TEST_F(RemoteGpu, ComputesValuesOfQuantizedWeights) {
   const std::string config =
       R"({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}})";
   std::filesystem::create_directories(file("q"));
@@ -149,7 +147,7 @@ TEST_F(RemoteGpu, ValuesOfQuantizedWeightsAreComputedFromWhatIsFetched) {
   EXPECT_EQ(gpu_json({"load", "-d", "cpu", mount / "w"})["copied_bytes"], 0);
 }
 
-TEST_F(RemoteGpu, PartsTypesAndGlobsAreThoseOfALocalFile) {
+TEST_F(RemoteGpu, PartsTypesAndGlobsEqualLocalFile) {
   const std::vector<std::vector<std::string>> requests{{"", "layers.0.w"},
                                                        {"", "layers.*"},
                                                        {"", "b", "--shard", "1/2@0"},
@@ -167,7 +165,7 @@ TEST_F(RemoteGpu, PartsTypesAndGlobsAreThoseOfALocalFile) {
   }
 }
 
-TEST_F(RemoteGpu, OfAMountOfAUrlTheSameBytesAreOnceOnTheDeviceAndOnceInTheCache) {
+TEST_F(RemoteGpu, MountAndUrlShareDeviceMemoryAndCache) {
   const Mounted mount({url()}, {"-o", "cache_dir=" + cache()});
   EXPECT_EQ(read_file(mount / "layers.0.w"), tensors_[0].bytes);
   EXPECT_EQ(read_file(mount / "b"), tensors_[1].bytes);
@@ -176,8 +174,8 @@ TEST_F(RemoteGpu, OfAMountOfAUrlTheSameBytesAreOnceOnTheDeviceAndOnceInTheCache)
   EXPECT_EQ(load({mount.path().string()}).status, 0);
   const json again = gpu_json({"load", "-d", "cpu", url()});
 
-  EXPECT_EQ(again["copied_bytes"], 0) << "the version of the mount is that of the URL";
-  EXPECT_EQ(count(asks_whether_it_changed), server_.requests().size());
+  EXPECT_EQ(again["copied_bytes"], 0) << "the mount and the URL have the same version";
+  EXPECT_EQ(count(is_conditional), server_.requests().size());
   EXPECT_EQ(load({(mount / "layers.0.w").string(), (mount / ".stfs/slice/b/3:7").string(),
                   (mount / ".stfs/f32/layers.0.w").string()})
                 .status,
@@ -186,7 +184,7 @@ TEST_F(RemoteGpu, OfAMountOfAUrlTheSameBytesAreOnceOnTheDeviceAndOnceInTheCache)
             tensors_[1].bytes.substr(3 * 16, 4 * 16));
 }
 
-TEST_F(RemoteGpu, AnObjectThatChangedSinceItWasMountedIsAnError) {
+TEST_F(RemoteGpu, RejectsObjectChangedSinceMount) {
   const Mounted mount({url()}, {"-o", "cache_dir=" + cache()});
   write(7);
 
@@ -196,7 +194,7 @@ TEST_F(RemoteGpu, AnObjectThatChangedSinceItWasMountedIsAnError) {
   EXPECT_EQ(bytes_on_device({url("b")}), tensors_[1].bytes);
 }
 
-TEST_F(RemoteGpu, AnObjectThatChangesDuringALoadIsAnError) {
+TEST_F(RemoteGpu, RejectsObjectChangedDuringLoad) {
   server_.set([this](const WebRequest& request) {
     if (is_for_tensors(request)) {
       const std::lock_guard lock(mutex_);
@@ -209,7 +207,7 @@ TEST_F(RemoteGpu, AnObjectThatChangesDuringALoadIsAnError) {
   EXPECT_TRUE(resident().empty());
 }
 
-TEST_F(RemoteGpu, WhatCannotBeReachedIsOneLine) {
+TEST_F(RemoteGpu, UnreachableSourceIsOneLine) {
   expect_one_line(load({"http://127.0.0.1:1/m.safetensors"}), 3,
                   "http://127.0.0.1:1/m.safetensors: ");
   expect_one_line(load({"http://[::1]:1/m.safetensors::b"}), 3, "http://[::1]:1/m.safetensors: ");
@@ -219,7 +217,7 @@ TEST_F(RemoteGpu, WhatCannotBeReachedIsOneLine) {
   expect_one_line(load({"http://192.0.2.1/m.safetensors"}), 3, "insecure_http");
 }
 
-TEST_F(RemoteGpu, AServerThatFallsSilentFailsTheLoadByItsDeadlineAndTheErrorSaysWhy) {
+TEST_F(RemoteGpu, SilentServerFailsLoadAtDeadlineWithReason) {
   hold_back(is_for_tensors);
   expect_one_line(load({url(), "--timeout", "1"}), 3, "no bytes within 1 s");
   hold_back([](const WebRequest&) { return true; });
@@ -230,7 +228,7 @@ TEST_F(RemoteGpu, AServerThatFallsSilentFailsTheLoadByItsDeadlineAndTheErrorSays
   EXPECT_EQ(load({url()}).status, 0);
 }
 
-TEST_F(RemoteGpu, OfSeveralSourcesTheErrorNamesTheOneThatFailed) {
+TEST_F(RemoteGpu, ErrorNamesFailedSource) {
   objects_["/n.safetensors"] = objects_["/m.safetensors"];
   hold_back([](const WebRequest& request) {
     return is_for_tensors(request) && request.target == "/n.safetensors";
@@ -241,7 +239,7 @@ TEST_F(RemoteGpu, OfSeveralSourcesTheErrorNamesTheOneThatFailed) {
                   other + ": no bytes within 1 s");
 }
 
-TEST_F(RemoteGpu, OfflineUsesWhatWasFetchedAndAsksNobody) {
+TEST_F(RemoteGpu, OfflineUsesCacheAndSendsNoRequest) {
   EXPECT_EQ(load({url("b")}).status, 0);
   EXPECT_EQ(gpu({"evict", "--all"}).status, 0);
   server_.forget_requests();
@@ -257,7 +255,7 @@ TEST_F(RemoteGpu, OfflineUsesWhatWasFetchedAndAsksNobody) {
   EXPECT_EQ(server_.requests().size(), 0U);
 }
 
-TEST_F(RemoteGpu, OptionsReachAHolderThatRunsAlready) {
+TEST_F(RemoteGpu, OptionsReachRunningHolder) {
   const std::string other = file("other").string();
   EXPECT_EQ(load({url(), "--cache-dir", other, "--connections", "1"}).status, 0);
   EXPECT_TRUE(std::filesystem::exists(other + "/v1"));
@@ -274,7 +272,7 @@ TEST_F(RemoteGpu, OptionsReachAHolderThatRunsAlready) {
   expect_one_line(load({url(), "--timeout", "0"}), 2, "--timeout");
 }
 
-TEST_F(RemoteGpu, TwoLoadsAtOnceFetchEachBlockOnce) {
+TEST_F(RemoteGpu, ConcurrentLoadsFetchEachBlockOnce) {
   std::vector<std::unique_ptr<Process>> loads;
   for (int i = 0; i < 2; ++i) loads.push_back(start({"load", "-d", "cpu", url()}));
   for (const auto& process : loads) EXPECT_EQ(process->wait().status, 0) << process->err();
@@ -287,7 +285,7 @@ TEST_F(RemoteGpu, TwoLoadsAtOnceFetchEachBlockOnce) {
   }
 }
 
-TEST_F(RemoteGpu, AnInterruptWhileBytesAreAwaitedFreesTheDevice) {
+TEST_F(RemoteGpu, InterruptDuringFetchFreesDevice) {
   hold_back(is_for_tensors);
   const auto waiting = start({"load", "-d", "cpu", "--timeout", "3600", url()});
   EXPECT_TRUE(eventually([&] { return count(is_for_tensors) > 0; })) << waiting->err();
@@ -295,21 +293,21 @@ TEST_F(RemoteGpu, AnInterruptWhileBytesAreAwaitedFreesTheDevice) {
   waiting->signal(SIGINT);
 
   EXPECT_EQ(waiting->wait().status, 128 + SIGINT);
-  expect_that_the_device_is_free();
+  expect_device_is_free();
 }
 
-TEST_F(RemoteGpu, AnInterruptWhileTheCopierOpensTheSourceFreesTheDevice) {
-  hold_back(asks_whether_it_changed);
+TEST_F(RemoteGpu, InterruptWhileCopierOpensSourceFreesDevice) {
+  hold_back(is_conditional);
   const auto waiting = start({"load", "-d", "cpu", "--timeout", "3600", url()});
-  EXPECT_TRUE(eventually([&] { return count(asks_whether_it_changed) > 0; })) << waiting->err();
+  EXPECT_TRUE(eventually([&] { return count(is_conditional) > 0; })) << waiting->err();
 
   waiting->signal(SIGINT);
 
   EXPECT_EQ(waiting->wait().status, 128 + SIGINT);
-  expect_that_the_device_is_free();
+  expect_device_is_free();
 }
 
-TEST_F(RemoteGpu, ATensorIsEvictedByItsLabelWithoutAskingItsServer) {
+TEST_F(RemoteGpu, EvictsTensorByLabelWithoutRequest) {
   EXPECT_EQ(load({url("b")}).status, 0);
   hold_back([](const WebRequest&) { return true; });
   server_.forget_requests();
@@ -320,7 +318,7 @@ TEST_F(RemoteGpu, ATensorIsEvictedByItsLabelWithoutAskingItsServer) {
   EXPECT_TRUE(resident().empty());
 }
 
-TEST_F(RemoteGpu, AUrlWithASecretIsRefusedAndTheSecretIsNotTold) {
+TEST_F(RemoteGpu, RejectsUrlWithSecretWithoutShowingIt) {
   for (const std::string& name : {url() + "?signature=hidden", url() + "?signature=hidden::b",
                                   std::string("http://user:hidden@127.0.0.1:1/m.safetensors")}) {
     const Outcome refused = load({name});
@@ -330,7 +328,7 @@ TEST_F(RemoteGpu, AUrlWithASecretIsRefusedAndTheSecretIsNotTold) {
   EXPECT_EQ(server_.requests().size(), 0U);
 }
 
-TEST_F(RemoteGpu, OfAMountByAUrlWithAQueryTheErrorSaysToMountWithoutIt) {
+TEST_F(RemoteGpu, RejectsMountOfUrlWithQuery) {
   const Mounted mount({url() + "?signature=hidden"}, {"-o", "cache_dir=" + cache()});
 
   const Outcome refused = load({(mount / "b").string()});
@@ -339,16 +337,16 @@ TEST_F(RemoteGpu, OfAMountByAUrlWithAQueryTheErrorSaysToMountWithoutIt) {
   EXPECT_EQ(refused.err.find("hidden"), std::string::npos) << refused.err;
 }
 
-TEST_F(RemoteGpu, WhereTheHolderLacksATokenTheErrorSaysToStartItAnew) {
-  // The client's first request is answered, and the copier's is not permitted.
+TEST_F(RemoteGpu, ErrorSaysToRestartHolderWithoutToken) {
+  // The server answers the client's first request and refuses the copier's request.
   server_.set([this](const WebRequest& request) {
-    return asks_whether_it_changed(request) ? WebAnswer{.status = 401} : answer(request);
+    return is_conditional(request) ? WebAnswer{.status = 401} : answer(request);
   });
 
   expect_one_line(load({url()}), 3, "(kill " + std::to_string(holder()) + "), and load again");
 }
 
-TEST_F(RemoteGpu, AProcessAcquiresAUrlAndItsNextVersionAfterAFailure) {
+TEST_F(RemoteGpu, AcquiresNextVersionOfUrlAfterFailedAcquire) {
   const auto leases = TensorLeases::connect("", "");
   AcquireRequest request;
   request.names = {url("b")};
@@ -363,10 +361,10 @@ TEST_F(RemoteGpu, AProcessAcquiresAUrlAndItsNextVersionAfterAFailure) {
   EXPECT_EQ(gpu({"evict", "--all"}).status, 0);
   write(9);
 
-  // It learns of the change by the load that fails.
+  // The process notices the change when this load fails.
   try {
     bytes();
-    FAIL() << "another version than the one that was named";
+    FAIL() << "loaded another version than the named one";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnreadable);
     EXPECT_NE(std::string(error.what()).find("load it again"), std::string::npos) << error.what();

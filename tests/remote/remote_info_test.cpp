@@ -1,4 +1,4 @@
-// stfs-info on checkpoints on a web server.
+// stfs-info with checkpoints on a web server.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/http_server.h"
 #include "tests/support/process.h"
@@ -34,7 +34,7 @@ class RemoteInfo : public ::testing::Test {
       [this](const WebRequest& request) { return answer_object(request, objects_); }};
 };
 
-TEST_F(RemoteInfo, AListCostsOneRequestOfABlock) {
+TEST_F(RemoteInfo, ListSendsOneRequestForOneBlock) {
   const Outcome far = info({"list", url()});
 
   EXPECT_EQ(far.err, "");
@@ -43,7 +43,7 @@ TEST_F(RemoteInfo, AListCostsOneRequestOfABlock) {
   EXPECT_EQ(server_.requests().front().header("range"), "bytes=0-262143");
 }
 
-TEST_F(RemoteInfo, EachVerbPrintsWhatItPrintsOfALocalFile) {
+TEST_F(RemoteInfo, VerbsPrintSameAsForLocalFile) {
   for (const std::vector<std::string>& words :
        std::vector<std::vector<std::string>>{{"cat", "", "a.b"},
                                              {"cat", "", "w", "--slice", "0:3,::7", "--as", "f32"},
@@ -60,7 +60,7 @@ TEST_F(RemoteInfo, EachVerbPrintsWhatItPrintsOfALocalFile) {
   EXPECT_EQ(info({"diff", url(), local()}).status, 0);
 }
 
-TEST_F(RemoteInfo, CheckReadsTheHeaderAlone) {
+TEST_F(RemoteInfo, CheckReadsOnlyHeader) {
   const Outcome good = info({"check", url() + "?signature=secret"});
   const Outcome absent = info({"check", server_.url("/none.safetensors")});
 
@@ -71,7 +71,7 @@ TEST_F(RemoteInfo, CheckReadsTheHeaderAlone) {
       << absent.out;
 }
 
-TEST_F(RemoteInfo, ShowAndInfoNameTheUrl) {
+TEST_F(RemoteInfo, ShowAndInfoNameUrl) {
   const Outcome shown = info({"show", url(), "w"});
   const Outcome summary = info({"info", url()});
 
@@ -80,7 +80,7 @@ TEST_F(RemoteInfo, ShowAndInfoNameTheUrl) {
   EXPECT_NE(summary.out.find("2025-02-01"), std::string::npos) << summary.out;
 }
 
-TEST_F(RemoteInfo, ASecretOfAUrlIsInNoMessage) {
+TEST_F(RemoteInfo, MessagesShowNoSecretOfUrl) {
   const Outcome result = info({"cat", url() + "?signature=secret", "no.such.tensor"});
 
   EXPECT_EQ(result.status, 2);
@@ -88,7 +88,7 @@ TEST_F(RemoteInfo, ASecretOfAUrlIsInNoMessage) {
   EXPECT_EQ(result.err.find("secret"), std::string::npos) << result.err;
 }
 
-TEST_F(RemoteInfo, CompletionAsksNobody) {
+TEST_F(RemoteInfo, CompletionSendsNoRequest) {
   const std::vector<std::string> words{"--complete", "show", url(), ""};
   EXPECT_EQ(info(words).out, "");
   EXPECT_EQ(server_.requests().size(), 0U);

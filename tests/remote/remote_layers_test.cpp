@@ -1,4 +1,4 @@
-// Adapters and edits elsewhere: on a web server, in a bucket, on the Hub.
+// Remote adapters and edits: on a web server, in a bucket, on the Hub.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/http_server.h"
 #include "tests/support/mounted.h"
@@ -42,7 +42,7 @@ class RemoteLayers : public MountTest {
     }
   }
 
-  // As the Hub has models: DIR/org/name.
+  // Returns DIR/models/org/name, the directory that servers/hub.py serves as the model org/name.
   fs::path adapter() const { return dir_ / "models/org/name"; }
   std::string base() const { return (dir_ / "base.safetensors").string(); }
   Outcome info(std::vector<std::string> words) const {
@@ -71,7 +71,7 @@ class RemoteLayers : public MountTest {
   std::string hub_ = "http://127.0.0.1:9";
 };
 
-TEST_F(RemoteLayers, GiveTheBytesThatTheyGiveOnThisMachine) {
+TEST_F(RemoteLayers, GiveSameBytesAsLocalLayers) {
   const std::string merged = info({"hash", base(), "--lora", "0.5@" + adapter().string()}).out;
   const std::string edited = info({"hash", base(), "--edit", adapter() / "e.edit"}).out;
   ASSERT_NE(edited.find("x.1"), std::string::npos) << edited;
@@ -93,7 +93,7 @@ TEST_F(RemoteLayers, GiveTheBytesThatTheyGiveOnThisMachine) {
   }
 }
 
-TEST_F(RemoteLayers, AreShownByAMountAndFollowAnEditOfIt) {
+TEST_F(RemoteLayers, MountAndEditOfMountApplyLayers) {
   const std::string url = server_.url("/org/name");
   const std::string cache = (dir_ / "cache").string();
   const Mounted far({base()}, {"-o", "lora=" + url, "-o", "cache_dir=" + cache});
@@ -103,7 +103,7 @@ TEST_F(RemoteLayers, AreShownByAMountAndFollowAnEditOfIt) {
             info({"hash", near.path().string(), "-e", "drop m.norm*"}).out);
 }
 
-TEST_F(RemoteLayers, ShowNoSecretInAMount) {
+TEST_F(RemoteLayers, MountShowsNoSecretOfEdit) {
   const std::string path = "/org/name/other.safetensors";
   write_file(dir_ / "secret.edit", "add " + server_.url(path) + "?sig=hidden::x.1 as n\nadd " +
                                        server_.url("/org/name/a.npy") + "?sig=hidden\n");
@@ -113,12 +113,12 @@ TEST_F(RemoteLayers, ShowNoSecretInAMount) {
                                  "cache_dir=" + (dir_ / "cache").string()});
   EXPECT_EQ(read_file(mount / "n"), random_tensor("x.1", "I8", {3}, 5).bytes);
   EXPECT_EQ(read_file(mount / "a"), "112233");
-  const Outcome told = run({"getfattr", "--only-values", "-n", "user.stfs.mount", mount.path()});
-  EXPECT_NE(told.out.find(path + "::x.1 as n"), std::string::npos) << told.out << told.err;
-  EXPECT_EQ(told.out.find("hidden"), std::string::npos) << told.out;
+  const Outcome shown = run({"getfattr", "--only-values", "-n", "user.stfs.mount", mount.path()});
+  EXPECT_NE(shown.out.find(path + "::x.1 as n"), std::string::npos) << shown.out << shown.err;
+  EXPECT_EQ(shown.out.find("hidden"), std::string::npos) << shown.out;
 }
 
-TEST_F(RemoteLayers, ThatAreAbsentAreNamedWithoutSecrets) {
+TEST_F(RemoteLayers, MissingLayersAreNamedWithoutSecrets) {
   const Outcome absent = info({"hash", base(), "--lora", server_.url("/none")});
   EXPECT_EQ(absent.status, 3);
   EXPECT_NE(

@@ -35,7 +35,7 @@ class RemoteMount : public MountTest {
   std::vector<std::string> options(const std::string& more = "") const {
     return {"-o", "cache_dir=" + (dir_ / "cache").string() + (more.empty() ? "" : "," + more)};
   }
-  // Of a command that must fail.
+  // Runs a mount command that must fail.
   Outcome refused(const std::string& source, const std::string& more = "") const {
     std::filesystem::create_directories(dir_ / "mnt");
     std::vector<std::string> argv{STFS_BINARY};
@@ -62,7 +62,7 @@ void expect_refusal(const Outcome& result, int status, const std::string& part) 
   EXPECT_NE(result.err.find(part), std::string::npos) << result.err;
 }
 
-TEST_F(RemoteMount, ShowsTheFilesOfALocalMount) {
+TEST_F(RemoteMount, ShowsSameFilesAsLocalMount) {
   const Mounted far({url()}, options());
   const Mounted near({local().string()});
 
@@ -76,7 +76,7 @@ TEST_F(RemoteMount, ShowsTheFilesOfALocalMount) {
   EXPECT_EQ(mounts_at(far.path()).back().source, url());
 }
 
-TEST_F(RemoteMount, HasAReportOfWhatIsFetched) {
+TEST_F(RemoteMount, ReportNamesUrlAndTensors) {
   const Mounted far({url()}, options());
   const std::string page = read_file(far / ".stfs/report.html");
 
@@ -87,7 +87,7 @@ TEST_F(RemoteMount, HasAReportOfWhatIsFetched) {
   }
 }
 
-TEST_F(RemoteMount, ASecondMountWorksOffline) {
+TEST_F(RemoteMount, SecondMountWorksOffline) {
   { EXPECT_EQ(read_file(Mounted({url()}, options()) / "w"), tensors_[0].bytes); }
   server_.forget_requests();
 
@@ -97,7 +97,7 @@ TEST_F(RemoteMount, ASecondMountWorksOffline) {
   EXPECT_EQ(server_.requests().size(), 0U);
 }
 
-TEST_F(RemoteMount, AnotherSignatureOfAUrlMeansTheSameObject) {
+TEST_F(RemoteMount, NewSignatureOfUrlReusesCachedObject) {
   const std::string version = url() + "?versionId=a&X-Amz-Algorithm=A&X-Amz-Credential=C&X-Amz-";
   { EXPECT_EQ(read_file(Mounted({version + "Signature=1"}, options()) / "w"), tensors_[0].bytes); }
   server_.forget_requests();
@@ -113,7 +113,7 @@ TEST_F(RemoteMount, AnotherSignatureOfAUrlMeansTheSameObject) {
     EXPECT_NE(request.target.find("Signature=2"), std::string::npos);
     EXPECT_NE(request.header("if-none-match"), "");
   }
-  EXPECT_EQ(asked, 1U) << "whether it is still that version";
+  EXPECT_EQ(asked, 1U) << "one request checks the version";
   server_.forget_requests();
   const Mounted offline({version + "Signature=3"}, options("offline"));
   EXPECT_EQ(read_file(offline / "w"), tensors_[0].bytes);
@@ -122,7 +122,7 @@ TEST_F(RemoteMount, AnotherSignatureOfAUrlMeansTheSameObject) {
   expect_refusal(refused(url() + "?versionId=b&X-Amz-Signature=3", "offline"), 3, "never fetched");
 }
 
-TEST_F(RemoteMount, ASecondMountWorksOfflineUnderASupervisor) {
+TEST_F(RemoteMount, SecondMountWorksOfflineUnderSupervisor) {
   { EXPECT_EQ(read_file(Mounted({url()}, options()) / "w"), tensors_[0].bytes); }
   server_.forget_requests();
 
@@ -132,7 +132,7 @@ TEST_F(RemoteMount, ASecondMountWorksOfflineUnderASupervisor) {
   EXPECT_EQ(server_.requests().size(), 0U);
 }
 
-TEST_F(RemoteMount, ASupervisorHasNoThreadAndItsWorkersFetch) {
+TEST_F(RemoteMount, SupervisorStartsNoThreadAndWorkersFetch) {
   ForegroundMount mount({url()}, options("supervise"));
   const auto tasks = [&] {
     const std::filesystem::directory_iterator all("/proc/" + std::to_string(mount.process().pid()) +
@@ -153,11 +153,11 @@ TEST_F(RemoteMount, ASupervisorHasNoThreadAndItsWorkersFetch) {
   EXPECT_EQ(read_file(mount / "w"), tensors_[0].bytes);
   EXPECT_NE(workers(), first);
   EXPECT_EQ(tasks(), 1);
-  // One request of a block by the loading child, and those of the workers.
+  // The loading child requests one block, and the workers request the others.
   EXPECT_EQ(server_.requests().front().header("range"), "bytes=0-262143");
 }
 
-TEST_F(RemoteMount, WhatCannotBeMountedIsOneLineAlsoUnderASupervisor) {
+TEST_F(RemoteMount, FailedMountIsOneLine) {
   {
     const std::lock_guard lock(mutex_);
     objects_["/broken.safetensors"] = {.bytes = "<html>no</html>"};
@@ -172,7 +172,7 @@ TEST_F(RemoteMount, WhatCannotBeMountedIsOneLineAlsoUnderASupervisor) {
   }
 }
 
-TEST_F(RemoteMount, AServerThatRefusesOrIgnoresRangesIsNamed) {
+TEST_F(RemoteMount, NamesServerRefusingOrIgnoringRanges) {
   server_.set([](const WebRequest&) { return WebAnswer{.status = 403}; });
   expect_refusal(refused(url()), 3, url() + ": ");
   server_.set([this](const WebRequest&) {
@@ -181,7 +181,7 @@ TEST_F(RemoteMount, AServerThatRefusesOrIgnoresRangesIsNamed) {
   expect_refusal(refused(url()), 3, "range");
 }
 
-TEST_F(RemoteMount, ASecretOfAUrlIsInNoAttributeAndNoTable) {
+TEST_F(RemoteMount, AttributesAndMountTableShowNoSecretOfUrl) {
   const Mounted mount({url() + "?signature=secret"}, options());
 
   EXPECT_EQ(read_file(mount / "w"), tensors_[0].bytes);
@@ -194,7 +194,7 @@ TEST_F(RemoteMount, ASecretOfAUrlIsInNoAttributeAndNoTable) {
   }
 }
 
-TEST_F(RemoteMount, TheModelDirectoryHasTheFilesThatTheServerHas) {
+TEST_F(RemoteMount, ModelDirectoryHasKnownFilesOfServer) {
   {
     const std::lock_guard lock(mutex_);
     write_safetensors(dir_ / "q.safetensors",
@@ -213,7 +213,7 @@ TEST_F(RemoteMount, TheModelDirectoryHasTheFilesThatTheServerHas) {
     const Mounted mount({url("d/m.safetensors")}, options(more));
     EXPECT_EQ(names_in(mount / ".stfs/model"), names);
     EXPECT_EQ(std::filesystem::file_size(mount / ".stfs/model/tokenizer.json"), 300'000U);
-    // A web server tells a version with the first block alone.
+    // A web server shows the version in the response for the first block, so only that is fetched.
     for (const WebRequest& request : server_.requests()) {
       EXPECT_TRUE(request.target != "/d/tokenizer.json" ||
                   request.header("range") == "bytes=0-262143")
@@ -227,7 +227,7 @@ TEST_F(RemoteMount, TheModelDirectoryHasTheFilesThatTheServerHas) {
   EXPECT_FALSE(std::filesystem::exists(Mounted({url()}, options()) / ".stfs/model"));
 }
 
-TEST_F(RemoteMount, AConfigThatTheServerFailsToGiveIsNotAbsent) {
+TEST_F(RemoteMount, FailedReadOfConfigFailsMount) {
   write_safetensors(dir_ / "q.safetensors",
                     {{"w", "F8_E4M3", {4, 4}, std::string(16, '8')},
                      {"w_scale_inv", "F32", {1, 1}, std::string("\0\0\0\x3F", 4)}});
@@ -243,7 +243,7 @@ TEST_F(RemoteMount, AConfigThatTheServerFailsToGiveIsNotAbsent) {
       status = failed;
       expect_refusal(refused(url("d/m.safetensors"), more), 3, url("d/config.json") + ": ");
     }
-    // A store answers 403 for an object that is not there, to those who may not list it.
+    // If a client may not list a store, the store answers 403 for a missing object.
     for (const int absent : {403, 404, 410}) {
       status = absent;
       const Mounted mount({url("d/m.safetensors")}, options(more));
@@ -252,8 +252,8 @@ TEST_F(RemoteMount, AConfigThatTheServerFailsToGiveIsNotAbsent) {
   }
 }
 
-// bitsandbytes keeps the shapes of its weights in tensors: they are read while the mount is loaded.
-TEST_F(RemoteMount, ASupervisorLoadsTensorsThatNoCacheHolds) {
+// bitsandbytes stores the shapes of its weights in tensors, which are read while the mount loads.
+TEST_F(RemoteMount, SupervisorLoadsTensorsWithoutCache) {
   const std::string state = R"({"quant_type":"nf4","blocksize":64,"shape":[2,2]})";
   std::vector<Tensor> parts{random_tensor("a", "BF16", {512, 1024}, 1),
                             {"w", "U8", {2, 1}, "\x12\x34"},
@@ -274,7 +274,7 @@ TEST_F(RemoteMount, ASupervisorLoadsTensorsThatNoCacheHolds) {
   }
 }
 
-TEST_F(RemoteMount, AMountOfAUrlIsASource) {
+TEST_F(RemoteMount, MountOfUrlCanBeSource) {
   const Mounted first({url()}, options());
 
   const Mounted second({(first / "w").string()}, options("supervise"));
@@ -283,7 +283,7 @@ TEST_F(RemoteMount, AMountOfAUrlIsASource) {
   EXPECT_EQ(read_file(second / "w"), tensors_[0].bytes);
 }
 
-TEST_F(RemoteMount, AServerThatDoesNotAnswerEndsTheMountWithinTheTimeout) {
+TEST_F(RemoteMount, SilentServerFailsMountAtTimeout) {
   server_.set([](const WebRequest&) { return WebAnswer{.delay = std::chrono::hours(1)}; });
 
   for (const char* more : {"timeout=1", "timeout=1,supervise"}) {
@@ -291,7 +291,7 @@ TEST_F(RemoteMount, AServerThatDoesNotAnswerEndsTheMountWithinTheTimeout) {
   }
 }
 
-TEST_F(RemoteMount, AConfigThatHangsHasALimitOfItsOwn) {
+TEST_F(RemoteMount, HangingConfigHasOwnTimeout) {
   server_.set([&](const WebRequest& request) {
     if (request.target == "/config.json") return WebAnswer{.delay = std::chrono::hours(1)};
     return answer_object(request, objects_);
@@ -300,13 +300,13 @@ TEST_F(RemoteMount, AConfigThatHangsHasALimitOfItsOwn) {
   ForegroundMount mount({url()}, options("timeout=8"));
 
   EXPECT_EQ(read_file(mount / "w"), tensors_[0].bytes);
-  // A quarter of the timeout, 5 s at most.
+  // The limit is a quarter of the timeout, and at most 5 s.
   EXPECT_NE(mount.process().err().find(url("config.json") + ": no complete response within 2 s"),
             std::string::npos)
       << mount.process().err();
 }
 
-TEST_F(RemoteMount, AnInterruptEndsLoadingAtOnce) {
+TEST_F(RemoteMount, InterruptEndsLoading) {
   server_.set([](const WebRequest&) { return WebAnswer{.delay = std::chrono::hours(1)}; });
   std::filesystem::create_directories(dir_ / "mnt");
   for (const char* more : {"timeout=3600", "timeout=3600,supervise"}) {
@@ -324,7 +324,7 @@ TEST_F(RemoteMount, AnInterruptEndsLoadingAtOnce) {
   }
 }
 
-TEST_F(RemoteMount, ALoadingProcessEndsWithItsParent) {
+TEST_F(RemoteMount, LoadingProcessEndsWithParent) {
   server_.set([](const WebRequest&) { return WebAnswer{.delay = std::chrono::hours(1)}; });
   std::filesystem::create_directories(dir_ / "mnt");
   std::vector<std::string> argv{STFS_BINARY, "-f"};
@@ -338,7 +338,7 @@ TEST_F(RemoteMount, ALoadingProcessEndsWithItsParent) {
   EXPECT_TRUE(eventually([&] { return processes_with((dir_ / "mnt").string()).empty(); }));
 }
 
-TEST_F(RemoteMount, ACacheInTheMountpointIsRefused) {
+TEST_F(RemoteMount, RejectsCacheInsideMountpoint) {
   std::filesystem::create_directories(dir_ / "mnt");
   const std::string inside = (dir_ / "mnt/cache").string();
   std::filesystem::create_directory_symlink(dir_ / "mnt", dir_ / "link");
@@ -350,7 +350,7 @@ TEST_F(RemoteMount, ACacheInTheMountpointIsRefused) {
   EXPECT_TRUE(std::filesystem::is_empty(dir_ / "mnt"));
 }
 
-TEST_F(RemoteMount, ACacheThatCannotBeUsedIsAWarning) {
+TEST_F(RemoteMount, UnusableCacheGivesWarning) {
   ForegroundMount mount({url()}, {"-o", "cache_dir=" + local().string()});
 
   EXPECT_EQ(read_file(mount / "w"), tensors_[0].bytes);
@@ -359,7 +359,7 @@ TEST_F(RemoteMount, ACacheThatCannotBeUsedIsAWarning) {
   EXPECT_EQ(std::ranges::count(mount.process().err(), '\n'), 1) << mount.process().err();
 }
 
-TEST_F(RemoteMount, AUserInAUrlIsRefusedAndAPasswordIsShownNowhere) {
+TEST_F(RemoteMount, RejectsUrlWithUserWithoutShowingPassword) {
   std::string with_user = url();
   with_user.insert(with_user.find("//") + 2, "me:secret@");
 
@@ -369,7 +369,7 @@ TEST_F(RemoteMount, AUserInAUrlIsRefusedAndAPasswordIsShownNowhere) {
   EXPECT_EQ(result.err.find("secret"), std::string::npos) << result.err;
 }
 
-TEST_F(RemoteMount, ANameThatAServerOrAUserGivesIsSafeOnATerminal) {
+TEST_F(RemoteMount, EscapesControlCharactersOfServersAndUsers) {
   const Outcome in_url = refused(server_.url("/\x1b[31m.safetensors"));
   const std::string redirect = "\x1b[31mred";
   server_.set([&](const WebRequest&) {
@@ -387,9 +387,9 @@ TEST_F(RemoteMount, ANameThatAServerOrAUserGivesIsSafeOnATerminal) {
   }
 }
 
-// As fstab(5) and mount(8) call it, which gives its helper no PATH: so stfs must be in a system
-// directory, where a mount namespace puts it.
-TEST_F(RemoteMount, IsMadeByALineOfFstab) {
+// mount(8) calls its helper for a line of fstab(5) without PATH, so stfs must be in a system
+// directory. A mount namespace puts it there.
+TEST_F(RemoteMount, MountsFromFstab) {
   if (::geteuid() != 0) GTEST_SKIP() << "mount(8) needs root";
   if (::access("/sbin/mount.fuse3", X_OK) != 0) GTEST_SKIP() << "no mount.fuse3";
   std::filesystem::create_directories(dir_ / "mnt");

@@ -1,5 +1,5 @@
-// What a mount fetches: never more than the blocks that hold what is read, many requests at once
-// for a reader in sequence, and bounded memory.
+// A mount fetches no more than the blocks that a reader needs, sends many requests at once for a
+// sequential reader, and uses bounded memory.
 #include "tests/remote/scripted_mount.h"
 #include "tests/support/daemon_figures.h"
 
@@ -16,9 +16,9 @@
 namespace stfs::test {
 namespace {
 
-class Fetched : public ScriptedMount {
+class RemoteReadAhead : public ScriptedMount {
  protected:
-  Fetched()
+  RemoteReadAhead()
       : ScriptedMount({random_tensor("small", "U8", {16}, 1),
                        random_tensor("w", "U8", {4096, 8192}, 2),
                        random_tensor("h", "F16", {4096, 2048}, 3)}) {}
@@ -28,25 +28,25 @@ class Fetched : public ScriptedMount {
     for (const WebRequest& request : server_.requests()) bytes += asked_range(request)->length();
     return bytes;
   }
-  // The whole blocks that hold some bytes of the object.
+  // Returns the number of blocks that contain a range of the object.
   static std::uint64_t blocks_of(std::uint64_t offset, std::uint64_t length) {
     return (offset + length - 1) / kFetchBlock - offset / kFetchBlock + 1;
   }
-  // A new cache, so that nothing is here.
+  // Removes the cache, so that every byte has to be fetched, and returns the options of a mount.
   std::vector<std::string> cold() {
     std::filesystem::remove_all(cache());
     return options();
   }
 };
 
-TEST_F(Fetched, ForOneTensorAreItsBytesAndTheRestOfTwoBlocks) {
+TEST_F(RemoteReadAhead, TensorFetchesAtMostTwoMoreBlocksThanItsBytes) {
   const Mounted mount({url()}, cold());
   server_.forget_requests();
   EXPECT_EQ(read_file(mount / "h"), bytes_of("h"));
   EXPECT_LE(bytes_asked(), bytes_of("h").size() + 2 * kFetchBlock);
 }
 
-TEST_F(Fetched, ForASliceOfColumnsAreItsBlocks) {
+TEST_F(RemoteReadAhead, SliceFetchesOnlyItsBlocks) {
   for (const auto& [slice, rows] :
        std::vector<std::pair<std::string, std::uint64_t>>{{"::1024,5:6", 4}, {"7,:", 1}}) {
     const Mounted mount({url()}, cold());
@@ -56,7 +56,7 @@ TEST_F(Fetched, ForASliceOfColumnsAreItsBlocks) {
   }
 }
 
-TEST_F(Fetched, ForAReaderAtRandomAreItsBlocks) {
+TEST_F(RemoteReadAhead, RandomReaderFetchesOnlyItsBlocks) {
   for (const char* path : {"w", ".stfs/merged.safetensors", ".stfs/f32/h"}) {
     SCOPED_TRACE(path);
     const Mounted mount({url()}, cold());
@@ -70,7 +70,7 @@ TEST_F(Fetched, ForAReaderAtRandomAreItsBlocks) {
     for (int i = 0; i < 20; ++i) {
       const std::uint64_t page = random.next() % ((24 << 20) / 4096);
       ASSERT_EQ(::pread(fd, buffer, sizeof buffer, static_cast<off_t>(page * 4096)), 4096);
-      blocks += 2;  // at most: pages and blocks begin at different bytes
+      blocks += 2;  // at most, because pages and blocks are not aligned with each other
     }
     ::close(fd);
     EXPECT_LE(bytes_asked(), blocks * kFetchBlock);
@@ -78,7 +78,7 @@ TEST_F(Fetched, ForAReaderAtRandomAreItsBlocks) {
   }
 }
 
-TEST_F(Fetched, ForAReaderInSequenceManyRequestsAreUnderWay) {
+TEST_F(RemoteReadAhead, SequentialReaderSendsConcurrentRequests) {
   for (const char* path : {"w", ".stfs/merged.safetensors", ".stfs/f32/h", ".stfs/npy/w.npy"}) {
     SCOPED_TRACE(path);
     mend();
@@ -92,12 +92,12 @@ TEST_F(Fetched, ForAReaderInSequenceManyRequestsAreUnderWay) {
   }
 }
 
-class FetchedToMemory : public ScriptedMount {
+class RemoteReadAheadWithoutCache : public ScriptedMount {
  protected:
-  FetchedToMemory() : ScriptedMount({random_tensor("w", "U8", {8192, 8192}, 2)}) {}
+  RemoteReadAheadWithoutCache() : ScriptedMount({random_tensor("w", "U8", {8192, 8192}, 2)}) {}
 };
 
-TEST_F(FetchedToMemory, AColumnIsGatheredInBoundedMemory) {
+TEST_F(RemoteReadAheadWithoutCache, GathersColumnInBoundedMemory) {
   write_file(dir_ / "file", "");
   ForegroundMount mount({url()}, {"-o", "cache_dir=" + (dir_ / "file").string()});
   const pid_t daemon = mount.process().pid();
@@ -120,9 +120,9 @@ TEST_F(FetchedToMemory, AColumnIsGatheredInBoundedMemory) {
   mend();
 }
 
-class FetchedHeaders : public ScriptedMount {};
+class RemoteHeaders : public ScriptedMount {};
 
-TEST_F(FetchedHeaders, OfShardsCostOneRequestEachAndOneForTheIndex) {
+TEST_F(RemoteHeaders, ShardsCostOneRequestEachAndIndexAtMostTwo) {
   std::map<std::string, std::string> map;
   for (const char* shard : {"a", "b", "c"}) {
     const std::string file = std::string(shard) + ".safetensors";

@@ -1,4 +1,4 @@
-// From a name to a loaded checkpoint, over a network.
+// Sources opens remote names, and Checkpoint loads them.
 #include "core/base/error.h"
 #include "core/base/sha256.h"
 #include "core/checkpoint/checkpoint.h"
@@ -44,7 +44,7 @@ class RemoteSources : public ::testing::Test {
               {{"x", "one.safetensors"}, {"y", "two.safetensors"}, {"z", "three.safetensors"}});
   }
 
-  // An object of the server.
+  // Adds or replaces an object of the server.
   void set(const std::string& path, const std::string& bytes) {
     const std::lock_guard lock(mutex_);
     objects_["/" + path] = {.bytes = bytes, .etag = "\"" + std::to_string(++versions_) + "\""};
@@ -76,7 +76,7 @@ class RemoteSources : public ::testing::Test {
     return answer_object(request, objects_);
   }
 
-  // The error of loading, as one line; "" for none.
+  // Returns the message of the Error that loading throws, or "" if loading succeeds.
   static std::string refusal(const std::string& name, const LoadOptions& load) {
     try {
       const Checkpoint checkpoint(std::span(&name, 1), load);
@@ -102,7 +102,7 @@ Names names_of(const Checkpoint& checkpoint) {
   return names;
 }
 
-TEST_F(RemoteSources, AFileIsOpenedWithOneRequestOfABlock) {
+TEST_F(RemoteSources, OpensFileWithOneRequestForOneBlock) {
   Sources sources(options());
   const std::string name = url("m.safetensors");
 
@@ -116,7 +116,7 @@ TEST_F(RemoteSources, AFileIsOpenedWithOneRequestOfABlock) {
   EXPECT_EQ(requests[0].header("range"), "bytes=0-262143");
 }
 
-TEST_F(RemoteSources, WhyAHeaderDoesNotComeIsSaid) {
+TEST_F(RemoteSources, ReportsWhyHeaderWasNotFetched) {
   const std::string more = R"("__metadata__":{"x":")" + std::string(400'000, 'x') + R"("})";
   set("long.safetensors", safetensors_bytes("{" + more + "}", ""));
   server_.set([this](const WebRequest& request) {
@@ -130,7 +130,7 @@ TEST_F(RemoteSources, WhyAHeaderDoesNotComeIsSaid) {
   EXPECT_NE(line.find("answers with status 403"), std::string::npos) << line;
 }
 
-TEST_F(RemoteSources, LoadingWaitsNoLongerThanAReadDoes) {
+TEST_F(RemoteSources, LoadingFromBusyServerEndsAtTimeout) {
   server_.set([](const WebRequest&) { return WebAnswer{.status = 503}; });
   SourceOptions options = this->options();
   options.timeout = 1;
@@ -142,7 +142,7 @@ TEST_F(RemoteSources, LoadingWaitsNoLongerThanAReadDoes) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(50));
 }
 
-TEST_F(RemoteSources, AnIndexIsReadWithOneRequestForItAndOneForEachShardInItsOrder) {
+TEST_F(RemoteSources, ReadsIndexAndEachShardWithOneRequest) {
   Sources sources(options());
   const std::string name = url("set.safetensors.index.json");
 
@@ -154,7 +154,7 @@ TEST_F(RemoteSources, AnIndexIsReadWithOneRequestForItAndOneForEachShardInItsOrd
   EXPECT_EQ(server_.requests().size(), 4U);
 }
 
-TEST_F(RemoteSources, AMissingShardIsNamedAndCanBeLeftOut) {
+TEST_F(RemoteSources, NamesMissingShardAndCanLeaveItOut) {
   remove("two.safetensors");
   Sources sources(options());
   const std::string name = url("set.safetensors.index.json");
@@ -170,7 +170,7 @@ TEST_F(RemoteSources, AMissingShardIsNamedAndCanBeLeftOut) {
   EXPECT_EQ(rest.missing()[0].name, "y");
 }
 
-TEST_F(RemoteSources, TheNameOfAShardIsEncodedInTheUrl) {
+TEST_F(RemoteSources, PercentEncodesShardName) {
   add("s/a b%20?#.safetensors", {random_tensor("x", "U8", {7}, 3)});
   {
     const std::lock_guard lock(mutex_);
@@ -186,7 +186,7 @@ TEST_F(RemoteSources, TheNameOfAShardIsEncodedInTheUrl) {
   EXPECT_EQ(server_.requests().back().target, "/s/a%20b%2520%3F%23.safetensors");
 }
 
-TEST_F(RemoteSources, OpeningAgainAsksWhetherItIsTheSameAndFetchesNothing) {
+TEST_F(RemoteSources, ReopeningSendsOnlyConditionalRequests) {
   const std::string name = url("set.safetensors.index.json");
   {
     Sources sources(options());
@@ -204,7 +204,7 @@ TEST_F(RemoteSources, OpeningAgainAsksWhetherItIsTheSameAndFetchesNothing) {
       requests, [](const WebRequest& r) { return !r.header("if-none-match").empty(); }));
 }
 
-TEST_F(RemoteSources, OfflineMeansWhatWasOpenedBeforeAndAsksNobody) {
+TEST_F(RemoteSources, OfflineOpensOnlyCachedSourcesWithoutRequest) {
   const std::string name = url("set.safetensors.index.json");
   {
     Sources sources(options());
@@ -223,7 +223,7 @@ TEST_F(RemoteSources, OfflineMeansWhatWasOpenedBeforeAndAsksNobody) {
   EXPECT_EQ(server_.requests().size(), 0U);
 }
 
-// What the loading child of a supervisor hands over.
+// Returns the resolutions that the loading child of a supervisor hands over.
 std::string resolutions_of(Sources& sources, const Names& names) {
   const Checkpoint checkpoint(names, {.sources = &sources});
   std::vector<Sources::Beginning> beginnings;
@@ -233,11 +233,11 @@ std::string resolutions_of(Sources& sources, const Names& names) {
   return sources.resolutions(beginnings);
 }
 
-TEST_F(RemoteSources, ResolutionsLetAnotherLoadWithoutARequest) {
+TEST_F(RemoteSources, ResolutionsAllowLoadingWithoutRequest) {
   const Names names{url("set.safetensors.index.json"), url("m.safetensors") + "?signature=secret"};
   for (const bool has_cache : {true, false}) {
     SourceOptions where = options();
-    if (!has_cache) where.cache_dir = (dir_ / "file").string();  // no directory
+    if (!has_cache) where.cache_dir = (dir_ / "file").string();  // not a directory
     Sources first(where);
     const std::string found = resolutions_of(first, names);
     server_.forget_requests();
@@ -249,13 +249,13 @@ TEST_F(RemoteSources, ResolutionsLetAnotherLoadWithoutARequest) {
 
     EXPECT_EQ(checkpoint.tensor_count(), 5U);
     EXPECT_EQ(server_.requests().size(), 0U);
-    EXPECT_EQ(warnings_, Names{}) << "the user has seen them";
+    EXPECT_EQ(warnings_, Names{}) << "the warnings were repeated";
     EXPECT_NE(refusal(url("one.safetensors") + "?other", {.sources = &second}), "");
     EXPECT_EQ(server_.requests().size(), 0U);
   }
 }
 
-TEST_F(RemoteSources, ACacheThatCannotBeUsedIsOneWarning) {
+TEST_F(RemoteSources, UnusableCacheGivesOneWarning) {
   SourceOptions where = options();
   where.cache_dir = (dir_ / "file").string();
   Sources sources(where);
@@ -268,7 +268,7 @@ TEST_F(RemoteSources, ACacheThatCannotBeUsedIsOneWarning) {
   EXPECT_TRUE(warnings_[0].starts_with(where.cache_dir + ": ")) << warnings_[0];
 }
 
-TEST_F(RemoteSources, AnAnswerWithoutAStrongETagIsAWarning) {
+TEST_F(RemoteSources, MissingStrongETagGivesWarning) {
   {
     const std::lock_guard lock(mutex_);
     objects_["/m.safetensors"].etag = "";
@@ -281,7 +281,7 @@ TEST_F(RemoteSources, AnAnswerWithoutAStrongETagIsAWarning) {
   EXPECT_NE(warnings_[0].find("no strong ETag"), std::string::npos) << warnings_[0];
 }
 
-TEST_F(RemoteSources, ASecretOfAUrlIsInNoMessageAndNoOrigin) {
+TEST_F(RemoteSources, MessagesAndOriginsShowNoSecretOfUrl) {
   Sources sources(options());
   const Names names{url("m.safetensors") + "?signature=secret"};
 
@@ -295,7 +295,7 @@ TEST_F(RemoteSources, ASecretOfAUrlIsInNoMessageAndNoOrigin) {
   EXPECT_EQ(refused.find("secret"), std::string::npos) << refused;
 }
 
-TEST_F(RemoteSources, WhatIsNoSourceIsRefusedWithoutARequest) {
+TEST_F(RemoteSources, RejectsInvalidSourcesWithoutRequest) {
   Sources sources(options());
 
   const std::string scheme = refusal("ftp://host/m.safetensors", {.sources = &sources});
@@ -308,7 +308,7 @@ TEST_F(RemoteSources, WhatIsNoSourceIsRefusedWithoutARequest) {
   EXPECT_EQ(server_.requests().size(), 0U);
 }
 
-TEST_F(RemoteSources, OpenAllKeepsTheOrderAndEachError) {
+TEST_F(RemoteSources, OpenAllKeepsOrderAndEachError) {
   Sources sources(options());
   const Names names{url("one.safetensors"), (dir_ / "file").string(), url("none"),
                     (dir_ / "none").string(), url("two.safetensors")};
@@ -324,7 +324,7 @@ TEST_F(RemoteSources, OpenAllKeepsTheOrderAndEachError) {
   EXPECT_TRUE(opened[0].source->has({0, opened[0].source->size()}));
 }
 
-// A checkpoint whose header has more than two blocks.
+// Returns enough tensors for a header of more than two blocks.
 std::vector<Tensor> many_tensors(const std::string& prefix) {
   std::vector<Tensor> tensors;
   for (int i = 0; i < 6000; ++i) {
@@ -334,11 +334,11 @@ std::vector<Tensor> many_tensors(const std::string& prefix) {
   return tensors;
 }
 
-bool is_of_a_later_block(const WebRequest& request) {
+bool asks_for_later_block(const WebRequest& request) {
   return !request.header("range").starts_with("bytes=0-");
 }
 
-// Holds who arrives until so many have.
+// Holds each arriving thread until `count` threads have arrived.
 class Gate {
  public:
   explicit Gate(std::size_t count) : count_(count) {}
@@ -356,7 +356,7 @@ class Gate {
   std::condition_variable all_;
 };
 
-TEST_F(RemoteSources, LongHeadersOfShardsComeAtTheSameTime) {
+TEST_F(RemoteSources, FetchesLongHeadersOfShardsConcurrently) {
   std::map<std::string, std::string> shards;
   for (const std::string shard : {"one", "two", "three"}) {
     const std::vector<Tensor> tensors = many_tensors(shard);
@@ -367,7 +367,7 @@ TEST_F(RemoteSources, LongHeadersOfShardsComeAtTheSameTime) {
   Gate gate(3);
   server_.set([&](const WebRequest& request) {
     const bool is_shard = request.target.find("index") == std::string::npos;
-    EXPECT_TRUE(!is_shard || !is_of_a_later_block(request) || gate.arrive());
+    EXPECT_TRUE(!is_shard || !asks_for_later_block(request) || gate.arrive());
     return right(request);
   });
   Sources sources(options());
@@ -377,7 +377,7 @@ TEST_F(RemoteSources, LongHeadersOfShardsComeAtTheSameTime) {
   EXPECT_EQ(checkpoint.tensor_count(), 18'000U);
 }
 
-TEST_F(RemoteSources, ALongHeaderIsTwoRequests) {
+TEST_F(RemoteSources, LongHeaderTakesTwoRequests) {
   add("long.safetensors", many_tensors("t"));
   Sources sources(options());
 
@@ -387,12 +387,12 @@ TEST_F(RemoteSources, ALongHeaderIsTwoRequests) {
   EXPECT_EQ(server_.requests().size(), 2U);
 }
 
-TEST_F(RemoteSources, AHeaderThatBreaksOffSaysWhy) {
+TEST_F(RemoteSources, ReportsWhyHeaderIsIncomplete) {
   add("long.safetensors", many_tensors("t"));
   Sources sources(options());
   int status = 403;
   server_.set([&](const WebRequest& request) {
-    if (is_of_a_later_block(request)) return WebAnswer{.status = status};
+    if (asks_for_later_block(request)) return WebAnswer{.status = status};
     return right(request);
   });
   const std::string place = url("long.safetensors") + ": header: ";
@@ -404,7 +404,7 @@ TEST_F(RemoteSources, AHeaderThatBreaksOffSaysWhy) {
             place + "it has changed on its server");
 }
 
-TEST_F(RemoteSources, AServerThatDoesNotAnswerEndsLoadingWithinTheTimeout) {
+TEST_F(RemoteSources, SilentServerFailsLoadingAtTimeout) {
   server_.set([](const WebRequest&) { return WebAnswer{.delay = std::chrono::hours(1)}; });
   SourceOptions brief = options();
   brief.timeout = 1;
@@ -414,7 +414,7 @@ TEST_F(RemoteSources, AServerThatDoesNotAnswerEndsLoadingWithinTheTimeout) {
             url("m.safetensors") + ": no complete response within 1 s");
 }
 
-TEST_F(RemoteSources, ShardsThatNobodyAnswersForCostOneTimeout) {
+TEST_F(RemoteSources, UnansweredShardsCostOneTimeout) {
   std::map<std::string, std::string> shards;
   for (int i = 0; i < 64; ++i) {
     shards["t" + std::to_string(i)] = "s" + std::to_string(i) + ".safetensors";
@@ -433,10 +433,10 @@ TEST_F(RemoteSources, ShardsThatNobodyAnswersForCostOneTimeout) {
   const std::string refused = refusal(url("set.safetensors.index.json"), {.sources = &sources});
 
   EXPECT_TRUE(refused.ends_with(": no complete response within 1 s")) << refused;
-  EXPECT_LE(server_.requests().size(), 1U + 2 * 16U) << "those that were not begun are left out";
+  EXPECT_LE(server_.requests().size(), 1U + 2 * 16U) << "requests were started after the timeout";
 }
 
-TEST_F(RemoteSources, WithoutBytesInTheCacheResolutionsAreAnErrorAndNoThread) {
+TEST_F(RemoteSources, ResolutionsWithoutCachedBytesFailAndStartNoThread) {
   const Names names{url("m.safetensors")};
   Sources first(options());
   const std::string found = resolutions_of(first, names);
@@ -461,7 +461,7 @@ TEST_F(RemoteSources, WithoutBytesInTheCacheResolutionsAreAnErrorAndNoThread) {
   EXPECT_EQ(server_.requests().size(), 0U);
 }
 
-// The Hub's part of a model of 16 shards, and its CDN.
+// The Hub with a model of 16 shards, and its CDN.
 class ManyShards : public RemoteSources {
  protected:
   static constexpr std::size_t kShards = 16;
@@ -506,8 +506,8 @@ class ManyShards : public RemoteSources {
   HttpServer hub_{[](const WebRequest&) { return WebAnswer{.status = 500}; }};
 };
 
-// A request is held until all those have come that need not wait for its answer.
-TEST_F(ManyShards, OfTheHubCostOneRoundTripForEightOfThem) {
+// The servers hold each request until all requests that do not depend on its response have arrived.
+TEST_F(ManyShards, ResolveAndFetchEightAtOnce) {
   Gate first(8), both(16), last(8);
   std::atomic<std::size_t> resolved = 0;
   std::atomic<std::size_t> fetched = 0;
@@ -532,7 +532,7 @@ TEST_F(ManyShards, OfTheHubCostOneRoundTripForEightOfThem) {
   EXPECT_EQ(server_.requests().size(), 1 + kShards);
 }
 
-TEST_F(RemoteSources, AReadFileIsWholeAndHasALimit) {
+TEST_F(RemoteSources, ReadFileReturnsWholeFileUpToLimit) {
   const std::string text = RandomBytes(1).bytes(600'000);
   set("text", text);
   Sources sources(options());

@@ -1,5 +1,5 @@
-// What the tests of sources elsewhere share: an environment that is put back, errors, small disks,
-// rows of words.
+// Helpers for the tests of remote sources: a restored environment, errors, small disks and rows of
+// words.
 #pragma once
 
 #include "core/base/error.h"
@@ -24,7 +24,7 @@
 
 namespace stfs::test {
 
-// Variables of the environment, put back at the end.
+// Sets environment variables, and restores them when it is destroyed.
 class Environment {
  public:
   Environment() = default;
@@ -40,7 +40,7 @@ class Environment {
     before_.emplace(name, old == nullptr ? std::nullopt : std::optional<std::string>(old));
     put(name, value);
   }
-  // Unsets all variables whose names begin so.
+  // Unsets all variables that begin with one of `beginnings`.
   void clear(std::initializer_list<std::string_view> beginnings) {
     std::vector<std::string> names;
     for (char** at = environ; *at != nullptr; ++at) {
@@ -60,7 +60,7 @@ class Environment {
   std::map<std::string, std::optional<std::string>> before_;
 };
 
-// An Environment without variables of stores, whose HOME is an empty directory.
+// An Environment without variables of stores and with an empty directory as HOME.
 class StoreEnvironment : public Environment {
  public:
   StoreEnvironment() {
@@ -70,7 +70,7 @@ class StoreEnvironment : public Environment {
   }
 
   std::filesystem::path home() const { return home_.path() / "home"; }
-  // A file below HOME, with the directories that it needs.
+  // Writes a file below HOME, and creates its directories.
   std::filesystem::path write(const std::filesystem::path& name, const std::string& text) const {
     std::filesystem::create_directories((home() / name).parent_path());
     write_file(home() / name, text);
@@ -81,7 +81,7 @@ class StoreEnvironment : public Environment {
   TempDir home_;
 };
 
-// The line of the Error that an act throws.
+// Returns the message of the Error that `act` throws.
 inline std::string message_of(const std::function<void()>& act,
                               ErrorCode code = ErrorCode::kUnreadable) {
   try {
@@ -94,14 +94,14 @@ inline std::string message_of(const std::function<void()>& act,
   return "";
 }
 
-// Expects an Error whose line holds a text.
+// Expects an Error with `part` in its message.
 inline void expect_error(const std::function<void()>& act, const std::string& part,
                          ErrorCode code = ErrorCode::kUnreadable) {
   const std::string message = message_of(act, code);
   EXPECT_NE(message.find(part), std::string::npos) << message << ", not " << part;
 }
 
-// A small file system of its own, unmounted at the end of the scope.
+// A separate small file system, which is unmounted at the end of the scope.
 struct SmallDisk {
   SmallDisk(const std::filesystem::path& at, const char* options) : place(at) {
     std::filesystem::create_directories(place);
@@ -124,7 +124,7 @@ struct SmallDisk {
   }                                                                               \
   static_assert(true)
 
-// The words of a text, for rows that have no blanks.
+// Splits a text at its blanks, for rows of words.
 inline std::vector<std::string> words(const std::string& text) {
   std::istringstream stream(text);
   return {std::istream_iterator<std::string>(stream), {}};

@@ -26,9 +26,10 @@ RemoteVersion example_version() {
   return version;
 }
 
-// An answer to bytes 10 to 29, with some headers in place of the right ones.
-Verdict judged(int status, const AnswerHeaders& other = {},
-               const RemoteVersion& version = example_version()) {
+// Returns the verdict on a response to a request of bytes 10 to 29. Headers in `other` replace the
+// right ones, and "-" removes one.
+Verdict verdict_of(int status, const AnswerHeaders& other = {},
+                   const RemoteVersion& version = example_version()) {
   HttpHead head{.status = status, .url = {}, .headers = {}};
   std::vector<std::pair<std::string, std::string>> headers{
       {"content-range", "bytes 10-29/100"},
@@ -43,7 +44,7 @@ Verdict judged(int status, const AnswerHeaders& other = {},
   return judge(version, head, {.offset = 10, .length = 20});
 }
 
-TEST(RemoteVersionJson, ComesBackWithoutTheSecret) {
+TEST(RemoteVersionJson, RoundTripsWithoutSecret) {
   const RemoteVersion version = example_version();
   const std::string json = to_json(version, false);
   EXPECT_EQ(json.find("signature"), std::string::npos);
@@ -57,11 +58,11 @@ TEST(RemoteVersionJson, ComesBackWithoutTheSecret) {
   EXPECT_EQ(back->sha256, version.sha256);
 }
 
-TEST(RemoteVersionJson, ComesBackWithTheSecretWhereThatIsAskedFor) {
+TEST(RemoteVersionJson, RoundTripsWithSecretOnRequest) {
   EXPECT_EQ(parse_remote_version(to_json(example_version(), true))->url, example_version().url);
 }
 
-TEST(RemoteVersionJson, AnyOtherTextIsNone) {
+TEST(RemoteVersionJson, RejectsMalformedText) {
   std::string json = to_json(example_version(), false);
   for (std::size_t i = 0; i < json.size(); ++i) {
     EXPECT_FALSE(parse_remote_version(json.substr(0, i))) << i;
@@ -94,67 +95,68 @@ TEST(RemoteVersionJson, AnyOtherTextIsNone) {
   EXPECT_FALSE(parse_remote_version(std::string(100'000, '[')));
 }
 
-TEST(Judge, AcceptsTheExactRangeOfTheSameVersion) {
-  EXPECT_EQ(judged(206).kind, VerdictKind::kAccept);
-  EXPECT_EQ(judged(206, {{"content-length", "-"}}).kind, VerdictKind::kAccept);
-  EXPECT_EQ(judged(206, {{"content-encoding", "Identity"}}).kind, VerdictKind::kAccept);
-  EXPECT_EQ(judged(206, {{"content-encoding", ""}}).kind, VerdictKind::kAccept);
+TEST(RemoteVerdict, AcceptsExactRangeOfSameVersion) {
+  EXPECT_EQ(verdict_of(206).kind, VerdictKind::kAccept);
+  EXPECT_EQ(verdict_of(206, {{"content-length", "-"}}).kind, VerdictKind::kAccept);
+  EXPECT_EQ(verdict_of(206, {{"content-encoding", "Identity"}}).kind, VerdictKind::kAccept);
+  EXPECT_EQ(verdict_of(206, {{"content-encoding", ""}}).kind, VerdictKind::kAccept);
 }
 
-TEST(Judge, AStatusSaysWhatToDo) {
+TEST(RemoteVerdict, FollowsFromStatus) {
   for (const int status : {408, 429, 500, 502, 503, 504, 509}) {
-    EXPECT_EQ(judged(status).kind, VerdictKind::kRetry) << status;
+    EXPECT_EQ(verdict_of(status).kind, VerdictKind::kRetry) << status;
   }
-  for (const int status : {401, 403}) EXPECT_EQ(judged(status).kind, VerdictKind::kRenew) << status;
+  for (const int status : {401, 403})
+    EXPECT_EQ(verdict_of(status).kind, VerdictKind::kRenew) << status;
   for (const int status : {404, 410, 412, 416}) {
-    EXPECT_EQ(judged(status).kind, VerdictKind::kChanged) << status;
+    EXPECT_EQ(verdict_of(status).kind, VerdictKind::kChanged) << status;
   }
   for (const int status : {204, 207, 302, 304, 400, 418, 501}) {
-    EXPECT_EQ(judged(status).kind, VerdictKind::kRefused) << status;
-    EXPECT_EQ(judged(status).text, "its server answers with status " + std::to_string(status));
+    EXPECT_EQ(verdict_of(status).kind, VerdictKind::kRefused) << status;
+    EXPECT_EQ(verdict_of(status).text, "its server answers with status " + std::to_string(status));
   }
-  EXPECT_EQ(judged(200).kind, VerdictKind::kRefused);
-  EXPECT_EQ(judged(200).text,
+  EXPECT_EQ(verdict_of(200).kind, VerdictKind::kRefused);
+  EXPECT_EQ(verdict_of(200).text,
             "its server does not support range requests: download the file first");
 }
 
-TEST(Judge, AnotherSizeOrValidatorIsAnotherVersion) {
+TEST(RemoteVerdict, DetectsChangedSizeOrValidator) {
   for (const AnswerHeaders& other :
        std::vector<AnswerHeaders>{{{"content-range", "bytes 10-29/101"}},
                                   {{"content-range", "bytes 10-19/20"}},
                                   {{"etag", "\"v2\""}},
                                   {{"etag", "W/\"v1\""}},
                                   {{"etag", "v1"}}}) {
-    EXPECT_EQ(judged(206, other).kind, VerdictKind::kChanged) << other[0].second;
+    EXPECT_EQ(verdict_of(206, other).kind, VerdictKind::kChanged) << other[0].second;
   }
 }
 
-TEST(Judge, ATimeCountsOnlyWhereNothingBetterTellsTheVersion) {
+TEST(RemoteVerdict, ComparesTimeOnlyWithoutStrongValidator) {
   const AnswerHeaders later{{"last-modified", "Sat, 01 Feb 2025 10:00:01 GMT"}};
   const AnswerHeaders none{{"last-modified", "-"}};
   RemoteVersion weak = example_version();
   weak.etag = weak.version_id = "";
 
-  EXPECT_EQ(judged(206, later).kind, VerdictKind::kAccept);  // the same bytes, written again
-  EXPECT_EQ(judged(206, {}, weak).kind, VerdictKind::kAccept);
-  EXPECT_EQ(judged(206, later, weak).kind, VerdictKind::kChanged);
-  EXPECT_EQ(judged(206, none, weak).kind, VerdictKind::kRefused);
+  EXPECT_EQ(verdict_of(206, later).kind, VerdictKind::kAccept);  // rewritten with the same bytes
+  EXPECT_EQ(verdict_of(206, {}, weak).kind, VerdictKind::kAccept);
+  EXPECT_EQ(verdict_of(206, later, weak).kind, VerdictKind::kChanged);
+  EXPECT_EQ(verdict_of(206, none, weak).kind, VerdictKind::kRefused);
 }
 
-TEST(Judge, AWeakTagThatDiffersIsAnotherVersion) {
+TEST(RemoteVerdict, DetectsChangedWeakETag) {
   RemoteVersion weak = example_version();
   weak.etag = weak.version_id = "";
   weak.weak_etag = "\"1\"";
 
-  EXPECT_EQ(judged(206, {{"etag", "W/\"1\""}}, weak).kind, VerdictKind::kAccept);
-  EXPECT_EQ(judged(206, {{"etag", "\"1\""}}, weak).kind, VerdictKind::kAccept);  // the same tag
-  EXPECT_EQ(judged(206, {{"etag", "W/\"2\""}}, weak).kind, VerdictKind::kChanged);
-  EXPECT_EQ(judged(206, {{"etag", "\"2\""}}, weak).kind, VerdictKind::kChanged);
-  EXPECT_EQ(judged(206, {{"etag", "-"}}, weak).kind, VerdictKind::kRefused);
+  EXPECT_EQ(verdict_of(206, {{"etag", "W/\"1\""}}, weak).kind, VerdictKind::kAccept);
+  EXPECT_EQ(verdict_of(206, {{"etag", "\"1\""}}, weak).kind, VerdictKind::kAccept);  // the same tag
+  EXPECT_EQ(verdict_of(206, {{"etag", "W/\"2\""}}, weak).kind, VerdictKind::kChanged);
+  EXPECT_EQ(verdict_of(206, {{"etag", "\"2\""}}, weak).kind, VerdictKind::kChanged);
+  EXPECT_EQ(verdict_of(206, {{"etag", "-"}}, weak).kind, VerdictKind::kRefused);
   EXPECT_EQ(parse_remote_version(to_json(weak, false))->weak_etag, "\"1\"");
 }
 
-TEST(Judge, AServerThatSaysTooLittleOrTooMuchIsRefused) {
+TEST(RemoteVerdict, RejectsMissingOrContradictoryHeaders) {
   for (const AnswerHeaders& other :
        std::vector<AnswerHeaders>{{{"content-range", "-"}},
                                   {{"content-range", "bytes 10-29/*"}},
@@ -178,29 +180,29 @@ TEST(Judge, AServerThatSaysTooLittleOrTooMuchIsRefused) {
                                   {{"content-encoding", "gzip"}},
                                   {{"content-type", "Multipart/byteranges; boundary=x"}},
                                   {{"etag", "-"}}}) {
-    EXPECT_EQ(judged(206, other).kind, VerdictKind::kRefused)
+    EXPECT_EQ(verdict_of(206, other).kind, VerdictKind::kRefused)
         << other[0].first << " " << other[0].second;
-    EXPECT_NE(judged(206, other).text, "");
+    EXPECT_NE(verdict_of(206, other).text, "");
   }
 }
 
-TEST(Judge, OneEncodingOfSeveralHeadersIsEnough) {
+TEST(RemoteVerdict, ChecksEveryContentEncodingHeader) {
   HttpHead head{.status = 206,
                 .url = {},
                 .headers = {{"content-encoding", "gzip"}, {"content-encoding", "identity"}}};
   EXPECT_EQ(judge(example_version(), head, {.offset = 0, .length = 1}).kind, VerdictKind::kRefused);
 }
 
-TEST(Judge, TheFramingOfAnUploadThatIsReplayedIsNoEncoding) {
+TEST(RemoteVerdict, IgnoresContentEncodingAwsChunked) {
   for (const char* const value : {"aws-chunked", "AWS-Chunked", "aws-chunked, identity", ","}) {
-    EXPECT_EQ(judged(206, {{"content-encoding", value}}).kind, VerdictKind::kAccept) << value;
+    EXPECT_EQ(verdict_of(206, {{"content-encoding", value}}).kind, VerdictKind::kAccept) << value;
   }
   for (const char* const value : {"aws-chunked,gzip", "zstd, aws-chunked", "chunked"}) {
-    EXPECT_EQ(judged(206, {{"content-encoding", value}}).kind, VerdictKind::kRefused) << value;
+    EXPECT_EQ(verdict_of(206, {{"content-encoding", value}}).kind, VerdictKind::kRefused) << value;
   }
 }
 
-TEST(Judge, AcceptsTheWholeObjectWhereAllOfItWasAskedFor) {
+TEST(RemoteVerdict, AcceptsStatus200OnlyForWholeObject) {
   const auto whole = [](const AnswerHeaders& other,
                         ByteRange range = {.offset = 0, .length = 100}) {
     HttpHead head{.status = 200, .url = {}, .headers = {{"etag", "\"v1\""}}};
@@ -211,7 +213,7 @@ TEST(Judge, AcceptsTheWholeObjectWhereAllOfItWasAskedFor) {
     return judge(example_version(), head, range);
   };
   EXPECT_EQ(whole({{"content-length", "100"}}).kind, VerdictKind::kAccept);
-  EXPECT_EQ(whole({}).kind, VerdictKind::kAccept) << "the bytes are counted as they come";
+  EXPECT_EQ(whole({}).kind, VerdictKind::kAccept) << "the length is checked while bytes arrive";
   for (const char* const length : {"99", "101", "0", "x"}) {
     EXPECT_EQ(whole({{"content-length", length}}).kind, VerdictKind::kRefused) << length;
   }
@@ -224,8 +226,8 @@ TEST(Judge, AcceptsTheWholeObjectWhereAllOfItWasAskedFor) {
   }
 }
 
-TEST(Judge, ATextOfAServerIsPrintable) {
-  const Verdict verdict = judged(206, {{"content-encoding", "\x1b[31m"}});
+TEST(RemoteVerdict, EscapesTextOfServer) {
+  const Verdict verdict = verdict_of(206, {{"content-encoding", "\x1b[31m"}});
   EXPECT_EQ(verdict.text.find('\x1b'), std::string::npos);
 }
 

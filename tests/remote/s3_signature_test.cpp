@@ -1,5 +1,5 @@
-// The examples of "Authenticating Requests: Using the Authorization Header" (Amazon S3 API
-// Reference), which S3 and its like must accept.
+// Checks the examples of "Authenticating Requests: Using the Authorization Header" (Amazon S3 API
+// Reference), which S3 and compatible services must accept.
 #include "core/remote/stores/s3_signature.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ std::string signature(const S3Request& request) {
   return header.substr(header.rfind('=') + 1);
 }
 
-TEST(S3Signature, IsThatOfTheExampleGetObject) {
+TEST(S3Signature, MatchesGetObjectExample) {
   const auto headers =
       sign({.host = kHost, .path = "/test.txt", .headers = {{"range", "bytes=0-9"}}}, kExample,
            "us-east-1", kDay);
@@ -37,14 +37,14 @@ TEST(S3Signature, IsThatOfTheExampleGetObject) {
   EXPECT_EQ(headers.size(), 3U);
 }
 
-TEST(S3Signature, IsThatOfTheExamplesWithAQuery) {
+TEST(S3Signature, MatchesExamplesWithQuery) {
   EXPECT_EQ(signature({.host = kHost, .path = "/", .query = {{"lifecycle", ""}}}),
             "fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543");
   EXPECT_EQ(signature({.host = kHost, .path = "/", .query = {{"prefix", "J"}, {"max-keys", "2"}}}),
             "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7");
 }
 
-TEST(S3Signature, CoversTheSessionToken) {
+TEST(S3Signature, CoversSessionToken) {
   S3Credentials credentials = kExample;
   credentials.token = "TOKEN";
   const auto headers = sign({.host = kHost, .path = "/test.txt"}, credentials, "us-east-1", kDay);
@@ -52,13 +52,13 @@ TEST(S3Signature, CoversTheSessionToken) {
   EXPECT_NE(headers.at(0).find(";x-amz-date;x-amz-security-token,"), std::string::npos);
 }
 
-TEST(S3Signature, EncodesAPathOnceAndKeepsItsSlashesAndDots) {
+TEST(S3Signature, EncodesPathOnceAndKeepsSlashesAndDots) {
   EXPECT_EQ(canonical_path("/b/a b+c=d'e%20~f?g&h"), "/b/a%20b%2Bc%3Dd%27e%2520~f%3Fg%26h");
   EXPECT_EQ(canonical_path("/b//a/../c/./d"), "/b//a/../c/./d");
   EXPECT_EQ(canonical_path("/b/\xc3\xa4"), "/b/%C3%A4");
 }
 
-TEST(S3Signature, SortsAQueryByItsEncodedNames) {
+TEST(S3Signature, SortsQueryByEncodedNames) {
   EXPECT_EQ(canonical_query({{"b", "2 /"}, {"a", ""}, {"B", "="}}), "B=%3D&a=&b=2%20%2F");
 }
 

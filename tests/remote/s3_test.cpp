@@ -1,5 +1,5 @@
-// Objects of S3: what is asked for, what is made of the answers, and which credentials go where.
-// The gateway of Ceph answers the same in real_servers_test.py.
+// Objects of S3: which requests are sent, how responses are interpreted, and which hosts get
+// credentials. real_servers_test.py checks the same with Ceph's gateway.
 #include "core/remote/stores/s3.h"
 
 #include "core/base/error.h"
@@ -44,7 +44,7 @@ class AwsEnvironment : public StoreEnvironment {
   }
 };
 
-// Answers requests without a network, so that a test sees hosts that are elsewhere.
+// Answers requests without a network, so that a test can use remote hosts.
 class AnsweringHttp : public Http {
  public:
   using Answer = std::function<HttpAnswer(const HttpRequest&)>;
@@ -58,11 +58,11 @@ class AnsweringHttp : public Http {
       answer = answer_(request);
     }
     answer.head.url = request.url;
-    bool goes_on = !callbacks.head || callbacks.head(answer.head);
-    if (goes_on && callbacks.data) {
-      goes_on = callbacks.data(std::as_bytes(std::span(answer.body)));
+    bool is_wanted = !callbacks.head || callbacks.head(answer.head);
+    if (is_wanted && callbacks.data) {
+      is_wanted = callbacks.data(std::as_bytes(std::span(answer.body)));
     }
-    callbacks.end({.error = goes_on ? 0 : ECANCELED, .text = {}});
+    callbacks.end({.error = is_wanted ? 0 : ECANCELED, .text = {}});
   }
   std::vector<HttpRequest> requests() const {
     const std::lock_guard lock(mutex_);
@@ -108,7 +108,7 @@ bool has_secret(const HttpRequest& request, const std::string& name) {
       request.secrets, [&](const std::string& header) { return header.starts_with(name + ": "); });
 }
 
-TEST(S3, AnObjectIsFoundByOneSignedRequestOfItsFirstBlock) {
+TEST(S3, FindsObjectWithOneSignedRequestForFirstBlock) {
   AwsEnvironment environment;
   environment.set_keys(kToken);
   environment.set("AWS_CA_BUNDLE", "/ca.pem");
@@ -136,7 +136,7 @@ TEST(S3, AnObjectIsFoundByOneSignedRequestOfItsFirstBlock) {
   EXPECT_EQ(request.ca_file, "/ca.pem");
 }
 
-TEST(S3, ATokenTellsVersionsAndPlacesApart) {
+TEST(S3, TokenDistinguishesObjectsVersionsAndEndpoints) {
   AwsEnvironment environment;
   std::string etag = "\"e1\"", version_id;
   AnsweringHttp http([&](const HttpRequest&) { return object("bytes", etag, version_id); });
@@ -152,12 +152,12 @@ TEST(S3, ATokenTellsVersionsAndPlacesApart) {
   add("s3://bucket/a");
   version_id = "v1";
   add("s3://bucket/a");
-  environment.set("AWS_ENDPOINT_URL_S3", "https://elsewhere.test");
+  environment.set("AWS_ENDPOINT_URL_S3", "https://other.test");
   add("s3://bucket/a");
   EXPECT_EQ(tokens.size(), 5U);
 }
 
-TEST(S3, AWeakETagAndTheVersionNullSayNothing) {
+TEST(S3, IgnoresWeakETagAndVersionNull) {
   AwsEnvironment environment;
   AnsweringHttp http([&](const HttpRequest&) { return object("bytes", "W/\"e1\"", "null"); });
   const auto found = make_s3_store(http, false)->find("s3://bucket/a", nullptr);
@@ -166,7 +166,7 @@ TEST(S3, AWeakETagAndTheVersionNullSayNothing) {
   EXPECT_TRUE(found.version.is_weak);
 }
 
-TEST(S3, AnEmptyObjectHasNoRange) {
+TEST(S3, FindsEmptyObjectWithoutRange) {
   AwsEnvironment environment;
   AnsweringHttp http([&](const HttpRequest& request) {
     if (request.range) return refused(416, "InvalidRange");
@@ -179,7 +179,7 @@ TEST(S3, AnEmptyObjectHasNoRange) {
   EXPECT_EQ(found.version.etag, "\"e\"");
 }
 
-TEST(S3, AKnownVersionIsConfirmedWithoutBytes) {
+TEST(S3, ConfirmsKnownVersionWithoutBytes) {
   AwsEnvironment environment;
   std::string now = "v1";
   AnsweringHttp http([&](const HttpRequest& request) {
@@ -198,22 +198,22 @@ TEST(S3, AKnownVersionIsConfirmedWithoutBytes) {
   EXPECT_EQ(again.version.token, known.token);
   EXPECT_EQ(again.first, "");
   EXPECT_EQ(http.requests().size(), 2U);
-  now = "v2";  // the same bytes, written again: another version id
+  now = "v2";  // rewritten with the same bytes
   EXPECT_EQ(store->find("s3://bucket/a", &known).version.version_id, "v2");
 }
 
-TEST(S3, AVersionOfAnotherEndpointIsNotConfirmed) {
+TEST(S3, DoesNotConfirmVersionOfOtherEndpoint) {
   AwsEnvironment environment;
   AnsweringHttp http([&](const HttpRequest& request) {
     EXPECT_TRUE(request.headers.empty());
     return object("bytes");
   });
   const RemoteVersion known = make_s3_store(http, false)->find("s3://bucket/a", nullptr).version;
-  environment.set("AWS_ENDPOINT_URL", "https://elsewhere.test");
+  environment.set("AWS_ENDPOINT_URL", "https://other.test");
   EXPECT_NE(make_s3_store(http, false)->find("s3://bucket/a", &known).version.token, known.token);
 }
 
-TEST(S3, ABucketInAnotherRegionIsAskedThere) {
+TEST(S3, FollowsBucketToItsRegion) {
   AwsEnvironment environment;
   environment.set_keys();
   AnsweringHttp http([&](const HttpRequest& request) {
@@ -226,7 +226,7 @@ TEST(S3, ABucketInAnotherRegionIsAskedThere) {
   const Found found = store->find("s3://bucket/a", nullptr);
   ASSERT_EQ(http.requests().size(), 2U);
   EXPECT_NE(http.requests()[1].secrets.at(0).find("/eu-west-3/s3/aws4_request"), std::string::npos);
-  // Another process, that has not asked yet.
+  // Another process has not sent a request yet.
   const auto other = make_s3_store(http, false);
   const auto remote = other->remote(found.version);
   HttpHead head;
@@ -237,7 +237,7 @@ TEST(S3, ABucketInAnotherRegionIsAskedThere) {
       remote->request({0, 5}).url.starts_with("https://bucket.s3.eu-west-3.amazonaws.com/"));
 }
 
-TEST(S3, ARegionThatIsNoNameIsNotAskedFor) {
+TEST(S3, RejectsInvalidRegionOfServer) {
   AwsEnvironment environment;
   AnsweringHttp http([&](const HttpRequest&) {
     HttpAnswer answer = refused(301, "PermanentRedirect");
@@ -249,7 +249,7 @@ TEST(S3, ARegionThatIsNoNameIsNotAskedFor) {
   EXPECT_EQ(http.requests().size(), 1U);
 }
 
-TEST(S3, TheHostAndThePathFollowFromBucketAndEndpoint) {
+TEST(S3, BuildsUrlFromBucketAndEndpoint) {
   AwsEnvironment environment;
   AnsweringHttp http([&](const HttpRequest&) { return object("bytes"); });
   const auto url = [&](const std::string& name) {
@@ -268,7 +268,7 @@ TEST(S3, TheHostAndThePathFollowFromBucketAndEndpoint) {
   EXPECT_EQ(url("s3://a-b/k"), "http://store.test/a-b/k");
 }
 
-TEST(S3, TheAddressingStyleIsThatOfTheCommandThenOfTheProfile) {
+TEST(S3, AddressingStyleOfOptionOverridesProfile) {
   struct Case {
     const char *option, *profile, *endpoint, *bucket, *url;
   };
@@ -306,7 +306,7 @@ TEST(S3, TheAddressingStyleIsThatOfTheCommandThenOfTheProfile) {
   }
 }
 
-TEST(S3, RequestsAreNotSignedAndTheRequesterPaysWhereTheUserSaysSo) {
+TEST(S3, HonoursUnsignedAndRequesterPaysSettings) {
   struct Case {
     S3Options options;
     const char *no_sign, *payer;
@@ -341,7 +341,7 @@ TEST(S3, RequestsAreNotSignedAndTheRequesterPaysWhereTheUserSaysSo) {
   }
 }
 
-TEST(S3, AllBehindTheBucketIsTheKey) {
+TEST(S3, WholeTextAfterBucketIsKey) {
   AwsEnvironment environment;
   AnsweringHttp http([&](const HttpRequest&) { return object("bytes"); });
   const auto store = make_s3_store(http, false);
@@ -356,21 +356,21 @@ TEST(S3, AllBehindTheBucketIsTheKey) {
   }
 }
 
-TEST(S3, ANameWithoutABucketIsRefused) {
+TEST(S3, RejectsNameWithoutBucket) {
   AwsEnvironment environment;
   AnsweringHttp http([&](const HttpRequest&) { return object("bytes"); });
   const auto store = make_s3_store(http, false);
   for (const std::string name : {"s3://", "s3:///k", "s3://a:b/k", "s3://a b/k", "s3://../k"}) {
     message_of([&] { store->find(name, nullptr); }, ErrorCode::kUsage);
   }
-  const std::string told =
+  const std::string refusal =
       message_of([&] { store->find("s3://AKIA:sec/ret@bucket/k", nullptr); }, ErrorCode::kUsage);
-  EXPECT_EQ(told.find("ret"), std::string::npos) << told;
+  EXPECT_EQ(refusal.find("ret"), std::string::npos) << refusal;
   expect_error([&] { store->find("s3://b/", nullptr); }, "a bucket, not an object");
   EXPECT_TRUE(http.requests().empty());
 }
 
-TEST(S3, ARefusalQuotesTheServerThenSaysWhatToDo) {
+TEST(S3, RefusalQuotesServerAndSaysWhatToDo) {
   struct Case {
     int status;
     const char *code, *message;
@@ -440,8 +440,8 @@ TEST(S3, ARefusalQuotesTheServerThenSaysWhatToDo) {
   }
 }
 
-// A server may answer with what it was sent.
-TEST(S3, ARefusalShowsNoSecretThatTheServerSendsBack) {
+// A server may echo the request in its response.
+TEST(S3, RefusalMasksSecretsEchoedByServer) {
   AwsEnvironment environment;
   environment.set_keys(kToken);
   AnsweringHttp http([&](const HttpRequest& request) {
@@ -460,7 +460,7 @@ TEST(S3, ARefusalShowsNoSecretThatTheServerSendsBack) {
   EXPECT_EQ(text.find(kToken), std::string::npos) << text;
 }
 
-TEST(S3, AnAnswerThatIsNotTheFirstBlockIsRefused) {
+TEST(S3, RejectsResponseOtherThanFirstBlock) {
   AwsEnvironment environment;
   HttpAnswer answer;
   AnsweringHttp http([&](const HttpRequest&) { return answer; });
@@ -482,7 +482,7 @@ TEST(S3, AnAnswerThatIsNotTheFirstBlockIsRefused) {
   EXPECT_EQ(make_s3_store(http, false)->find("s3://b/k", nullptr).first, "whole object");
 }
 
-TEST(S3, ARemoteAsksForItsVersionAlone) {
+TEST(S3, RemoteRequestsOnlyItsVersion) {
   AwsEnvironment environment;
   environment.set_keys();
   AnsweringHttp http([&](const HttpRequest&) { return object("bytes", "\"e1\"", "v/1"); });
@@ -504,8 +504,8 @@ TEST(S3, ARemoteAsksForItsVersionAlone) {
   EXPECT_NE(remote->request({1, 2}).url.find("?versionId="), std::string::npos);
 }
 
-TEST(S3, WithoutPermissionForVersionsTheETagPinsTheLatest) {
-  AwsEnvironment environment;  // no credentials: a public bucket
+TEST(S3, ETagPinsLatestWithoutPermissionForVersions) {
+  AwsEnvironment environment;  // without credentials, as for a public bucket
   AnsweringHttp http([&](const HttpRequest&) { return object("bytes", "\"e1\"", "v1"); });
   const auto store = make_s3_store(http, false);
   const auto remote = store->remote(store->find("s3://b/k", nullptr).version);
@@ -518,7 +518,7 @@ TEST(S3, WithoutPermissionForVersionsTheETagPinsTheLatest) {
   EXPECT_EQ(request.headers, std::vector<std::string>{"If-Match: \"e1\""});
 }
 
-TEST(S3, WithoutCredentialsThereIsNothingToRenew) {
+TEST(S3, RenewsNothingWithoutCredentials) {
   AwsEnvironment environment;
   AnsweringHttp http([&](const HttpRequest&) { return object("bytes"); });
   const auto store = make_s3_store(http, false);
@@ -527,7 +527,7 @@ TEST(S3, WithoutCredentialsThereIsNothingToRenew) {
   EXPECT_FALSE(remote->renew());
 }
 
-TEST(S3, KeysDoNotGoToHttpUnlessToldOrToThisMachine) {
+TEST(S3, SendsKeysOverHttpOnlyToLoopbackOrOnRequest) {
   AwsEnvironment environment;
   environment.set_keys();
   environment.set("AWS_ENDPOINT_URL", "http://store.test");
@@ -542,7 +542,7 @@ TEST(S3, KeysDoNotGoToHttpUnlessToldOrToThisMachine) {
   EXPECT_TRUE(has_secret(http.requests().back(), "Authorization"));
 }
 
-TEST(S3, NoSecretReachesTheHostOfARedirect) {
+TEST(S3, DoesNotFollowRedirectToOtherHost) {
   AwsEnvironment environment;
   environment.set_keys(kToken);
   HttpServer second([](const WebRequest&) { return WebAnswer{}; }, "127.0.0.2");
@@ -557,7 +557,7 @@ TEST(S3, NoSecretReachesTheHostOfARedirect) {
   EXPECT_TRUE(second.requests().empty());
 }
 
-// A page of a listing.
+// Returns a page of a listing.
 std::string page(const std::vector<std::string>& keys,
                  const std::vector<std::string>& prefixes = {}, const std::string& next = "") {
   std::string xml =
@@ -595,7 +595,7 @@ class Listings {
 
 using Names = std::vector<std::string>;
 
-TEST(S3, APrefixIsADirectoryOfTheObjectsDirectlyInIt) {
+TEST(S3, ListsObjectsDirectlyUnderPrefix) {
   Listings listings([](const std::string& query) {
     if (query.find("max-keys") != std::string::npos) return page({"m-2/x"});
     EXPECT_EQ(query, "delimiter=%2F&encoding-type=url&list-type=2&prefix=m%2F");
@@ -607,7 +607,7 @@ TEST(S3, APrefixIsADirectoryOfTheObjectsDirectlyInIt) {
   EXPECT_EQ(listings.requests(), 3U);
 }
 
-TEST(S3, TheEntriesOfADirectoryAreItsObjectsAndWhatEndsInASlash) {
+TEST(S3, EntriesAreObjectsAndSubprefixes) {
   Listings listings([](const std::string& query) {
     EXPECT_EQ(query, "delimiter=%2F&encoding-type=url&list-type=2&prefix=m%2F");
     return page({"m/", "m/a.b"}, {"m/sub%2F", "m/s+u/", "m/../", "other/"});
@@ -618,13 +618,13 @@ TEST(S3, TheEntriesOfADirectoryAreItsObjectsAndWhatEndsInASlash) {
   message_of([&] { none.entries("s3://b/m"); }, ErrorCode::kAbsent);
 }
 
-TEST(S3, AnObjectWinsOverAPrefixOfTheSameName) {
+TEST(S3, ObjectTakesPrecedenceOverPrefix) {
   Listings listings([](const std::string&) { return page({"m"}); });
   EXPECT_EQ(listings.list("s3://b/m"), std::nullopt);
   EXPECT_EQ(listings.requests(), 1U);
 }
 
-TEST(S3, AnEmptyObjectIsADirectoryIfObjectsAreBelowIt) {
+TEST(S3, EmptyObjectWithObjectsBelowIsDirectory) {
   bool has_more = true;
   std::string size = "0";
   Listings listings([&](const std::string& query) {
@@ -642,14 +642,14 @@ TEST(S3, AnEmptyObjectIsADirectoryIfObjectsAreBelowIt) {
   EXPECT_EQ(listings.list("s3://b/m"), std::nullopt);
 }
 
-TEST(S3, WhatIsNotThereIsNoDirectory) {
+TEST(S3, EmptyPrefixIsAbsent) {
   Listings listings([](const std::string&) { return page({}); });
   message_of([&] { listings.list("s3://b/m"); }, ErrorCode::kAbsent);
   message_of([&] { listings.list("s3://b/m/"); }, ErrorCode::kAbsent);
   EXPECT_EQ(listings.list("s3://b"), Names{});
 }
 
-TEST(S3, AListingGoesOnOverPages) {
+TEST(S3, ListingContinuesOverPages) {
   Listings listings([](const std::string& query) {
     if (query.find("continuation-token=1%2F%26%3D&") != std::string::npos) {
       return page({"m/b"}, {}, "2");
@@ -660,7 +660,7 @@ TEST(S3, AListingGoesOnOverPages) {
   EXPECT_EQ(listings.list("s3://b/m/"), (Names{"a", "b", "c"}));
 }
 
-TEST(S3, AListingIsBounded) {
+TEST(S3, ListingIsBounded) {
   Listings same([](const std::string&) { return page({"m/a"}, {}, "again"); });
   expect_error([&] { same.list("s3://b/m/"); }, "does not end");
   int number = 0;
@@ -673,14 +673,14 @@ TEST(S3, AListingIsBounded) {
   expect_error([&] { none.list("s3://b/m/"); }, "not a listing");
 }
 
-TEST(S3, NamesThatAreNoFilesAreLeftOut) {
+TEST(S3, ListingOmitsUnsafeNames) {
   Listings listings([](const std::string&) {
     return page({"m/", "m/.", "m/..", "m/a%0Ab", "m/%1B", "other/x", "m/x/y", "m/%2Fetc", "m/ok"});
   });
   EXPECT_EQ(listings.list("s3://b/m/"), Names{"ok"});
 }
 
-TEST(S3, ANameIsTakenForAFileWhereListingIsNotPermitted) {
+TEST(S3, TreatsNameAsFileIfListingIsForbidden) {
   AwsEnvironment environment;
   AnsweringHttp http([](const HttpRequest&) { return refused(403, "AccessDenied"); });
   const auto store = make_s3_store(http, false);
@@ -688,7 +688,7 @@ TEST(S3, ANameIsTakenForAFileWhereListingIsNotPermitted) {
   expect_error([&] { store->list("s3://b/m/"); }, "Permission denied", ErrorCode::kHidden);
 }
 
-TEST(S3, AnExpiredTokenIsRenewedOnce) {
+TEST(S3, RenewsExpiredTokenOnce) {
   AwsEnvironment environment;
   const auto count = environment.write("count", "");
   environment.write(".aws/config", "[default]\ncredential_process = echo x >> '" + count.string() +
@@ -707,7 +707,7 @@ TEST(S3, AnExpiredTokenIsRenewedOnce) {
   EXPECT_EQ(http.requests().size(), 4U);
 }
 
-// Credentials.
+// Credentials
 
 std::string keys_json(const std::string& key, const char* token_name, const std::string& expires) {
   return "{\"Code\":\"Success\",\"Version\":1,\"AccessKeyId\":\"" + key +
@@ -723,7 +723,7 @@ AnsweringHttp::Answer no_network() {
   };
 }
 
-TEST(S3Credentials, ProfilesAreReadAsTheAwsToolsReadThem) {
+TEST(S3Credentials, ParseProfilesLikeAwsTools) {
   const AwsProfiles profiles = parse_aws_profiles(
       "ignored = 1\n# a comment\n[default]\r\nregion = eu-west-1 \r\n; another\n"
       "[profile  a b]\nkey=a=b\ns3 =\n  addressing_style = path\nother = 1\n"
@@ -736,7 +736,7 @@ TEST(S3Credentials, ProfilesAreReadAsTheAwsToolsReadThem) {
   EXPECT_EQ(profiles.at("services x").at("sts.endpoint_url"), "http://t");
 }
 
-TEST(S3Credentials, TheFirstPlaceDecides) {
+TEST(S3Credentials, FirstSourceDecides) {
   AwsEnvironment environment;
   AnsweringHttp http(no_network());
   EXPECT_EQ(S3CredentialChain(http).get(), std::nullopt);
@@ -756,7 +756,7 @@ TEST(S3Credentials, TheFirstPlaceDecides) {
   expect_error([&] { S3CredentialChain chain(http); }, "no profile \"absent\"");
 }
 
-TEST(S3Credentials, SettingsComeFromTheEnvironmentThenTheProfile) {
+TEST(S3Credentials, SettingsComeFromEnvironmentThenProfile) {
   AwsEnvironment environment;
   AnsweringHttp http(no_network());
   environment.write(".aws/config",
@@ -781,7 +781,7 @@ TEST(S3Credentials, SettingsComeFromTheEnvironmentThenTheProfile) {
   EXPECT_EQ(S3CredentialChain(http).settings().region, "r3");
 }
 
-TEST(S3Credentials, AProcessMayGiveThem) {
+TEST(S3Credentials, ComeFromCredentialProcess) {
   AwsEnvironment environment;
   AnsweringHttp http(no_network());
   const auto get = [&](const std::string& command) {
@@ -793,7 +793,7 @@ TEST(S3Credentials, AProcessMayGiveThem) {
   expect_error([&] { get("exit 3"); }, "failed");
   EXPECT_EQ(message_of([&] { get("false --password=" + kSecret); }).find(kSecret),
             std::string::npos);
-  // Its output ends before it does.
+  // The output of this process ends before the process does.
   const std::string late = "cat '" + json.string() + "'; exec >/dev/null; cat /proc/self/environ";
   EXPECT_EQ(get(late)->token, kToken);
   expect_error([&] { get(late + "; exit 3"); }, "failed");
@@ -805,7 +805,7 @@ TEST(S3Credentials, AProcessMayGiveThem) {
   expect_error([&] { get("cat '" + json.string() + "'"); }, "control character");
 }
 
-TEST(S3Credentials, AWebIdentityIsExchangedAtSts) {
+TEST(S3Credentials, WebIdentityIsExchangedAtSts) {
   AwsEnvironment environment;
   const auto token = environment.write("token", "jwt+token\n");
   environment.set("AWS_WEB_IDENTITY_TOKEN_FILE", token);
@@ -840,7 +840,7 @@ TEST(S3Credentials, AWebIdentityIsExchangedAtSts) {
             "AWS credentials: web identity: STS answered 400 InvalidIdentityToken");
 }
 
-TEST(S3Credentials, AWebIdentityDoesNotGoToHttp) {
+TEST(S3Credentials, WebIdentityIsNotSentOverHttp) {
   AwsEnvironment environment;
   environment.set("AWS_WEB_IDENTITY_TOKEN_FILE", environment.write("token", "jwt"));
   environment.set("AWS_ROLE_ARN", "arn:r");
@@ -849,7 +849,7 @@ TEST(S3Credentials, AWebIdentityDoesNotGoToHttp) {
   expect_error([&] { S3CredentialChain(http).get(); }, "does not give an https URL of STS");
 }
 
-TEST(S3Credentials, ARoleIsAssumedWithTheKeysOfItsSource) {
+TEST(S3Credentials, RoleIsAssumedWithKeysOfSourceProfile) {
   AwsEnvironment environment;
   environment.write(".aws/config",
                     "[default]\nrole_arn = arn:r\nsource_profile = base\nexternal_id = id\n"
@@ -871,7 +871,7 @@ TEST(S3Credentials, ARoleIsAssumedWithTheKeysOfItsSource) {
   expect_error([&] { S3CredentialChain(http).get(); }, "circle");
 }
 
-TEST(S3Credentials, SingleSignOnIsRefusedWithWhatHelps) {
+TEST(S3Credentials, SingleSignOnIsRejectedWithAdvice) {
   AwsEnvironment environment;
   AnsweringHttp http(no_network());
   for (const auto& [key, what] :
@@ -886,7 +886,7 @@ TEST(S3Credentials, SingleSignOnIsRefusedWithWhatHelps) {
   }
 }
 
-TEST(S3Credentials, AContainerHasARole) {
+TEST(S3Credentials, ComeFromRoleOfContainer) {
   AwsEnvironment environment;
   HttpServer server([](const WebRequest& request) {
     if (request.header("authorization") != "Bearer x") return WebAnswer{.status = 401};
@@ -899,7 +899,7 @@ TEST(S3Credentials, AContainerHasARole) {
   const auto found = S3CredentialChain(http).get();
   EXPECT_EQ(found->key, "ECS");
   EXPECT_EQ(found->token, kToken);
-  // Neither a redirect nor another host gets the token.
+  // Neither the target of a redirect nor another host gets the token.
   HttpServer second([](const WebRequest&) { return WebAnswer{}; }, "127.0.0.2");
   server.set([&](const WebRequest&) {
     return WebAnswer{.status = 302, .headers = {{"Location", second.url()}}};
@@ -913,7 +913,7 @@ TEST(S3Credentials, AContainerHasARole) {
   }
 }
 
-TEST(S3Credentials, TheEndpointOfEcsIsAskedWithoutAProxy) {
+TEST(S3Credentials, EcsEndpointIsRequestedWithoutProxy) {
   AwsEnvironment environment;
   environment.set("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/v2/credentials/1");
   AnsweringHttp http([](const HttpRequest& request) {
@@ -925,7 +925,7 @@ TEST(S3Credentials, TheEndpointOfEcsIsAskedWithoutAProxy) {
   EXPECT_EQ(S3CredentialChain(http).get()->key, "ECS");
 }
 
-TEST(S3Credentials, AnInstanceHasARole) {
+TEST(S3Credentials, ComeFromRoleOfInstance) {
   AwsEnvironment environment;
   environment.set("AWS_EC2_METADATA_DISABLED", std::nullopt);
   bool has_role = true;
@@ -952,68 +952,68 @@ TEST(S3Credentials, AnInstanceHasARole) {
   EXPECT_EQ(S3CredentialChain(http).get(), std::nullopt);
 }
 
-TEST(S3Credentials, OneCallerRenewsWhileTheOthersGoOn) {
+TEST(S3Credentials, RefusedKeysAreRenewedOnceForAllCallers) {
   AwsEnvironment environment;
-  // Expire in two minutes: valid still, but within the margin. A first look at them ends the pause.
+  // The keys expire in two minutes, so they are still valid, but within the margin for renewal.
   const auto soon = std::chrono::system_clock::now() + std::chrono::minutes(2);
   const std::string expires =
       rfc3339(std::chrono::duration_cast<std::chrono::seconds>(soon.time_since_epoch()).count(), 0);
   environment.set("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/");
-  std::atomic<int> looks = 0;
+  std::atomic<int> fetches = 0;
   AnsweringHttp http([&](const HttpRequest&) {
-    return text_answer(keys_json("K" + std::to_string(++looks), "Token", expires));
+    return text_answer(keys_json("K" + std::to_string(++fetches), "Token", expires));
   });
   S3CredentialChain chain(http);
   EXPECT_EQ(chain.get()->key, "K1");
-  EXPECT_EQ(chain.get()->key, "K1");  // not again at once
-  // Refused: all callers look again, once.
+  EXPECT_EQ(chain.get()->key, "K1");  // not fetched again immediately
+  // After a refusal, the keys are fetched once for all callers.
   chain.renew(chain.get());
   std::vector<std::future<std::string>> all;
   for (int i = 0; i < 8; ++i) {
     all.push_back(std::async(std::launch::async, [&] { return chain.get()->key; }));
   }
   for (auto& one : all) EXPECT_EQ(one.get(), "K2");
-  EXPECT_EQ(looks, 2);
-  // What was refused before is no reason to look again.
+  EXPECT_EQ(fetches, 2);
+  // A late refusal of the old keys does not fetch again.
   S3Credentials old = *chain.get();
   old.key = "K1";
   EXPECT_TRUE(chain.renew(old));
   EXPECT_EQ(chain.get()->key, "K2");
 }
 
-TEST(S3Credentials, AreRenewedFiveMinutesBeforeTheyExpire) {
+TEST(S3Credentials, RenewalStarts5MinutesBeforeExpiry) {
   AwsEnvironment environment;
   environment.set("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/");
   using std::chrono::seconds;
   const std::chrono::sys_seconds expires(seconds(2'000'000'000));
   std::chrono::system_clock::time_point now = expires - seconds(400);
-  int looks = 0;
+  int fetches = 0;
   bool is_down = false;
   AnsweringHttp http([&](const HttpRequest&) {
-    ++looks;
+    ++fetches;
     if (is_down) return text_answer("", 404);
-    const auto until = (expires + seconds(looks - 1)).time_since_epoch().count();
-    return text_answer(keys_json("K" + std::to_string(looks), "Token", rfc3339(until, 0)));
+    const auto until = (expires + seconds(fetches - 1)).time_since_epoch().count();
+    return text_answer(keys_json("K" + std::to_string(fetches), "Token", rfc3339(until, 0)));
   });
   S3CredentialChain chain(http, [&] { return now; });
   EXPECT_EQ(chain.get()->key, "K1");
   now = expires - seconds(301);
   EXPECT_EQ(chain.get()->key, "K1");
-  EXPECT_EQ(looks, 1);
+  EXPECT_EQ(fetches, 1);
   now = expires - seconds(300);
   EXPECT_EQ(chain.get()->key, "K2");
-  // Those that are valid still serve while others cannot be had.
+  // Keys that are still valid are used while new ones are not available.
   is_down = true;
   now = expires;
   EXPECT_EQ(chain.get()->key, "K2");
-  EXPECT_EQ(looks, 3);
-  EXPECT_EQ(chain.get()->key, "K2");  // not again at once
-  EXPECT_EQ(looks, 3);
+  EXPECT_EQ(fetches, 3);
+  EXPECT_EQ(chain.get()->key, "K2");  // not fetched again immediately
+  EXPECT_EQ(fetches, 3);
   now = expires + seconds(1);
   EXPECT_THROW(chain.get(), Error);
 }
 
-TEST(S3Credentials, TheEnvironmentIsReadOnce) {
+TEST(S3Credentials, EnvironmentIsReadOnce) {
   AwsEnvironment environment;
   environment.set("AWS_ACCESS_KEY_ID", "first");
   environment.set("AWS_SECRET_ACCESS_KEY", "secret");
@@ -1025,18 +1025,18 @@ TEST(S3Credentials, TheEnvironmentIsReadOnce) {
   EXPECT_EQ(chain.get()->key, "first");
 }
 
-TEST(S3Credentials, TheSameThatAreRefusedAgainAndAgainAreNotLookedForEachTime) {
+TEST(S3Credentials, RepeatedlyRefusedKeysAreNotFetchedEachTime) {
   AwsEnvironment environment;
   environment.set("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/");
-  int looks = 0;
+  int fetches = 0;
   AnsweringHttp http([&](const HttpRequest&) {
-    ++looks;
+    ++fetches;
     return text_answer(keys_json("K", "Token", kLater));
   });
   S3CredentialChain chain(http);
   EXPECT_TRUE(chain.renew(chain.get()));
   for (int i = 0; i < 5; ++i) EXPECT_FALSE(chain.renew(chain.get()));
-  EXPECT_EQ(looks, 2);
+  EXPECT_EQ(fetches, 2);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The base of tests of mounts over a server whose faults are scripted.
+// A fixture with mounts of a server with scripted faults.
 #pragma once
 
 #include "tests/support/checkpoint_writer.h"
@@ -27,7 +27,7 @@ namespace stfs::test {
 
 inline constexpr std::uint64_t kFetchBlock = 256 << 10;  // bytes
 
-// The bytes that a request asks for; nullopt for a request without a range.
+// The byte range of a request. asked_range() returns nullopt for a request without a range.
 struct AskedRange {
   std::uint64_t first, last;
   std::uint64_t length() const { return last - first + 1; }
@@ -39,7 +39,7 @@ inline std::optional<AskedRange> asked_range(const WebRequest& request) {
   return AskedRange{std::stoull(range.substr(6)), std::stoull(range.substr(dash + 1))};
 }
 
-// 0 or the errno of open(2) or of a read of a part of a file. `out` gets the bytes.
+// Reads a part of a file into `out`. Returns 0 or the errno of open(2) or pread(2).
 inline int read_part(const std::filesystem::path& path, std::uint64_t offset, std::size_t length,
                      std::string* out = nullptr, int flags = 0) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags);
@@ -57,7 +57,7 @@ inline int read_part(const std::filesystem::path& path, std::uint64_t offset, st
 
 class ScriptedMount : public MountTest {
  protected:
-  // An answer in place of the right one.
+  // Returns a response that replaces the right one, or nullopt for the right one.
   using Fault = std::function<std::optional<WebAnswer>(const WebRequest&)>;
 
   ScriptedMount()
@@ -82,7 +82,7 @@ class ScriptedMount : public MountTest {
     }
     throw std::invalid_argument(name);
   }
-  // Where a tensor begins in the object.
+  // Returns the offset of a tensor in the object.
   std::uint64_t offset_of(const std::string& name) const {
     std::uint64_t offset = 0;
     for (const Tensor& tensor : tensors_) offset += tensor.bytes.size();
@@ -103,12 +103,12 @@ class ScriptedMount : public MountTest {
     const std::lock_guard lock(mutex_);
     return answer_object(request, objects_);
   }
-  // For the requests from now on.
+  // Applies to the requests from now on.
   void set_fault(Fault fault) {
     const std::lock_guard lock(mutex_);
     fault_ = std::move(fault);
   }
-  // As the right answer, but changed.
+  // Changes the right responses from now on.
   void set_change(const std::function<void(WebAnswer&)>& change) {
     set_fault([this, change](const WebRequest& request) {
       WebAnswer answer = right(request);
@@ -116,7 +116,7 @@ class ScriptedMount : public MountTest {
       return std::optional(std::move(answer));
     });
   }
-  // A server that takes requests and never answers.
+  // Makes the server accept requests and never answer.
   void fall_silent() {
     set_fault([](const WebRequest&) { return WebAnswer{.delay = std::chrono::hours(1)}; });
   }
@@ -124,7 +124,7 @@ class ScriptedMount : public MountTest {
   bool was_asked(std::size_t requests) const {
     return eventually([&] { return server_.requests().size() >= requests; });
   }
-  // How often the requests so far asked for each block of an object.
+  // Returns how often each block of an object was requested.
   std::map<std::uint64_t, unsigned> asked_blocks(const std::string& path = "/m.safetensors") const {
     std::map<std::uint64_t, unsigned> asked;
     for (const WebRequest& request : server_.requests()) {

@@ -1,4 +1,4 @@
-// A network of a test's own: each answer is scripted.
+// A network in the test's process with scripted responses.
 #pragma once
 
 #include "core/remote/cache/cache.h"
@@ -27,7 +27,7 @@ using namespace std::chrono_literals;
 constexpr std::uint64_t kBlock = CacheEntry::kBlock;
 using test::kMiB;
 
-// Byte `at` of every object: none is 0, and no two blocks are equal.
+// Returns byte `at` of every object. No byte is 0, and no two blocks are equal.
 inline std::byte byte_at(std::uint64_t at) {
   std::uint64_t x = at / 8 * 0x9E3779B97F4A7C15 + 1;
   x ^= x >> 31;
@@ -45,18 +45,18 @@ inline std::string text_of(ByteRange range) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// The answer to a request.
+// The response to a request.
 struct Reply {
   int status = 206;
   std::uint64_t cut_after = std::numeric_limits<std::uint64_t>::max();  // bytes of the body
-  std::uint64_t surplus = 0;                                            // more than were asked for
-  int error = 0;                                                        // of the end
-  bool stall = false;  // no end comes until the network is told to end
+  std::uint64_t surplus = 0;                                            // bytes beyond the range
+  int error = 0;       // passed to the callback end
+  bool stall = false;  // does not end until end_stalls()
   std::string retry_after = {};
 };
 
-// Answers on a thread of its own, one request at a time, as Http calls back. While it is held,
-// requests are only kept.
+// Answers one request at a time on its own thread, with the same callbacks as Http. While the
+// network is held, it only queues requests.
 class Network : public Http {
  public:
   explicit Network(bool is_held = false) : Http(Options{}), is_held_(is_held) {
@@ -83,7 +83,7 @@ class Network : public Http {
     look();
   }
 
-  // Ends what was abandoned: what stalls, and what is held.
+  // Ends abandoned requests that stall or are held.
   void look() override {
     std::deque<Pending> ended;
     {
@@ -102,7 +102,7 @@ class Network : public Http {
     for (Pending& pending : ended) pending.callbacks.end({ECANCELED, "abandoned"});
   }
 
-  // From now on; the argument is the number of the request, from 0.
+  // Sets the responses from now on. `number` counts the requests from 0.
   void script(std::function<Reply(std::size_t number, ByteRange range)> script) {
     const std::lock_guard lock(mutex_);
     script_ = std::move(script);
@@ -132,7 +132,8 @@ class Network : public Http {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return seen_.size() >= count; });
   }
-  // Until so many have begun, since the first request: a deadline may end one at once.
+  // Waits until `count` transfers have stalled since the first request. Also counts transfers that
+  // have ended, because a deadline may end a transfer immediately.
   void wait_for_stalls(std::size_t count) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return stalls_ >= count; });
@@ -171,7 +172,7 @@ class Network : public Http {
       lock.unlock();
       const bool has_stalled = answer(pending, range, reply);
       lock.lock();
-      // Abandoned while it was answered: look() has not found it.
+      // The request may have been abandoned while it was answered. look() has not seen it then.
       const bool is_abandoned = pending.request.is_abandoned && *pending.request.is_abandoned;
       if (has_stalled && is_abandoned) {
         lock.unlock();
@@ -185,7 +186,7 @@ class Network : public Http {
     }
   }
 
-  // Returns whether it stalls.
+  // Returns true if the transfer stalls.
   static bool answer(Pending& pending, ByteRange range, const Reply& reply) {
     const HttpCallbacks& callbacks = pending.callbacks;
     if (reply.status == 0) {
@@ -199,7 +200,7 @@ class Network : public Http {
       return false;
     }
     const std::uint64_t length = std::min(range.length + reply.surplus, reply.cut_after);
-    constexpr std::uint64_t kPiece = 100'003;  // no multiple of anything
+    constexpr std::uint64_t kPiece = 100'003;  // a prime, so that pieces cross block boundaries
     for (std::uint64_t at = 0; at < length; at += kPiece) {
       const auto piece = bytes_of({range.offset + at, std::min(kPiece, length - at)});
       if (callbacks.data(piece)) continue;

@@ -1,9 +1,9 @@
-// Asks a store of objects as stfs does, for tests against real servers:
-//   store_tool find NAME           JSON of the version; also "first": how many bytes came with it,
-//                                  and "retries"
-//   store_tool list NAME           JSON: the names, or null for a file
-//   store_tool get NAME OFFSET LENGTH [VERSION]   the bytes, of VERSION (from find) or the latest
-// Exits as stfs does. STFS_INSECURE_HTTP=1: http to other hosts too.
+// Sends requests to an object store like stfs, for tests against real servers:
+//   store_tool find NAME           JSON of the version, with "first", the number of bytes that were
+//                                  fetched with it, and "retries"
+//   store_tool list NAME           JSON of the names, or null for a file
+//   store_tool get NAME OFFSET LENGTH [VERSION]   bytes of VERSION (from find); default: latest
+// Exits with the statuses of stfs. STFS_INSECURE_HTTP=1 permits http to other hosts.
 #include "core/base/error.h"
 #include "core/remote/http/http.h"
 #include "core/remote/stores/remote.h"
@@ -24,7 +24,7 @@ namespace {
 
 using stfs::Verdict;
 
-// The bytes of a range, as a fetcher gets them.
+// Fetches the bytes of a range like a fetcher.
 std::string get(stfs::Http& http, stfs::Remote& remote, stfs::ByteRange range) {
   bool is_renewed = false;
   stfs::Backoff backoff;

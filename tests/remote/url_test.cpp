@@ -29,13 +29,13 @@ std::string resolved(std::string_view location) {
 
 using Rows = std::vector<std::pair<std::string, std::string>>;
 
-// Each row is a name, and what a function makes of it.
+// Each row is a name and the result that `function` returns for it.
 void expect_each(const char* rule, const Rows& rows,
                  const std::function<std::string(const std::string&)>& function) {
   for (const auto& [name, expected] : rows) EXPECT_EQ(function(name), expected) << rule << name;
 }
 
-TEST(Url, ANameWithASchemeIsAUrl) {
+TEST(Url, RecognisesNamesWithScheme) {
   for (const std::string& name : words("a ./s3://b /a/b c:/d s3:/b ://b 1a://b")) {
     EXPECT_EQ(scheme_of(name), "") << name;
     EXPECT_FALSE(is_url(name)) << name;
@@ -47,7 +47,7 @@ TEST(Url, ANameWithASchemeIsAUrl) {
   EXPECT_TRUE(is_url("gopher+x://y"));
 }
 
-TEST(Url, APublicNameHoldsNoSecret) {
+TEST(Url, PublicNameHasNoSecret) {
   expect_each("public name of ",
               {{"https://user:pass@host/a?X-Amz-Signature=1#f", "https://host/a"},
                {"https://user:p@ss@host/a@b", "https://host/a@b"},
@@ -63,7 +63,7 @@ TEST(Url, APublicNameHoldsNoSecret) {
               public_name);
 }
 
-TEST(Url, NamesHaveParentsAndChildrenAsPathsHave) {
+TEST(Url, ReturnsParentsAndChildrenOfNames) {
   expect_each("parent of ",
               {{"/a/b", "/a"},
                {"https://host/a/b%20c?sig#x", "https://host/a?sig"},
@@ -86,7 +86,7 @@ TEST(Url, NamesHaveParentsAndChildrenAsPathsHave) {
   EXPECT_EQ(child_name("s3://bucket/a", "b c"), "s3://bucket/a/b c");
 }
 
-TEST(Url, WhatSignsAUrlIsLeftOutAndWhatChoosesTheObjectStays) {
+TEST(Url, RemovesSignatureButKeepsObjectParameters) {
   const std::string aws =
       "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=K%2F1&X-Amz-Date=2&"
       "X-Amz-Expires=3600&X-Amz-Security-Token=t&X-Amz-SignedHeaders=host";
@@ -99,7 +99,7 @@ TEST(Url, WhatSignsAUrlIsLeftOutAndWhatChoosesTheObjectStays) {
            {"X-Goog-Signature=s&X-Goog-Date=1&generation=7", "?generation=7"},
            {"sv=2024&se=1&sr=b&sp=r&sig=s%3D&snapshot=2025", "?snapshot=2025"},
            {"Policy=p&Signature=s&Key-Pair-Id=k&a", "?a"},
-           // Nobody says that these sign.
+           // These parameters are not a known signature.
            {"Signature=s&Expires=1", "?Signature=s&Expires=1"},
            {"sig=s&se=1", "?sig=s&se=1"},
            {"token=t&sv=1", "?token=t&sv=1"},
@@ -112,7 +112,7 @@ TEST(Url, WhatSignsAUrlIsLeftOutAndWhatChoosesTheObjectStays) {
   }
 }
 
-TEST(Url, AWebUrlIsParsedStrictly) {
+TEST(Url, ParsesWebUrlsStrictly) {
   expect_each("parse ",
               {{"HTTPS://Host.Example:443", "https://host.example/"},
                {"http://host:8080/a/../b?c=/d?e#f", "http://host:8080/a/../b?c=/d?e"},
@@ -137,12 +137,12 @@ TEST(Url, AWebUrlIsParsedStrictly) {
   for (const std::string& bad : all) EXPECT_EQ(parsed(bad), "refused") << bad;
 }
 
-TEST(Url, AnOriginIsSchemeHostAndPort) {
+TEST(Url, OriginIsSchemeHostAndPort) {
   EXPECT_EQ(parse_web_url("https://Host/a")->origin(), "https://host:443");
   EXPECT_EQ(parse_web_url("http://[::1]/a")->origin(), "http://[::1]:80");
 }
 
-TEST(Url, LoopbackIsOnlyWhatIsCertain) {
+TEST(Url, RecognisesOnlyCertainLoopbackHosts) {
   for (const char* url :
        {"http://127.0.0.1/", "http://127.255.0.9/", "http://[::1]/", "http://localhost:80/",
         "http://LOCALHOST/", "http://127.1/", "http://2130706433/"}) {
@@ -154,7 +154,7 @@ TEST(Url, LoopbackIsOnlyWhatIsCertain) {
   }
 }
 
-TEST(Url, ATargetIsResolvedAgainstItsBase) {
+TEST(Url, ResolvesTargetAgainstBase) {
   expect_each("resolve ",
               {{"http://other/x", "http://other/x"},
                {"//other/x?y", "https://other/x?y"},
@@ -175,7 +175,7 @@ TEST(Url, ATargetIsResolvedAgainstItsBase) {
   EXPECT_EQ(resolved("/x\ny"), "refused");
 }
 
-TEST(Url, PercentEncodingComesBack) {
+TEST(Url, PercentEncodingRoundTrips) {
   std::string all;
   for (int i = 0; i < 256; ++i) all += static_cast<char>(i);
   EXPECT_EQ(percent_decode(percent_encode(all)), all);
@@ -184,7 +184,7 @@ TEST(Url, PercentEncodingComesBack) {
   EXPECT_EQ(percent_decode("%zz%"), "%zz%");
 }
 
-TEST(HttpRules, AnAddressIsKnownInEachOfItsForms) {
+TEST(HttpRules, ClassifyAddressesInAllForms) {
   for (const auto& [place, hosts] : std::vector<std::pair<HttpPlace, std::string>>{
            {HttpPlace::kLoopback,
             "127.0.0.1 127.1 2130706433 0x7f.1 0.0.0.0 :: ::1 ::ffff:127.0.0.1 ::ffff:7f00:1 "
@@ -206,7 +206,7 @@ TEST(HttpRules, AnAddressIsKnownInEachOfItsForms) {
   EXPECT_EQ(place_of(std::string()), HttpPlace::kElsewhere);
 }
 
-TEST(HttpRules, ASocketsAddressIsReadAsItsTextIs) {
+TEST(HttpRules, ClassifySocketAddressLikeText) {
   sockaddr_in6 address{};
   address.sin6_family = AF_INET6;
   ASSERT_EQ(::inet_pton(AF_INET6, "::ffff:169.254.169.254", &address.sin6_addr), 1);
@@ -217,7 +217,7 @@ TEST(HttpRules, ASocketsAddressIsReadAsItsTextIs) {
   EXPECT_EQ(place_of(reinterpret_cast<const sockaddr&>(v4)), HttpPlace::kLoopback);
 }
 
-TEST(HttpRules, ARedirectLeadsToNoPlaceThatItsServerCouldNotReach) {
+TEST(HttpRules, RejectRedirectToMoreInternalAddress) {
   constexpr HttpPlace kPublic = HttpPlace::kElsewhere, kPrivate = HttpPlace::kPrivate;
   constexpr HttpPlace kLoopback = HttpPlace::kLoopback, kRoles = HttpPlace::kRoles;
   const std::string roles = "redirects to a cloud metadata address";
@@ -242,7 +242,7 @@ TEST(HttpRules, ARedirectLeadsToNoPlaceThatItsServerCouldNotReach) {
   }
 }
 
-TEST(HttpRules, ARedirectOfAUrlIsJudgedByItsSchemeAndItsHost) {
+TEST(HttpRules, CheckSchemeAndHostOfRedirect) {
   const auto refusal = [](const char* from, const char* to) {
     return redirect_refusal(*parse_web_url(from), *parse_web_url(to), HttpPlace::kElsewhere);
   };
@@ -254,7 +254,7 @@ TEST(HttpRules, ARedirectOfAUrlIsJudgedByItsSchemeAndItsHost) {
   EXPECT_EQ(refusal("https://a/", "https://2852039166/"), "redirects to a cloud metadata address");
 }
 
-TEST(HttpRules, AProxyStandsBeforeWhatIsNotExcepted) {
+TEST(HttpRules, UseProxyExceptForNoProxyAndLoopback) {
   const HttpEnvironment environment{.http_proxy = "http://p:1",
                                     .https_proxy = "http://p:2",
                                     .no_proxy = "a.example, .B.example 10.0.0.0/9,[2001:db8::1]",

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""stfs-info against nginx with TLS: which certificates are trusted, redirects, and proxies.
+"""stfs-info with nginx over TLS: trusted certificates, redirects and proxies.
 
-STFS_INFO_BINARY names stfs-info, STFS_TEST_DATA the directory tests/data. Exits with 77 where nginx is not installed;
-STFS_REQUIRE_SERVERS=1 makes that a failure.
+STFS_INFO_BINARY names stfs-info, and STFS_TEST_DATA names the directory tests/data. Exits with 77 if nginx is not
+installed. With STFS_REQUIRE_SERVERS=1 that is a failure.
 """
 import os
 import pathlib
@@ -22,7 +22,7 @@ OURS = ("CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR", "http_proxy", "https_
 
 
 class Proxy:
-    """A proxy that leads every host to this machine, and keeps the heads of the requests that it saw."""
+    """A proxy that connects every host to this machine and keeps the heads of the requests that it received."""
 
     def __init__(self):
         self.heads = []
@@ -83,7 +83,7 @@ class WebServer(unittest.TestCase):
         cls.ca, cls.port = cls.server["NGINX_CA"], cls.server["NGINX_TLS_PORT"]
 
     def check(self, url, *options, **environment):
-        """What stfs-info says of a URL, without the URL: "ok ..." or "error ..."."""
+        """Returns the output of stfs-info for a URL, without the URL: "ok ..." or "error ..."."""
         clean = {name: value for name, value in os.environ.items() if name not in OURS}
         with tempfile.TemporaryDirectory(prefix="stfs-web-") as cache:
             clean.update(STFS_CACHE=cache, HOME=self.work.name, **environment)
@@ -96,7 +96,7 @@ class WebServer(unittest.TestCase):
     def url(self, path=NAME, host="localhost"):
         return f"https://{host}:{self.port}/{path}"
 
-    def test_an_authority_is_named_by_each_variable(self):
+    def test_each_variable_can_name_authority(self):
         directory = self.directory / "authorities"
         directory.mkdir()
         shutil.copy(self.ca, directory / "ca.pem")
@@ -104,7 +104,7 @@ class WebServer(unittest.TestCase):
         for variable, value in (("SSL_CERT_FILE", self.ca), ("CURL_CA_BUNDLE", self.ca), ("SSL_CERT_DIR", str(directory))):
             self.assertEqual(self.check(self.url(), **{variable: value}), "ok 36 tensors", variable)
 
-    def test_another_certificate_is_not_trusted(self):
+    def test_other_certificate_is_not_trusted(self):
         begin = f"error Unreadable cannot trust localhost:{self.port}: "
         self.assertTrue(self.check(self.url()).startswith(begin))
         self.assertTrue(self.check(self.url(), SSL_CERT_FILE="/none").startswith(begin))
@@ -114,17 +114,17 @@ class WebServer(unittest.TestCase):
                        stderr=subprocess.DEVNULL)
         self.assertIn(f": checked with the certificates of {other}", self.check(self.url(), SSL_CERT_FILE=str(other)))
 
-    def test_a_certificate_of_another_name_is_not_trusted(self):
+    def test_certificate_for_other_name_is_not_trusted(self):
         proxy = Proxy()
         said = self.check(self.url(host="other.test"), SSL_CERT_FILE=self.ca, https_proxy=proxy.url)
         self.assertIn("cannot trust other.test", said)
         self.assertIn("name", said)
 
-    def test_a_redirect_to_http_is_refused(self):
+    def test_redirect_to_http_is_refused(self):
         said = self.check(self.url("to_http/" + NAME), SSL_CERT_FILE=self.ca)
         self.assertEqual(said, "error Unreadable redirects from https to http")
 
-    def test_a_proxy_sees_no_secret_and_is_left_out_where_no_proxy_says_so(self):
+    def test_proxy_sees_no_secret_and_is_not_used_for_no_proxy(self):
         (self.directory / "netrc").write_text("machine hub.test login me password secret\n")
         environment = {"SSL_CERT_FILE": self.ca, "NETRC": str(self.directory / "netrc")}
         proxy = Proxy()

@@ -59,7 +59,7 @@ class Web : public testing::Test {
   std::unique_ptr<Store> store_ = make_web_store(http_);
 };
 
-TEST_F(Web, OneRequestTellsTheVersionAndTheFirstBytes) {
+TEST_F(Web, FindsVersionAndFirstBytesWithOneRequest) {
   const Found found = store_->find(server_.url("/large"), nullptr);
   const RemoteVersion& version = found.version;
   EXPECT_EQ(version.name, server_.url("/large"));
@@ -75,7 +75,7 @@ TEST_F(Web, OneRequestTellsTheVersionAndTheFirstBytes) {
   EXPECT_EQ(store_->find(server_.url("/a"), nullptr).first, "0123456789");
 }
 
-TEST_F(Web, AKnownVersionIsAnsweredWithoutBytes) {
+TEST_F(Web, ConfirmsKnownVersionWithoutBytes) {
   const Found found = store_->find(server_.url("/a?signature"), nullptr);
   const auto known = parse_remote_version(to_json(found.version, false));
   ASSERT_TRUE(known);
@@ -86,7 +86,7 @@ TEST_F(Web, AKnownVersionIsAnsweredWithoutBytes) {
   EXPECT_EQ(to_json(again.version, true), to_json(found.version, true));
 }
 
-TEST_F(Web, AVersionOfAnotherQueryIsNotTheKnownOne) {
+TEST_F(Web, DoesNotConfirmVersionOfOtherQuery) {
   const Found one = store_->find(server_.url("/a?1"), nullptr);
   const Found two = store_->find(server_.url("/a?2"), &one.version);
   EXPECT_EQ(server_.requests().back().header("if-none-match"), "");
@@ -96,7 +96,7 @@ TEST_F(Web, AVersionOfAnotherQueryIsNotTheKnownOne) {
   EXPECT_EQ(two.version.url, server_.url("/a?2"));
 }
 
-TEST_F(Web, AWeakValidatorIsSaidSo) {
+TEST_F(Web, MarksWeakValidator) {
   const RemoteVersion version = store_->find(server_.url("/weak"), nullptr).version;
   EXPECT_TRUE(version.is_weak);
   EXPECT_EQ(version.etag, "");
@@ -106,7 +106,7 @@ TEST_F(Web, AWeakValidatorIsSaidSo) {
             std::vector<std::string>{"If-Unmodified-Since: Sat, 01 Feb 2025 10:00:00 GMT"});
 }
 
-TEST_F(Web, AnotherWeakTagIsAnotherVersionAlsoOfTheCache) {
+TEST_F(Web, OtherWeakTagGivesOtherToken) {
   auto objects = objects_;
   server_.set([&](const WebRequest& request) { return answer_object(request, objects); });
   const RemoteVersion one = store_->find(server_.url("/weak"), nullptr).version;
@@ -117,19 +117,19 @@ TEST_F(Web, AnotherWeakTagIsAnotherVersionAlsoOfTheCache) {
   EXPECT_NE(one.token, two.token);
 }
 
-TEST_F(Web, AStrongETagNeedsNoDate) {
+TEST_F(Web, StrongETagNeedsNoDate) {
   const RemoteVersion version = store_->find(server_.url("/undated"), nullptr).version;
   EXPECT_FALSE(version.is_weak);
   EXPECT_EQ(version.mtime.tv_sec, 0);
 }
 
-TEST_F(Web, WithoutAValidatorNothingIsPinned) {
+TEST_F(Web, RejectsObjectWithoutValidator) {
   EXPECT_EQ(refusal("/unpinned"),
             "its server sends neither ETag nor Last-Modified, so stfs cannot pin a version: "
             "download the file first");
 }
 
-TEST_F(Web, AnEmptyObjectHasNoBytes) {
+TEST_F(Web, FindsEmptyObject) {
   const Found found = store_->find(server_.url("/empty"), nullptr);
   EXPECT_EQ(found.version.size, 0U);
   EXPECT_FALSE(found.version.is_weak);
@@ -138,7 +138,7 @@ TEST_F(Web, AnEmptyObjectHasNoBytes) {
   EXPECT_EQ(store_->find(server_.url("/empty"), nullptr).version.size, 0U);
 }
 
-TEST_F(Web, ARangeIsJudgedByItsVersion) {
+TEST_F(Web, AcceptsRangeOnlyOfItsVersion) {
   const auto remote = store_->remote(store_->find(server_.url("/a"), nullptr).version);
   const HttpRequest request = remote->request({.offset = 2, .length = 3});
   const HttpAnswer answer = http_.get(request, 3);
@@ -153,11 +153,11 @@ TEST_F(Web, ARangeIsJudgedByItsVersion) {
   EXPECT_EQ(remote->judge(changed.head, {.offset = 2, .length = 3}).kind, Verdict::Kind::kChanged);
 }
 
-TEST_F(Web, AnAbsentObjectIsAbsent) {
+TEST_F(Web, ReportsMissingObjectAsAbsent) {
   EXPECT_EQ(refusal("/none?secret", ErrorCode::kAbsent), "No such object");
 }
 
-TEST_F(Web, AnAnswerWithoutTheObjectIsOneLine) {
+TEST_F(Web, RefusalSaysWhatToDo) {
   const std::string netrc = ": name a user and a password for its host in ~/.netrc";
   const auto error = [](const std::string& message) {
     return "<Error><Code>AccessDenied</Code><Message>" + message + "</Message></Error>";
@@ -197,7 +197,7 @@ TEST_F(Web, AnAnswerWithoutTheObjectIsOneLine) {
             "its server answered 503");
 }
 
-TEST_F(Web, ARefusalShowsNoSecretThatTheServerSendsBack) {
+TEST_F(Web, RefusalMasksSecretsEchoedByServer) {
   const std::string path = "/a?X-Amz-Signature=abcd%2Bef&v=1&t0k3n";
   EXPECT_EQ(refusal(path, {.status = 403, .body = "no abcd%2Bef, abcd+ef, v=1, 11, t0k3n!"}),
             "Permission denied: its server answered 403: \"no ***, ***, v=***, 11, ***!\": its "
@@ -219,7 +219,7 @@ TEST_F(Web, ARefusalShowsNoSecretThatTheServerSendsBack) {
   EXPECT_NE(text.find("403: \"not Basic *** ***\""), std::string::npos) << text;
 }
 
-TEST_F(Web, APageOfTheHubIsNamedAsTheHubHasIt) {
+TEST_F(Web, SuggestsHubNameForPageOfHub) {
   const test::Environment endpoint("HF_ENDPOINT", server_.url("/hub"));
   const WebAnswer page{.headers = {{"Content-Type", "text/html"}}, .body = "<html>"};
   const auto said = [](const std::string& name) {
@@ -241,7 +241,7 @@ TEST_F(Web, APageOfTheHubIsNamedAsTheHubHasIt) {
             "its server answers with a web page, as for a directory: name the file or the index");
 }
 
-TEST_F(Web, AReadWithAnExpiredUrlSaysSo) {
+TEST_F(Web, ReadWithExpiredUrlSaysSo) {
   const std::string url = server_.url("/a?X-Amz-Expires=300&X-Amz-Signature=abcd&X-Amz-Date=");
   RemoteVersion version;
   version.url = url + "20250101T000000Z";
@@ -252,18 +252,18 @@ TEST_F(Web, AReadWithAnExpiredUrlSaysSo) {
             "2025-01-01T00:05:00Z: get a new one");
 }
 
-TEST_F(Web, AServerWithoutRangesIsRefused) {
+TEST_F(Web, RejectsServerWithoutRanges) {
   const std::string rule = "its server does not support range requests: download the file first";
   EXPECT_TRUE(refusal("/a", {.body = "0123456789"}).starts_with("its server sends neither ETag"));
   EXPECT_EQ(refusal("/a?secret", {.body = std::string(1 << 20, 'x')}), rule);
-  // The name of a directory without its slash.
+  // The URL names a directory without its slash.
   EXPECT_EQ(refusal("/models", {.headers = {{"Content-Type", "text/html; charset=utf-8"}},
                                 .body = "<!DOCTYPE html>"}),
             "its server answers with a web page, as for a directory: name the file or the index");
 }
 
-// A mirror that answers small files whole, whatever range was asked for.
-TEST_F(Web, AnObjectThatComesWholeIsTaken) {
+// A mirror may answer with a whole small file, whatever the requested range.
+TEST_F(Web, AcceptsWholeSmallObject) {
   server_.set([](const WebRequest&) {
     return WebAnswer{.headers = {{"ETag", "\"v1\""}}, .body = "0123456789"};
   });
@@ -277,7 +277,7 @@ TEST_F(Web, AnObjectThatComesWholeIsTaken) {
             std::string::npos);
 }
 
-TEST_F(Web, AServerThatSendsOtherBytesIsRefused) {
+TEST_F(Web, RejectsOtherBytesThanRequested) {
   const auto answer = [](const std::string& range, const std::string& body) {
     return WebAnswer{
         .status = 206, .headers = {{"Content-Range", range}, {"ETag", "\"v1\""}}, .body = body};
@@ -296,7 +296,7 @@ TEST_F(Web, AServerThatSendsOtherBytesIsRefused) {
   EXPECT_EQ(refusal("/a", packed), "its server sends it encoded as \"gzip\"");
 }
 
-TEST_F(Web, AnETagThatIsNoneIsNotPinned) {
+TEST_F(Web, DoesNotPinInvalidETag) {
   for (const char* etag : {"v1", "\"v1", "\"v\"1\"", "\"\x1b[31m\"", "\""}) {
     server_.set([etag](const WebRequest& request) {
       return answer_object(request, {{"/a", {.bytes = "bytes", .etag = etag}}});
@@ -305,7 +305,7 @@ TEST_F(Web, AnETagThatIsNoneIsNotPinned) {
   }
 }
 
-TEST_F(Web, ARedirectIsFollowedByEachRequest) {
+TEST_F(Web, EachRequestUsesUrlBeforeRedirect) {
   server_.set([this](const WebRequest& request) {
     if (request.target == "/moved?key") {
       return WebAnswer{.status = 302, .headers = {{"Location", "/a"}}};

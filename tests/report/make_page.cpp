@@ -1,4 +1,5 @@
-// make_page model|large|compared|hostile|run|two|empty: writes a report's page to standard output.
+// make_page model|large|compared|hostile|run|two|empty: writes the page of a report to standard
+// output.
 #include "core/report/page.h"
 #include "core/report/run_page.h"
 #include "tests/report/reports.h"

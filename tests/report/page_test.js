@@ -1,6 +1,6 @@
-// page_test.js MAKE_PAGE [NAME]: looks at pages of make_page as a person would, in a headless Chromium that
-// has no network. Needs puppeteer-core (STFS_PUPPETEER is its folder) and Debian's chromium; without
-// them it is skipped (status 77), and with STFS_REQUIRE_BROWSER=1 it fails.
+// page_test.js MAKE_PAGE [NAME]: uses the pages of make_page like a person, in a headless Chromium
+// without a network. Needs puppeteer-core (STFS_PUPPETEER is its folder) and Debian's chromium.
+// Without them the test is skipped (status 77), or fails if STFS_REQUIRE_BROWSER=1.
 'use strict';
 const assert = require('node:assert/strict');
 const { execFileSync } = require('node:child_process');
@@ -36,7 +36,8 @@ const page_of = (name) => {
 };
 
 let browser;
-// Opens a page, does `act`, and checks that nothing was said on the console and nothing asked for.
+// Opens a page and runs `act`. If `quiet`, expects no message on the console, no dialog and no
+// request.
 const on = async (name, act, { width = 1280, height = 800, scheme = 'light', script = true, quiet = true, hash = '' } = {}) => {
   const page = await browser.newPage();
   const said = [];
@@ -64,14 +65,14 @@ const until = (page, condition, ...values) => page.waitForFunction(condition, kP
 const focused = (page) => page.evaluate(() => document.activeElement.getAttribute('aria-label') || document.activeElement.textContent);
 
 const tests = {
-  async 'what is odd stands on the first screen'() {
+  async 'findings are on the first screen'() {
     await on('model', async (page) => {
       const found = await page.$$eval('.findings li', (items) => items.map((item) => [item.firstElementChild.textContent,
         item.getBoundingClientRect().bottom <= innerHeight]));
       assert.deepEqual(found, [['NaN', true], ['All zero', true], ['Equal tensors', true], ['Outliers', true]]);
       assert.match(await text(page, '#health'), /NaN in 1 tensor: "model\.layers\.9\.mlp\.up_proj\.weight"/);
     });
-    // Where it is, and the command that shows what is around it.
+    // The place of the finding, and the command that shows the values around it.
     await on('model', async (page) => {
       await page.click('.findings a[href^="#t"]');
       const facts = await text(page, '#facts');
@@ -83,7 +84,7 @@ const tests = {
     await on('empty', async (page) => assert.match(await text(page, '#health'), /No tensors: there is nothing to check/));
   },
 
-  async 'broken is red, odd is amber, usual is a grey line'() {
+  async 'broken findings are red, odd findings are amber, usual findings are a grey line'() {
     await on('model', async (page) => {
       const hue = (selector) => page.$eval(selector, (element) => getComputedStyle(element).color);
       assert.equal(await hue('.findings.broken b'), 'rgb(179, 18, 29)');
@@ -93,13 +94,13 @@ const tests = {
       const cell = (title) => page.$eval(`#layers [title^="${title}"]`, (td) => [getComputedStyle(td).backgroundColor, td.className]);
       assert.deepEqual(await cell('layer 9, mlp.up_proj.weight'), ['rgb(207, 34, 46)', '']);
       assert.equal((await cell('layer 21, self_attn.k_proj.weight'))[1], 'odd');
-      // No number alone makes a cell red.
+      // Only broken tensors are red, and large numbers are not.
       const red = await page.$$eval('#layers tbody td', (cells) => cells.filter((td) => getComputedStyle(td).backgroundColor === 'rgb(207, 34, 46)').length);
       assert.equal(red, 4);
     });
   },
 
-  async 'what differs is the first screen, and the table begins with it'() {
+  async 'differences are on the first screen and first in the table'() {
     await on('compared', async (page) => {
       const low = await page.$eval('#difference', (part) => part.getBoundingClientRect().bottom);
       assert.ok(low < 480, `it ends at ${low}`);
@@ -117,7 +118,7 @@ const tests = {
     });
   },
 
-  async 'the map runs in the order of the layers and names tensors'() {
+  async 'the map orders layers by number and names tensors'() {
     await on('model', async (page) => {
       await page.waitForSelector('.box');
       const names = await page.$$eval('.box', (boxes) => boxes.map((box) => box.getAttribute('aria-label').split(',')[0]));
@@ -132,7 +133,7 @@ const tests = {
     });
   },
 
-  async 'few tensors have no empty frame'() {
+  async 'a report of two tensors has no map and a low table'() {
     await on('two', async (page) => {
       assert.equal(await page.$eval('#map', (part) => part.hidden), true);
       const high = await page.$eval('#scroll', (part) => part.getBoundingClientRect().height);
@@ -141,7 +142,7 @@ const tests = {
     });
   },
 
-  async 'notes are in sight at 1280 pixels, and a phone has the column that matters'() {
+  async 'notes are visible at 1280 pixels, and a phone shows one chosen column'() {
     await on('compared', async (page) => {
       const right = await page.$eval('#list th.notes', (th) => th.getBoundingClientRect().right);
       assert.ok(right < 1280, `notes end at ${right}`);
@@ -154,14 +155,14 @@ const tests = {
     }, { width: 390, height: 844 });
   },
 
-  async 'the parts come in their order'() {
+  async 'the sections have a fixed order'() {
     await on('compared', async (page) => {
       const parts = await page.$$eval('section:not([hidden])', (sections) => sections.map((section) => section.id));
       assert.deepEqual(parts, ['difference', 'what', 'health', 'map', 'layers', 'tensors', 'tensor']);
     });
   },
 
-  async 'the treemap descends and comes back, by mouse and by keyboard'() {
+  async 'mouse and keyboard open and leave levels of the treemap'() {
     await on('model', async (page) => {
       await page.waitForSelector('.box');
       const colors = await page.$eval('#boxes canvas', (canvas) => {
@@ -190,7 +191,7 @@ const tests = {
     });
   },
 
-  async 'the layers show numbers, by mouse and by keyboard'() {
+  async 'mouse and keyboard select numbers of the layers'() {
     await on('model', async (page) => {
       assert.equal((await page.$$('#layers tbody tr')).length, 32);
       assert.equal((await page.$$('#layers tbody td')).length, 32 * 9);
@@ -226,7 +227,7 @@ const tests = {
     });
   },
 
-  async 'one tensor has its histogram and its picture'() {
+  async 'the selected tensor has a histogram and a picture'() {
     await on('model', async (page) => {
       assert.equal(await text(page, '#tensor-heading'), 'model.layers.9.mlp.up_proj.weight');
       assert.equal((await page.$$('#histogram svg path')).length, 2);
@@ -239,20 +240,20 @@ const tests = {
     await on('model', async (page) => assert.equal(await text(page, '#tensor-heading'), 'lm_head.weight'), { hash: '#t0' });
   },
 
-  async 'a hundred thousand rows scroll'() {
+  async 'a table of 100,000 rows scrolls'() {
     await on('large', async (page) => {
       await page.waitForSelector('#list tbody a');
       await page.$eval('#scroll', (scroll) => { scroll.scrollTop = scroll.scrollHeight; });
       await until(page, () => document.querySelector('#list tbody a[href="#t99999"]'));
       assert.ok((await page.$$('#list tbody tr')).length < 300);
-      // What script.js takes for the height of a row.
+      // The row height that script.js assumes.
       assert.equal(await page.$eval('#list tbody tr:nth-child(2)', (row) => row.getBoundingClientRect().height), 28);
       const lies = await page.evaluate(() => {
         const outer = document.querySelector('#scroll').getBoundingClientRect();
         const inner = document.querySelector('#list tbody a[href="#t99999"]').getBoundingClientRect();
         return inner.top >= outer.top && inner.bottom <= outer.bottom;
       });
-      assert.ok(lies, 'the last row is in sight');
+      assert.ok(lies, 'the last row is visible');
       await page.$eval('#scroll', (scroll) => { scroll.scrollTop = 28 * 50000; });
       await until(page, () => document.querySelector('#list tbody a[href="#t50003"]'));
       await page.click('#list th.std button');
@@ -262,7 +263,8 @@ const tests = {
       await page.focus('.experts canvas');
       await page.keyboard.press('ArrowDown');
       assert.match(await text(page, '.experts .readout'), /^expert 1, layer 0: RMS/);
-      // A cell of the layers has its tensors alone: not those of layer 16 and others.
+      // A cell of the layers selects only its own tensors, and no tensors of layer 16 or other
+      // layers.
       await page.$eval('#layers [title^="layer 6, mlp.experts.*.up_proj.weight"]', (cell) => cell.click());
       await until(page, () => document.querySelector('#found').textContent === '512 of 100,000 tensors');
       assert.match(await text(page, '#list tbody a'), /^model\.layers\.6\.mlp\.experts\.\d+\.up_proj/);
@@ -274,7 +276,7 @@ const tests = {
     });
   },
 
-  async 'it is dark and light, and can be read'() {
+  async 'the page has enough contrast in dark and light mode'() {
     const backs = [];
     for (const scheme of ['light', 'dark']) {
       await on('model', async (page) => {
@@ -310,7 +312,7 @@ const tests = {
     assert.notEqual(backs[0], backs[1]);
   },
 
-  async 'it fits 400 pixels'() {
+  async 'the page fits 400 pixels'() {
     for (const name of ['model', 'compared', 'hostile', 'large', 'empty']) {
       await on(name, async (page) => {
         const width = await page.evaluate(() => document.documentElement.scrollWidth);
@@ -319,7 +321,7 @@ const tests = {
     }
   },
 
-  async 'without JavaScript the tables are there'() {
+  async 'the tables are shown without JavaScript'() {
     await on('compared', async (page) => {
       const seen = await page.evaluate(() => document.body.innerText);
       assert.match(seen, /example-7b/);
@@ -328,13 +330,13 @@ const tests = {
       assert.match(seen, /1 removed/);
       assert.doesNotMatch(seen, /Where the bytes are/);
       assert.equal((await page.$$('noscript tbody tr')).length, 292);
-      // The link of a finding leads to its row.
+      // The link of a finding points to its row.
       const href = await page.$eval('.findings a', (link) => link.getAttribute('href'));
       assert.match(await text(page, `noscript ${href} td`), /layers\.9\.mlp\.up_proj/);
     }, { script: false });
   },
 
-  async 'the keyboard reaches all parts'() {
+  async 'the keyboard reaches all sections'() {
     await on('compared', async (page) => {
       const reached = new Set();
       for (let i = 0; i < 120; ++i) {
@@ -363,7 +365,7 @@ const tests = {
     });
   },
 
-  async 'what is used has a name for a screen reader'() {
+  async 'every control has a name for screen readers'() {
     for (const name of ['model', 'compared', 'large']) {
       await on(name, async (page) => {
         const nameless = await page.$$eval('button, a, input, select, canvas:not([aria-hidden])', (elements) => elements
@@ -376,7 +378,7 @@ const tests = {
     }
   },
 
-  async 'hostile names do no harm'() {
+  async 'hostile names cannot inject markup or script'() {
     await on('hostile', async (page) => {
       assert.equal(await page.evaluate(() => window.broken), undefined);
       assert.equal(await page.title(), "</title><script>document.title='broken'</script>");
@@ -398,7 +400,7 @@ const tests = {
     });
   },
 
-  async 'nothing but the page\'s own script and style may run'() {
+  async 'only the script and style of the page may run'() {
     await on('model', async (page) => {
       const ran = await page.evaluate(async () => {
         const script = document.createElement('script');
@@ -417,7 +419,7 @@ const tests = {
     }, { quiet: false });
   },
 
-  async 'a run tells first which version broke'() {
+  async 'the first line of a run names the version that broke'() {
     await on('run', async (page) => {
       const low = await page.$eval('.verdict', (line) => line.getBoundingClientRect().bottom);
       assert.ok(low < 220, `it ends at ${low}`);
@@ -447,7 +449,7 @@ const tests = {
       await page.click('#list th.distance button');
       assert.equal(await page.$eval('#list th.distance', (th) => th.getAttribute('aria-sort')), 'descending');
     });
-    // Nothing on a dark page is white.
+    // A dark page has no white cells.
     await on('compared', async (page) => {
       const white = await page.$$eval('#layers td', (cells) => cells.filter((td) => /^rgb\((2[34]\d|25\d), (2[34]\d|25\d), (2[34]\d|25\d)\)/.test(getComputedStyle(td).backgroundColor)).length);
       assert.equal(white, 0);

@@ -1,5 +1,5 @@
-// pictures.js MAKE_PAGE DIRECTORY: makes the pictures report-*.png of docs/ anew. Needs what
-// page_test.js needs:
+// pictures.js MAKE_PAGE DIRECTORY: makes the pictures report-*.png of docs/ again. It has the same
+// requirements as page_test.js:
 //   STFS_PUPPETEER=$(tests/report/install_puppeteer ~/.cache/stfs-tests) \
 //     node tests/report/pictures.js build/dev/tests/report/make_page docs
 'use strict';

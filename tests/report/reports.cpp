@@ -17,7 +17,7 @@
 namespace stfs::test {
 namespace {
 
-// Statistics, histogram and thumbnail of normally distributed values.
+// Sets statistics of normally distributed values, and a histogram and a thumbnail if `is_pictured`.
 void give_values(ReportTensor& tensor, double mean, double std, std::mt19937& random,
                  bool is_pictured) {
   ValueStats stats;
@@ -51,7 +51,7 @@ void give_values(ReportTensor& tensor, double mean, double std, std::mt19937& ra
   thumbnail.shows = Thumbnail::Shows::kStrength;
   thumbnail.middle = std;
   thumbnail.limit = 1.4;
-  // Heads, and some columns that are larger than others.
+  // Draws heads, and two columns with larger values.
   std::normal_distribution<float> noise(0, 0.03F);
   const std::size_t column = random() % 40;
   for (std::size_t i = 0; i < thumbnail.width * thumbnail.height; ++i) {
@@ -182,7 +182,7 @@ Report model_report(std::uint32_t layers) {
 Report large_report(std::size_t count) {
   Report report;
   report.title = "Mixture-of-many";
-  report.sources = {"hf://somebody/mixture-of-many"};
+  report.sources = {"hf://example/mixture-of-many"};
   report.format = "safetensors";
   std::mt19937 random(11);
   constexpr std::array kRoles = {"gate_proj", "up_proj", "down_proj"};

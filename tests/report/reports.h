@@ -1,4 +1,5 @@
-// Reports made by hand, for the tests of the report's page. Every call makes the same one.
+// Constructed reports for the tests of the report's page. Every call of a function returns the same
+// report.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -11,27 +12,28 @@
 
 namespace stfs::test {
 
-// A model as large as a 7B one, with at least 31 layers: one tensor has NaN, one layer is zero,
-// two tensors are equal, and the values of one are larger than in other layers.
+// Returns the report of a model as large as a 7B model. `layers` must be at least 31. One tensor
+// has NaN, the MLP of one layer is zero, two tensors are equal, and one tensor has larger values
+// than in other layers.
 Report model_report(std::uint32_t layers = 32);
 
-// With an expert in each of many layers: `count` tensors, without pictures beyond the odd ones.
+// Returns a report of `count` tensors of experts in many layers, without pictures.
 Report large_report(std::size_t count);
 
-// The first, against a base: one tensor added, one removed, one with another type, one with another
-// shape, and values that differ.
+// Returns model_report() compared with a base: one tensor is added, one is removed, one has another
+// type, one has another shape, and values differ.
 Report compared_report();
 
-// Names and texts that attack a page.
+// Returns a report with names and texts that attack a page.
 Report hostile_report();
 
-// Ten versions of a model, of which the eighth breaks.
+// Returns a run of ten versions. The eighth version is the first with NaN.
 Run example_run();
 
-// Two tensors.
+// Returns a report of two tensors.
 Report small_report();
 
-// Nothing in it.
+// Returns a report without tensors.
 Report empty_report();
 
 }  // namespace stfs::test

@@ -117,16 +117,15 @@ TEST(Options, ParseViews) {
   refused_option("views");
 }
 
-<<<<<<< HEAD
-TEST(Options, OfCache) {
+TEST(Options, ParsePageCache) {
   EXPECT_TRUE(parse_with("page_cache=direct").direct);
   EXPECT_FALSE(parse_with("page_cache=kernel").direct);
-=======
-TEST(Options, ParseCache) {
+  refused_option("page_cache=none");
+}
+
+TEST(Options, AcceptNamesOfRelease020) {
   EXPECT_TRUE(parse_with("cache=direct").direct);
-  EXPECT_FALSE(parse_with("cache=kernel").direct);
->>>>>>> w_t1
-  refused_option("cache=none");
+  EXPECT_EQ(parse_with("memory=1M").remote.memory, 1U << 20);
 }
 
 // stfs expands ~, because no shell expands it after an equals sign.

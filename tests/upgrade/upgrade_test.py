@@ -1,8 +1,8 @@
-"""upgrade_test.py PROGRAMS VERSION.json: what an earlier release answered, this one answers.
+"""upgrade_test.py PROGRAMS VERSION.json: expects the same answers from this release as from an earlier release.
 
-VERSION.json has command lines of that release, run in tests/data, each with its exit status and its answer: JSON, of which each member
-must be there with its value (new ones may stand beside them), or the SHA-256 of the bytes. `--record PROGRAMS VERSION.json`, with the
-programs of that release, writes it. PROGRAMS is the directory of a build."""
+PROGRAMS is the directory of a build. VERSION.json contains command lines of the earlier release, which are run in tests/data, each with
+its exit status and its answer. The answer is JSON or the SHA-256 of the bytes. All members of the
+JSON must be present with the same values; new members are allowed. `--record PROGRAMS VERSION.json`, with the programs of that release, writes the file."""
 
 import hashlib
 import json
@@ -17,8 +17,8 @@ import tempfile
 DATA = pathlib.Path(__file__).resolve().parent.parent / "data"
 VOICES, DTYPES, SHARDED = "single/voices.safetensors", "single/dtypes.safetensors", "sharded/model.safetensors.index.json"
 GGUF = "gguf/llama-2-tiny-random.gguf"
-# MNT is a mount of VOICES with .stfs listed; OUT a new file. What is compared: json, bytes (of OUT if it is named), or the status alone.
-# Append only: a release is compared with the lines of its own time.
+# MNT is a mount of VOICES with .stfs listed, and OUT is a new file. The first word is the kind of comparison: the JSON, the bytes (of OUT
+# if the command names it), or only the exit status. Only append lines, because the file of a release contains the lines that existed then.
 COMMANDS = [
     ("json", "stfs-info list --json " + VOICES),
     ("json", "stfs-info list --json --sort size sharded *_3*"),
@@ -71,10 +71,10 @@ COMMANDS = [
     ("json", "stfs-info list --json MNT"),
     ("json", f"stfs-gpu load --device cpu --dry-run --json --dequantize=bf16 {GGUF}::blk.0.attn_q.weight"),
 ]
-# Each mount option of 0.1.0, and words of fstab(5) that it took.
+# Each mount option of 0.1.0, and the words of fstab(5) that 0.1.0 accepted.
 OPTIONS = ("views=visible,cache=direct,allow_missing,supervise,threads=3,uid=0,gid=0,umask=027,max_read=65536,fsname=weights,"
            "ro,nosuid,nodev,defaults,noauto,users,_netdev,nofail,noatime,comment=x,x-systemd.automount")
-# What differs by machine and moment.
+# Members that differ by machine and time.
 VOLATILE = {"free_bytes", "total_bytes", "needed_bytes", "uuid", "key", "seconds", "idle_seconds", "mtime"}
 
 
@@ -85,11 +85,11 @@ def without_volatile(value):
 
 
 def differences(was, now, at="$"):
-    """Members of `was` that `now` lacks, or has with another value."""
+    """Yields a text for each member of `was` that `now` lacks or has with another value."""
     if isinstance(was, dict) and isinstance(now, dict):
         for key, value in was.items():
             if key not in now:
-                yield f"{at}.{key} is gone"
+                yield f"{at}.{key} is missing"
             else:
                 yield from differences(value, now[key], f"{at}.{key}")
     elif isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
@@ -97,9 +97,9 @@ def differences(was, now, at="$"):
             yield from differences(one, other, f"{at}[{index}]")
     elif isinstance(was, float) and isinstance(now, (int, float)):
         if abs(was - now) > 1e-9 * max(1.0, abs(was)):
-            yield f"{at}: {was} was, {now} is"
+            yield f"{at}: was {was}, is {now}"
     elif was != now:
-        yield f"{at}: {was} was, {now} is"
+        yield f"{at}: was {was}, is {now}"
 
 
 class Programs:
@@ -152,7 +152,7 @@ def main():
     record = sys.argv[1] == "--record"
     build, file = map(pathlib.Path, sys.argv[-2:])
     if not os.access("/dev/fuse", os.W_OK):
-        print("there is no /dev/fuse")
+        print("skipped: no /dev/fuse")
         return 77
     failed = False
     with tempfile.TemporaryDirectory() as work:

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""A Hub for tests: answers as the Hub of models does, on two loopback addresses.
+"""A Hub for tests, which answers like the Hub of models on two loopback addresses.
 
   hub.py [options] DIR     DIR/org/name/FILES is a model; DIR/org/name@REV/FILES another revision
 
 Prints one line, {"hub": "http://127.0.0.1:PORT", "cdn": "http://127.0.0.2:PORT"}, and serves until
-SIGTERM comes or the process that started it ends. Behind a web server with TLS, --hub-url and --cdn-url say
-under which names clients see it.
+SIGTERM arrives or the process that started it ends. If clients reach it through a web server with TLS, --hub-url and
+--cdn-url are the names that clients see.
 
-Files of --lfs-from bytes and more are Git LFS files: /resolve/ redirects to a signed URL of the
-second address. The others are answered below /api/resolve-cache/, or by /resolve/ with --direct.
-Each request is a line of JSON in --log: which server, method, path, range, status, and the names
+Files of at least --lfs-from bytes are Git LFS files, and /resolve/ redirects to a signed URL of the
+second address. Smaller files are served under /api/resolve-cache/, or by /resolve/ with --direct.
+Each request is a line of JSON in --log with the server, method, path, range, status, and the names
 of the headers with secrets.
 """
 
@@ -48,11 +48,11 @@ class File:
                 f"oid sha256:{self.sha256}\nsize {self.size}\n"
             ).encode()
         self.pointer_size = len(data)
-        self.blob = digest("sha1", [b"blob %d\0" % len(data), data])  # as git names it
+        self.blob = digest("sha1", [b"blob %d\0" % len(data), data])  # git's name of the blob
 
 
 class Model:
-    """A revision of a model, as it was when it was first asked for."""
+    """A revision of a model as it was at its first request."""
 
     def __init__(self, directory, lfs_from):
         self.files = {}
@@ -75,7 +75,7 @@ class Hub:
         self.lock = threading.Lock()
         self.models = {}  # by directory
         self.key = secrets.token_bytes(16)
-        self.uses = {}  # of signed URLs
+        self.uses = {}  # the remaining uses of each signed URL
         self.busy = options.busy
         self.renamed = dict(pair.split("=", 1) for pair in options.renamed)
         self.log_file = open(options.log, "a", encoding="utf-8") if options.log else None
@@ -93,7 +93,7 @@ class Hub:
             return self.models[directory]
 
     def revision(self, model_id, revision):
-        """The model at a branch or a commit; None when there is none."""
+        """Returns the model at a branch or a commit, or None."""
         main = os.path.join(self.options.directory, model_id)
         if revision == "main":
             return self.model(main)
@@ -173,7 +173,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def send_file(self, file, headers):
-        """The file, or the range that is asked for."""
+        """Sends the file or the requested range."""
         headers = {**headers, "Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
         first, last, status = 0, file.size - 1, 200
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
@@ -201,7 +201,7 @@ class CdnHandler(Handler):
         name = urllib.parse.unquote(path.removeprefix("/xet-bridge/"))
         org, model, inner = name.split("/", 2)
         file = self.hub.model(os.path.join(directory, org, model)).files[inner]
-        # Sixty-four digits that are not the file's SHA-256.
+        # The ETag has 64 digits, but is not the file's SHA-256.
         return self.send_file(file, {"ETag": '"' + digest("sha256", [file.sha256.encode()]) + '"'})
 
 
@@ -356,18 +356,18 @@ def parse_options():
     parser.add_argument("--cdn-url", help="as clients see it")
     parser.add_argument("--log", help="file for a line of JSON about each request")
     parser.add_argument("--page", type=int, default=1000, help="entries of a page of a tree")
-    parser.add_argument("--uses", type=int, default=1 << 30, help="requests that a signed URL takes")
-    parser.add_argument("--seconds", type=int, default=3600, help="that a signed URL lasts")
-    parser.add_argument("--lfs-from", type=int, default=1024, help="bytes of a Git LFS file")
-    parser.add_argument("--direct", action="store_true", help="/resolve/ answers small files")
-    parser.add_argument("--no-sizes", action="store_true", help="blobs=true is not known")
-    parser.add_argument("--token", action="append", default=[], help="one that is accepted")
+    parser.add_argument("--uses", type=int, default=1 << 30, help="requests that a signed URL permits")
+    parser.add_argument("--seconds", type=int, default=3600, help="lifetime of a signed URL")
+    parser.add_argument("--lfs-from", type=int, default=1024, help="minimum bytes of a Git LFS file")
+    parser.add_argument("--direct", action="store_true", help="/resolve/ serves small files")
+    parser.add_argument("--no-sizes", action="store_true", help="ignore blobs=true")
+    parser.add_argument("--token", action="append", default=[], help="a valid token")
     parser.add_argument("--private", action="append", default=[], metavar="ID")
     parser.add_argument("--gated", action="append", default=[], metavar="ID")
     parser.add_argument("--accepted", action="append", default=[], metavar="TOKEN")
     parser.add_argument("--renamed", action="append", default=[], metavar="OLD=NEW")
-    parser.add_argument("--busy", type=int, default=0, help="requests that are answered 429 first")
-    parser.add_argument("--busy-seconds", type=int, default=1, help="that 429 asks to wait")
+    parser.add_argument("--busy", type=int, default=0, help="number of first requests that get 429")
+    parser.add_argument("--busy-seconds", type=int, default=1, help="seconds to wait after 429")
     return parser.parse_args()
 
 
