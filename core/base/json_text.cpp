@@ -6,7 +6,7 @@ namespace stfs {
 // to a hundred bytes of memory. The text is not parsed: the counts are upper bounds.
 bool is_bounded_json(std::string_view text) {
   constexpr std::size_t kDeepest = 64;
-  if (text.size() > kMostJson) return false;
+  if (text.size() > kMaxJson) return false;
   std::size_t depth = 0;
   std::size_t values = 1;
   bool is_in_string = false;
@@ -19,7 +19,7 @@ bool is_bounded_json(std::string_view text) {
     if (opens) ++depth;
     if ((c == '}' || c == ']') && depth > 0) --depth;
     if (opens || c == ',') ++values;
-    if (depth > kDeepest || values > kMostJsonValues) return false;
+    if (depth > kDeepest || values > kMaxJsonValues) return false;
   }
   return true;
 }

@@ -63,9 +63,9 @@ std::size_t begin_of_scheme(std::string_view text) {
 
 // Does the work of without_queries() for one word, or for a text that begins with a URL.
 std::string without_query(std::string_view text) {
-  constexpr int kMostUrls = 64;  // a limit because the rest of the text is searched for each URL
+  constexpr int kMaxUrls = 64;  // a limit because the rest of the text is searched for each URL
   std::string out;
-  for (int i = 0; i < kMostUrls; ++i) {
+  for (int i = 0; i < kMaxUrls; ++i) {
     const std::size_t begin = begin_of_scheme(text), mark = text.find('?');
     const std::string query = mark < begin ? lower_case(text.substr(mark)) : "";
     for (const char* const secret : {"signature=", "sig=", "token=", "credential=", "secret="}) {
@@ -261,8 +261,8 @@ bool is_utf8(std::string_view text) {
 
 std::size_t utf8_floor(std::string_view text, std::size_t n) {
   if (n >= text.size()) return text.size();
-  constexpr std::size_t kMostBack = 3;  // because a character has at most four bytes (RFC 3629)
-  for (std::size_t back = 0; back <= std::min(n, kMostBack); ++back) {
+  constexpr std::size_t kMaxBack = 3;  // because a character has at most four bytes (RFC 3629)
+  for (std::size_t back = 0; back <= std::min(n, kMaxBack); ++back) {
     if ((static_cast<unsigned char>(text[n - back]) & 0xC0) != 0x80) return n - back;
   }
   return n;

@@ -17,12 +17,6 @@
 namespace stfs {
 namespace {
 
-// Whether an origin is one source, with all of its tensors.
-bool is_one_source(const Origin& origin) {
-  if (!origin.path.empty()) return true;
-  return origin.within.empty() && origin.sources.size() == 1 && is_one_source(origin.sources[0]);
-}
-
 std::optional<DType> dequantized_type_of(const Layers& layers) {
   const auto layer = std::ranges::find(layers, kDequantizeOption, &Layer::option);
   return layer == layers.end() ? std::nullopt : dequantized_type(layer->argument);
@@ -62,7 +56,7 @@ Checkpoint::Checkpoint(std::span<const std::string> sources, const LoadOptions& 
     // First release the sources that were opened: they hold their entries in the cache.
     model_files_.clear();
     list_ = {};
-    opener.remove_made_since(made);
+    opener.remove_created_since(made);
     throw;
   }
   if (options.warn) {
@@ -80,6 +74,7 @@ void Checkpoint::load(std::span<const std::string> sources, const LoadOptions& o
                                     options.layers, opener);
   list_ = std::move(loaded.list);
   origins_ = std::move(loaded.origins);
+  mounts_ = std::move(loaded.mounts);
   layers_ = std::move(loaded.layers);
   list_.sort_names();
   tree_ = std::make_unique<const PathTree>(tree_of(list_));
@@ -88,8 +83,7 @@ void Checkpoint::load(std::span<const std::string> sources, const LoadOptions& o
 }
 
 void Checkpoint::open_model_files(SourceLists& loaded, Sources& opener, bool others_may_read) {
-  const bool is_one = origins_.size() == 1 && is_one_source(origins_.front());
-  if (parts().empty() || !is_one || is_of_mlx(parts())) return;
+  if (parts().empty() || !loaded.is_one_checkpoint || is_of_mlx(parts())) return;
   // The parts behind those of the one source are what layers read. GGUF and NumPy have names of
   // their own.
   const std::string_view format = parts().front().format->name;
@@ -106,10 +100,7 @@ void Checkpoint::open_model_files(SourceLists& loaded, Sources& opener, bool oth
   // The type of dequantised weights, by this layer or by that of a mount. What other layers compute
   // is as quantised as it was.
   std::optional<DType> computed = dequantized_type_of(layers_);
-  for (const Origin* at = &origins_.front(); !computed && at->path.empty();
-       at = at->sources.data()) {
-    computed = dequantized_type_of(at->layers);
-  }
+  if (!computed) computed = dequantized_type_of(loaded.below);
   ModelFiles found = stfs::open_model_files(directory, names, ConfigFacts(list_, computed),
                                             others_may_read, opener);
   model_files_ = std::move(found.files);

@@ -8,7 +8,7 @@
 
 #include "core/checkpoint/metadata.h"
 #include "core/checkpoint/model_files.h"
-#include "core/checkpoint/mounted.h"
+#include "core/checkpoint/mount_source.h"
 #include "core/checkpoint/source_lists.h"
 #include "core/checkpoint/tree.h"
 #include "core/layer/layer.h"
@@ -85,7 +85,10 @@ class Checkpoint {
   MetadataItem metadata_item(std::uint32_t i) const;
 
   // SourceLists::origins.
-  const std::vector<Origin>& origins() const { return origins_; }
+  const std::vector<std::string>& origins() const { return origins_; }
+
+  // SourceLists::mounts.
+  const std::vector<std::string>& mounts() const { return mounts_; }
 
   // The layers of LoadOptions, with resolved arguments.
   const Layers& layers() const { return layers_; }
@@ -112,7 +115,8 @@ class Checkpoint {
   std::unique_ptr<Sources> own_sources_;  // of LoadOptions without sources
   TensorList list_;
   std::vector<ModelFile> model_files_;
-  std::vector<Origin> origins_;
+  std::vector<std::string> origins_;
+  std::vector<std::string> mounts_;
   Layers layers_;
   std::unique_ptr<const PathTree> tree_;
   std::vector<Metadata::Entry> metadata_;

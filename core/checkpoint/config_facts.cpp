@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t kMostDeep = 4;  // the greatest depth of nested configurations
+constexpr std::size_t kMaxDeep = 4;  // the greatest depth of nested configurations
 
 // Returns the first component of a name that is a number, and the part of the name before it.
 // Returns nullopt if no component is a number.
@@ -43,7 +43,7 @@ void find_counts(const Json& json, const std::string& before, std::uint64_t coun
   constexpr std::array<std::string_view, 8> kKeys{
       "num_hidden_layers", "n_layer",        "n_layers", "num_layers",
       "encoder_layers",    "decoder_layers", "depth",    "num_decoder_layers"};
-  if (!json.is_object() || depth > kMostDeep) return;
+  if (!json.is_object() || depth > kMaxDeep) return;
   for (const auto& [key, value] : json.items()) {
     const bool is_count = std::ranges::find(kKeys, key) != kKeys.end();
     if (is_count && value.is_number_unsigned() && value == count) found.push_back(before + key);

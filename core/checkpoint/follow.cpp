@@ -9,8 +9,8 @@
 #include "core/format/safetensors.h"
 #include "core/remote/http/url.h"
 #include "core/source/source.h"
-#include "core/stored/absent.h"
 #include "core/stored/directory.h"
+#include "core/stored/missing_checkpoint.h"
 #include "core/stored/tensor_list.h"
 
 #include <poll.h>
@@ -148,11 +148,11 @@ std::optional<std::string> Follower::next() {
     try {
       const std::vector<std::string> complete = look();
       ready_.assign(complete.begin(), complete.end());
-      if (is_out_) watch();  // the directory may be a new one with the same name
-      is_out_ = false;
+      if (is_unreadable_) watch();  // the directory may be a new one with the same name
+      is_unreadable_ = false;
     } catch (const Error& error) {
-      if (error.code() == ErrorCode::kUsage || !is_out_) {
-        is_out_ = true;
+      if (error.code() == ErrorCode::kUsage || !is_unreadable_) {
+        is_unreadable_ = true;
         throw;
       }
     }

@@ -70,10 +70,10 @@ class Follower {
   UniqueFd changes_;    // inotify(7) on a local directory
   UniqueFd cancelled_;  // eventfd(2)
   std::atomic<bool> is_cancelled_ = false;
-  unsigned looks_ = 0;       // scans so far
-  bool is_out_ = false;      // the last scan failed
-  bool is_settled_ = false;  // in the last scan, every valid version was complete
-  bool has_given_ = false;   // next() has returned a version
+  unsigned looks_ = 0;          // scans so far
+  bool is_unreadable_ = false;  // the last scan failed
+  bool is_settled_ = false;     // in the last scan, every valid version was complete
+  bool has_given_ = false;      // next() has returned a version
   std::deque<std::string> ready_;
   // By name: the files of the version in the last scan, or "" if it is complete.
   std::map<std::string, std::string> seen_;

@@ -30,9 +30,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::uint64_t kMostConfig = 16 << 20;  // bytes of a config.json
-constexpr std::size_t kMostFiles = 256;          // a limit because each has a file descriptor
-constexpr std::size_t kLongestName = 255;        // NAME_MAX
+constexpr std::uint64_t kMaxConfig = 16 << 20;  // bytes of a config.json
+constexpr std::size_t kMaxFiles = 256;          // a limit because each has a file descriptor
+constexpr std::size_t kLongestName = 255;       // NAME_MAX
 
 // Patterns of fnmatch(3). REFERENCE lists them.
 constexpr auto kPatterns = std::to_array<const char*>({"config.json",
@@ -79,9 +79,9 @@ bool is_regular(const std::string& path) {
 }
 
 std::string text_of(const Source& source) {
-  if (source.size() > kMostConfig) {
+  if (source.size() > kMaxConfig) {
     throw Error(ErrorCode::kUnreadable, source.path(),
-                "larger than the limit of " + std::to_string(kMostConfig) + " bytes");
+                "larger than the limit of " + std::to_string(kMaxConfig) + " bytes");
   }
   std::string text(source.size(), '\0');
   if (const int error = source.read(std::as_writable_bytes(std::span(text)), 0)) {
@@ -314,9 +314,11 @@ std::string warning_of(const Error& error) {
   return std::string(error.what()) + " (.stfs/model lacks this file)";
 }
 
-// Opens `names` in a local directory, and warns about files that exist but cannot be shown.
+// Opens `names` in a local directory, notes in `sources` that each was read, and warns about files
+// that exist but cannot be shown.
 void open_local_into(ModelFiles& out, const std::string& directory,
-                     const std::vector<std::string>& names, bool others_may_read) {
+                     const std::vector<std::string>& names, bool others_may_read,
+                     Sources& sources) {
   std::optional<const ModelDirectory> files;
   for (const std::string& name : names) {
     try {
@@ -325,7 +327,9 @@ void open_local_into(ModelFiles& out, const std::string& directory,
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kAbsent || error.code() == ErrorCode::kHidden) continue;
       out.warnings.push_back(warning_of(error));
+      continue;
     }
+    sources.note_read(out.files.back().source->path());
   }
 }
 
@@ -374,11 +378,11 @@ void take_tokenizer(ModelFiles& out, const std::string& directory, bool others_m
   } else {
     std::ranges::for_each(kUsualNames, want);
   }
-  wanted.resize(std::min(wanted.size(), kMostFiles));
+  wanted.resize(std::min(wanted.size(), kMaxFiles));
   if (is_url(directory)) {
     open_into(own, directory, wanted, names.has_value(), sources);
   } else {
-    open_local_into(own, directory, wanted, others_may_read);
+    open_local_into(own, directory, wanted, others_may_read, sources);
   }
   std::ranges::move(own.warnings, std::back_inserter(out.warnings));
   const auto has_vocabulary = [](const ModelFile& file) {
@@ -435,17 +439,16 @@ ModelFiles open_model_files(const std::string& directory,
     }
     std::ranges::sort(wanted);
     if (std::ranges::find(wanted, kModelConfig) == wanted.end()) return out;
-    if (wanted.size() > kMostFiles) {
+    if (wanted.size() > kMaxFiles) {
       out.warnings.push_back(printable(public_name(directory)) +
                              ": there is no .stfs/model, because " + std::to_string(wanted.size()) +
-                             " files for loaders exceed the limit of " +
-                             std::to_string(kMostFiles));
+                             " files for loaders exceed the limit of " + std::to_string(kMaxFiles));
       return out;
     }
     if (is_url(directory)) {
       open_into(out, directory, wanted, true, sources);
     } else {
-      open_local_into(out, directory, wanted, others_may_read);
+      open_local_into(out, directory, wanted, others_may_read, sources);
     }
   } else {
     open_into(out, directory, {std::string(kModelConfig)}, false, sources);

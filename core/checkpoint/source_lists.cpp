@@ -1,10 +1,11 @@
 #include "core/checkpoint/source_lists.h"
 
 #include "core/base/error.h"
+#include "core/base/posix.h"
 #include "core/checkpoint/tree.h"
 #include "core/layer/delta/delta_layer.h"
 #include "core/remote/http/url.h"
-#include "core/stored/absent.h"
+#include "core/stored/missing_checkpoint.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -16,8 +17,6 @@ namespace stfs {
 namespace {
 
 namespace fs = std::filesystem;
-
-using Listed = decltype(SourceLists::listed);
 
 // Leaves the tensors at or below a path in a mount of this list; "" leaves all.
 void keep_within(TensorList& list, const std::string& within) {
@@ -34,44 +33,35 @@ void keep_within(TensorList& list, const std::string& within) {
   list.remove_others(is_kept);
 }
 
-TensorList stored(const std::string& path, const StoredOptions& options, Sources& opener,
-                  Listed& listed) {
-  StoredTensors stored = load_stored(path, options, opener);
-  if (stored.names) listed.emplace(path, *std::move(stored.names));
-  return std::move(stored.tensors);
-}
-
-LayerContext context_of(Sources& opener) {
-  return {opener, [&opener](const std::string& source) {
-            return load_sources(std::span(&source, 1), {}, {}, opener).list;
-          }};
-}
-
-// All tensors of a mount of these sources.
-TensorList list_of(const Origin& mounted, Sources& opener, Listed& listed) {
-  TensorList list;
-  for (const Origin& source : mounted.sources) {
-    if (!source.path.empty()) {
-      list.append(stored(source.path, {.allow_missing = mounted.allow_missing}, opener, listed));
-      continue;
-    }
-    TensorList part = list_of(source, opener, listed);
-    keep_within(part, source.within);
-    list.append(std::move(part));
-  }
-  return apply_layers(std::move(list), mounted.layers, context_of(opener));
-}
-
 class Loader {
  public:
-  Loader(const StoredOptions& options, const Layers& layers, Sources& opener)
-      : options_(options), layers_(resolved(layers, opener)), opener_(opener) {}
+  // How the sources were reached.
+  struct Way {
+    unsigned depth = 0;        // the number of mounts and layers that lead to the sources
+    bool is_in_mount = false;  // at least one of them is a mount
+    Layers above = {};         // the layers that are applied to the tensors of that mount
+  };
+
+  // Adds to `mounts` what SourceLists::mounts holds.
+  Loader(const StoredOptions& options, const Layers& layers, Sources& opener,
+         std::vector<std::string>& mounts, Way way)
+      : options_(options),
+        layers_(resolved(layers, opener)),
+        opener_(opener),
+        mounts_(mounts),
+        way_(std::move(way)) {}
 
   SourceLists load(std::span<const std::string> sources) {
     for (const std::string& source : sources) add(source);
     refuse_frames(out_.list);
-    out_.list = apply_layers(std::move(out_.list), layers_, context_of(opener_));
+    const LayerContext context{
+        opener_, [this](const std::string& source) {
+          const Way way{.depth = way_.depth + 1, .is_in_mount = way_.is_in_mount};
+          return Loader({}, {}, opener_, mounts_, way).load(std::span(&source, 1)).list;
+        }};
+    out_.list = apply_layers(std::move(out_.list), layers_, context);
     out_.layers = layers_;
+    out_.is_one_checkpoint = out_.is_one_checkpoint && sources.size() == 1;
     return std::move(out_);
   }
 
@@ -80,19 +70,24 @@ class Loader {
     if (is_url(source)) {
       std::string pinned = opener_.pinned(source);
       take_delta(pinned);
-      out_.list.append(stored(pinned, options_, opener_, out_.listed));
-      out_.origins.push_back({.path = public_name(pinned)});
+      add_stored(pinned);
+      out_.origins.push_back(public_name(pinned));
       return;
     }
     refuse_model_name(source);
-    if (std::optional<MountedPath> mounted = find_mounted(source)) {
+    if (std::optional<MountSource> mounted = find_mount_source(source)) {
       return add_mounted(*std::move(mounted));
     }
     std::string name = source;
     take_delta(name);
-    out_.list.append(stored(name, options_, opener_, out_.listed));
-    std::error_code error;
-    out_.origins.push_back({.path = fs::absolute(name, error).string()});
+    add_stored(name);
+    out_.origins.push_back(absolute(name));
+  }
+
+  void add_stored(const std::string& path) {
+    StoredTensors stored = load_stored(path, options_, opener_);
+    if (stored.names) out_.listed.emplace(path, *std::move(stored.names));
+    out_.list.append(std::move(stored.tensors));
   }
 
   // A source that is a delta is the layer upon the checkpoint that it reaches.
@@ -110,49 +105,71 @@ class Loader {
     choose(layers_, kDeltaOption, argument);
   }
 
-  void add_mounted(MountedPath mounted) {
+  void add_mounted(MountSource mounted) {
     // Since the mount was asked, a link to a source may have given it another token: ask again.
-    constexpr unsigned kMostLooks = 50;
+    constexpr unsigned kMaxLooks = 50;
     for (unsigned looks = 1; !add_if_current(mounted); ++looks) {
-      std::optional<MountedPath> now = find_mounted(mounted.source);
-      if (!now || now->version == mounted.version || looks == kMostLooks) refuse_changed(mounted);
+      std::optional<MountSource> now = find_mount_source(mounted.source);
+      if (!now || now->content.version == mounted.content.version || looks == kMaxLooks) {
+        refuse_changed(mounted);
+      }
       mounted = *std::move(now);
     }
   }
 
   // Returns false when the sources are not the versions that the mount has named.
-  bool add_if_current(const MountedPath& mounted) {
-    const Origin& origin = mounted.origin;
-    for (const Layer& layer : layers_) refuse_unfit_layer(mounted, layer);
+  bool add_if_current(const MountSource& mounted) {
+    const MountContent& content = mounted.content;
+    Layers above = layers_;
+    above.insert(above.end(), way_.above.begin(), way_.above.end());
+    std::erase_if(above, [&](const Layer& layer) { return has_layer(mounted, layer); });
+    if (way_.depth >= kMaxMounts) {
+      throw Error(ErrorCode::kUsage, mounted.source,
+                  "a mount of a mount, and so on without end: name the checkpoint itself");
+    }
+    mounts_.push_back(absolute(mounted.source));
+    mounts_.push_back(absolute_path(mounted.source));
     try {
-      TensorList whole = list_of(origin, opener_, out_.listed);
-      if (version_of(whole) != mounted.version) return false;
-      keep_within(whole, origin.within);
-      out_.list.append(std::move(whole));
+      const Way way{.depth = way_.depth + 1, .is_in_mount = true, .above = std::move(above)};
+      SourceLists whole =
+          Loader({.allow_missing = content.allow_missing}, content.layers, opener_, mounts_, way)
+              .load(content.sources);
+      if (version_of(whole.list) != content.version) return false;
+      keep_within(whole.list, mounted.within);
+      out_.list.append(std::move(whole.list));
+      out_.below.insert(out_.below.end(), whole.layers.begin(), whole.layers.end());
+      out_.below.insert(out_.below.end(), whole.below.begin(), whole.below.end());
+      out_.is_one_checkpoint = whole.is_one_checkpoint && mounted.within.empty();
+      if (whole.listed) out_.listed = std::move(whole.listed);
     } catch (const Error& error) {
-      if (error.code() == ErrorCode::kUsage) throw;  // about the command
+      // A usage error is about the command. Of mounts of mounts, the one that the user named says
+      // what to do.
+      if (error.code() == ErrorCode::kUsage || way_.is_in_mount) throw;
       refuse_lost(mounted, error);
     }
-    if (origin.within.empty() && origin.allow_missing == options_.allow_missing &&
-        origin.layers.empty()) {
-      out_.origins.insert(out_.origins.end(), origin.sources.begin(), origin.sources.end());
-    } else {
-      out_.origins.push_back(origin);
-    }
+    out_.origins.push_back(absolute(mounted.source));
     return true;
+  }
+
+  static std::string absolute(const std::string& path) {
+    std::error_code error;
+    return fs::absolute(path, error).string();
   }
 
   StoredOptions options_;
   Layers layers_;
   Sources& opener_;
+  std::vector<std::string>& mounts_;
+  Way way_;
   SourceLists out_;
 };
 
 }  // namespace
 
 TensorList load_content(const MountContent& content, Sources& opener) {
-  Listed listed;
-  TensorList list = list_of(content.origin, opener, listed);
+  TensorList list = load_sources(content.sources, {.allow_missing = content.allow_missing},
+                                 content.layers, opener)
+                        .list;
   if (version_of(list) != content.version) {
     throw Error(
         ErrorCode::kUnreadable, list.parts().empty() ? "" : list.parts().front().source->path(),
@@ -164,7 +181,10 @@ TensorList load_content(const MountContent& content, Sources& opener) {
 
 SourceLists load_sources(std::span<const std::string> sources, const StoredOptions& options,
                          const Layers& layers, Sources& opener) {
-  return Loader(options, layers, opener).load(sources);
+  std::vector<std::string> mounts;
+  SourceLists lists = Loader(options, layers, opener, mounts, {}).load(sources);
+  lists.mounts = std::move(mounts);
+  return lists;
 }
 
 }  // namespace stfs

@@ -4,7 +4,7 @@
 // Thread safety: the functions may be called from any thread.
 #pragma once
 
-#include "core/checkpoint/mounted.h"
+#include "core/checkpoint/mount_source.h"
 #include "core/layer/layer.h"
 #include "core/remote/sources.h"
 #include "core/stored/stored_tensors.h"
@@ -19,10 +19,14 @@ namespace stfs {
 
 struct SourceLists {
   TensorList list;  // of all SOURCEs, with the layers
-  // The sources, with absolute paths, or with URLs that are pinned and without secrets. A mount
-  // stands as its own sources, so loading them again needs no mount.
-  std::vector<Origin> origins;
+  // The SOURCEs, with absolute paths, or with URLs that are pinned and without secrets.
+  std::vector<std::string> origins;
   Layers layers;  // with resolved arguments
+  Layers below;   // of the mounts among the SOURCEs, and of those below them
+  // The mounts, and parts of mounts, that were opened at any depth: as they were named, made
+  // absolute, and again without symbolic links.
+  std::vector<std::string> mounts;
+  bool is_one_checkpoint = true;  // one file, directory or URL, through mounts too, with all of it
   // The directory that was read last, and the names in it.
   std::optional<std::pair<std::string, std::vector<std::string>>> listed;
 };

@@ -65,10 +65,10 @@ std::set<std::string> steps_of(const std::vector<std::string>& names, std::size_
 }
 
 // The tensors of a source whose names begin with `stem`. A shell cannot show a million names, and a
-// reader cannot use them. If there are more than kMostNames, returns their beginnings up to the
+// reader cannot use them. If there are more than kMaxNames, returns their beginnings up to the
 // next `.` or `/`, as a shell completes paths one directory at a time.
 std::vector<std::string> tensors_of(const std::string& source, const std::string& stem) {
-  constexpr std::size_t kMostNames = 200;
+  constexpr std::size_t kMaxNames = 200;
   std::vector<std::string> names;
   SourceOptions options;
   options.offline = true;  // only what the cache has of a URL
@@ -76,7 +76,7 @@ std::vector<std::string> tensors_of(const std::string& source, const std::string
   for_each_name(source, sources, [&](std::string_view name) {
     if (name.starts_with(stem) && is_plain(std::string(name))) names.emplace_back(name);
   });
-  if (names.size() <= kMostNames) {
+  if (names.size() <= kMaxNames) {
     for (std::string& name : names) name += ' ';
     return names;
   }

@@ -124,13 +124,13 @@ class Window {
   // Begins to fetch the next `bytes` bytes, because about this many will be taken. A single large
   // request is faster than many small ones.
   void expect(std::uint64_t bytes) const {
-    const std::uint64_t end = position() + std::min({bytes, kMostExpected, left()});
+    const std::uint64_t end = position() + std::min({bytes, kMaxExpected, left()});
     const std::uint64_t read = begin_ + held_;
     if (end > read) source_.want({read, end - read}, [](int) {});
   }
 
  private:
-  static constexpr std::uint64_t kMostExpected = 8 << 20;
+  static constexpr std::uint64_t kMaxExpected = 8 << 20;
   static constexpr std::uint64_t kFirstPiece = kGgufFirstPiece;
   static constexpr std::uint64_t kLargestPiece = 4 << 20;
 

@@ -16,7 +16,7 @@ namespace {
 
 // The number of shards has a limit, because each is searched for and has its own records. No
 // process can usually open this many files.
-constexpr std::size_t kMostShards = 1 << 16;
+constexpr std::size_t kMaxShards = 1 << 16;
 
 // Receives the SAX events of an index. Keeps `weight_map` and `metadata.total_size`.
 class IndexReader {
@@ -48,8 +48,8 @@ class IndexReader {
     if (!in_map()) return scalar();
     const auto [shard, is_new] =
         shard_numbers.try_emplace(value, static_cast<std::uint32_t>(shard_numbers.size()));
-    if (shard_numbers.size() > kMostShards) {
-      return refuse("more than " + std::to_string(kMostShards) +
+    if (shard_numbers.size() > kMaxShards) {
+      return refuse("more than " + std::to_string(kMaxShards) +
                     " shards: no index of a checkpoint");
     }
     index.entries.push_back(

@@ -11,7 +11,7 @@ namespace stfs {
 namespace {
 
 constexpr std::string_view kNpyMagic = "\x93NUMPY";
-constexpr std::uint64_t kMostNpyHeader = 1 << 20;  // bytes of the dictionary
+constexpr std::uint64_t kMaxNpyHeader = 1 << 20;  // bytes of the dictionary
 
 class NpyParser {
  public:
@@ -139,7 +139,7 @@ std::optional<std::uint64_t> npy_header_length(std::string_view first) {
   const std::size_t bytes = major == 1 ? 2 : 4;
   std::uint64_t length = 0;
   std::memcpy(&length, first.data() + 8, bytes);  // little-endian
-  return length > kMostNpyHeader ? std::nullopt : std::optional(8 + bytes + length);
+  return length > kMaxNpyHeader ? std::nullopt : std::optional(8 + bytes + length);
 }
 
 NpyHeader parse_npy_header(std::string_view header) { return NpyParser().parse(header); }

@@ -2,7 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "core/format/described.h"
+#include "core/format/archive_tensors.h"
 #include "core/format/inflate.h"
 
 #include <algorithm>
@@ -53,7 +53,7 @@ class NpzReader {
       throw Error(ErrorCode::kArchive, place_,
                   "tensor " + in_quotes(name) + ": its size does not fit its shape");
     }
-    if (array.is_fortran && from.deflated && array.bytes > kMostInflatedAgain) {
+    if (array.is_fortran && from.deflated && array.bytes > kMaxInflatedAgain) {
       return refusals.add(
           name,
           "is compressed and in Fortran order, so that a few rows are spread over all of its " +

@@ -2,7 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "core/format/described.h"
+#include "core/format/archive_tensors.h"
 #include "core/format/inflate.h"
 #include "core/format/torch_pickle.h"
 
@@ -18,14 +18,14 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kMostPickle = 256 << 20;  // bytes, enough for two million tensors
+constexpr std::uint64_t kMaxPickle = 256 << 20;  // bytes, enough for two million tensors
 // A compressed pickle may always have kFewUnpacked bytes, and more if its compression ratio is less
-// than kMostRatio.
-constexpr std::uint64_t kFewUnpacked = 256 << 10, kMostRatio = 16;
-constexpr std::uint64_t kMostTensorBytes = std::uint64_t{1} << 60;  // bytes of all tensors
+// than kMaxRatio.
+constexpr std::uint64_t kFewUnpacked = 256 << 10, kMaxRatio = 16;
+constexpr std::uint64_t kMaxTensorBytes = std::uint64_t{1} << 60;  // bytes of all tensors
 // The bytes of all tensors that have more bytes than their storage, because strides of 0 repeat its
 // elements. Without a limit, a program that reads the tensors of a small file could need years.
-constexpr std::uint64_t kMostRepeated = 16ULL << 30;
+constexpr std::uint64_t kMaxRepeated = 16ULL << 30;
 constexpr std::uint64_t kLeastStep =
     1 << 20;  // the least distance between kept places in a compressed storage (inflated.cpp)
 // A read that goes back by at most this many bytes decompresses nothing again, because strided.cpp
@@ -62,7 +62,7 @@ class TorchReader {
     const ByteRange data = data_of(pickle, source_, place_, read_);
     header_.raw = {data.offset, pickle.method == ZipMember::kStored ? data.length : 0};
     header_.beginning = 0;
-    const Pickle read_pickle(content_of(pickle, kMostPickle), place_);
+    const Pickle read_pickle(content_of(pickle, kMaxPickle), place_);
     prefetch_members(source_, zip_.members, kBeforeStorage);
     {
       Refusals refusals(place_, header_);
@@ -149,7 +149,7 @@ class TorchReader {
     // A compressed member may have a thousand times the bytes of its file, but a pickle of tensors
     // never compresses this well.
     if (member.method != ZipMember::kStored && member.unpacked > kFewUnpacked &&
-        member.unpacked / kMostRatio > member.packed) {
+        member.unpacked / kMaxRatio > member.packed) {
       refuse_torch(place_,
                    subject + ": its uncompressed size is too large for its compressed size");
     }
@@ -187,22 +187,22 @@ class TorchReader {
                                std::to_string(storage->unpacked) + " bytes, but should have " +
                                std::to_string(tensor.storage_bytes));
     }
-    if (tensor.bytes > kMostTensorBytes - bytes_) {
+    if (tensor.bytes > kMaxTensorBytes - bytes_) {
       return refusals.add(name, "it has more elements than stfs can show");
     }
     if (tensor.bytes > tensor.storage_bytes) {
-      if (tensor.bytes > kMostRepeated - repeated_) {
+      if (tensor.bytes > kMaxRepeated - repeated_) {
         return refusals.add(
             name, "it repeats a storage of " + human_bytes(tensor.storage_bytes) + " up to " +
                       human_bytes(tensor.bytes) + ", but all such tensors may have only " +
-                      human_bytes(kMostRepeated) + " together: save what clone() gives");
+                      human_bytes(kMaxRepeated) + " together: save what clone() gives");
       }
       repeated_ += tensor.bytes;
     }
     bytes_ += tensor.bytes;
     if (storage->method == ZipMember::kDeflated) {
       const std::uint64_t again = inflated_again(tensor, storage->unpacked);
-      if (again > kMostInflatedAgain) {
+      if (again > kMaxInflatedAgain) {
         return refusals.add(
             name, "its strides go back and forth over a compressed storage: " + human_bytes(again) +
                       " would be decompressed for one byte: unpack the archive, and pack it"

@@ -115,14 +115,14 @@ class TensorReader {
 
   // Returns nullopt if `value` is not a tensor.
   std::optional<TorchTensor> read(PickleValue value) {
-    constexpr int kMostWraps = 16;  // a parameter of a subclass has two wraps
+    constexpr int kMaxWraps = 16;  // a parameter of a subclass has two wraps
     if (value.kind != PickleKind::kObject) return std::nullopt;
     const Pickle::Node& first = pickle_.node(value);
     PickleValue callable = first.callable;
     PickleValue arguments = first.arguments;
     if (Pickle::is_persistent(first)) return refused("is a storage, without a type and a shape");
     std::string class_name;
-    for (int wraps = 0; wraps < kMostWraps; ++wraps) {
+    for (int wraps = 0; wraps < kMaxWraps; ++wraps) {
       if (callable.kind != PickleKind::kGlobal || arguments.kind != PickleKind::kTuple)
         return std::nullopt;
       const Pickle::Global called = pickle_.global_of(callable);
@@ -181,7 +181,7 @@ class TensorReader {
       if (arguments.kind != PickleKind::kTuple || arguments.count != 1) return false;
       tuple = pickle_.items_of(arguments)[0];
     }
-    if (tuple.kind != PickleKind::kTuple || tuple.count > kMostDims) return false;
+    if (tuple.kind != PickleKind::kTuple || tuple.count > kMaxDims) return false;
     for (const PickleValue dim : pickle_.items_of(tuple)) {
       if (dim.kind != PickleKind::kInt || dim.number() < 0) return false;
       out.push_back(dim.at);
@@ -293,7 +293,7 @@ class TensorReader {
     return tensor;
   }
 
-  static constexpr std::uint32_t kMostDims = 64;  // PyTorch's limit
+  static constexpr std::uint32_t kMaxDims = 64;  // PyTorch's limit
 
   const Pickle& pickle_;
 };
@@ -385,8 +385,8 @@ class TensorWalk {
   }
 
   void count(const std::string& class_name) {
-    constexpr std::size_t kMostClasses = 64;
-    ++left_out_[left_out_.size() < kMostClasses ? class_name : "other classes"];
+    constexpr std::size_t kMaxClasses = 64;
+    ++left_out_[left_out_.size() < kMaxClasses ? class_name : "other classes"];
   }
 
   // Adds `bytes` to `sum` and throws if it exceeds `most`. The total length of names needs a limit,

@@ -18,7 +18,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-constexpr std::uint64_t kMostDirectory = 256 << 20;  // bytes, enough for two million members
+constexpr std::uint64_t kMaxDirectory = 256 << 20;  // bytes, enough for two million members
 constexpr std::uint64_t kEndRecordBytes = 22, kLocatorBytes = 20, kRecord64Bytes = 56,
                         kEntryBytes = 46, kLocalBytes = 30;
 constexpr std::uint16_t kZip64 = 1;  // the number of an extra field
@@ -27,7 +27,7 @@ constexpr std::uint16_t kEncrypted = 1;  // a flag
 
 // The greatest number of bytes that deflate can make from one byte: four copies of 258 bytes, each
 // in two bits.
-constexpr std::uint64_t kMostInflation = 1032;
+constexpr std::uint64_t kMaxInflation = 1032;
 
 [[noreturn]] void refuse_zip(const std::string& place, const std::string& rule) {
   throw Error(ErrorCode::kArchive, place, rule);
@@ -99,7 +99,7 @@ class ZipReader {
     if (length_ > directory_end_ || begin > directory_end_ - length_) {
       refuse_zip(place_, "the central directory lies outside of the zip archive");
     }
-    if (length_ > kMostDirectory) refuse_zip(place_, "the central directory is over 256 MiB");
+    if (length_ > kMaxDirectory) refuse_zip(place_, "the central directory is over 256 MiB");
     if (const std::uint64_t before = directory_end_ - length_ - begin; before != 0) {
       refuse_several(before);
     }
@@ -210,7 +210,7 @@ class ZipReader {
         refuse_member(member, "its two sizes differ, although it is not compressed");
       }
       if (member.method == ZipMember::kDeflated &&
-          member.unpacked / kMostInflation > member.packed) {
+          member.unpacked / kMaxInflation > member.packed) {
         refuse_member(member, "its uncompressed size is impossible for its compressed size");
       }
     }

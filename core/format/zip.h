@@ -62,7 +62,7 @@ bool is_zip(std::span<const std::byte> first);
 
 // A tensor with elements all over a compressed member is refused if one tile of it (8 MiB) would
 // need more bytes than this to be decompressed.
-inline constexpr std::uint64_t kMostInflatedAgain = 1 << 30;
+inline constexpr std::uint64_t kMaxInflatedAgain = 1 << 30;
 
 // The bytes at the end of an archive that are read first: the end record, the longest comment, and
 // the zip64 locator.

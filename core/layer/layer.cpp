@@ -23,7 +23,7 @@ constexpr LayerRow kTable[] = {
      .is_idempotent = false,
      .accepts = [](std::string_view argument) { return !argument.empty(); },
      .resolve = resolved_delta,
-     .is_elsewhere = [](const std::string& argument) { return is_url(argument); },
+     .is_remote = [](const std::string& argument) { return is_url(argument); },
      .apply =
          [](TensorList below, std::span<const std::string> arguments, const LayerContext& context) {
            return apply_delta(std::move(below), arguments[0], context.sources);
@@ -36,7 +36,7 @@ constexpr LayerRow kTable[] = {
      .is_idempotent = true,
      .accepts = [](std::string_view argument) { return dequantized_type(argument).has_value(); },
      .resolve = nullptr,
-     .is_elsewhere = nullptr,
+     .is_remote = nullptr,
      .apply =
          [](TensorList below, std::span<const std::string> arguments, const LayerContext& context) {
            return dequantize(std::move(below), *dequantized_type(arguments[0]), context.sources);
@@ -50,7 +50,7 @@ constexpr LayerRow kTable[] = {
      .accepts =
          [](std::string_view argument) { return !adapter_choice(argument).directory.empty(); },
      .resolve = resolved_adapter,
-     .is_elsewhere =
+     .is_remote =
          [](const std::string& argument) { return is_url(adapter_choice(argument).directory); },
      .apply =
          [](TensorList below, std::span<const std::string> arguments, const LayerContext& context) {
@@ -65,7 +65,7 @@ constexpr LayerRow kTable[] = {
      .accepts = [](std::string_view argument) { return !argument.empty(); },
      .resolve = read_edits,
      .is_text = is_edit_text,
-     .is_elsewhere = name_url_in_edits,
+     .is_remote = name_url_in_edits,
      .apply =
          [](TensorList below, std::span<const std::string> arguments, const LayerContext& context) {
            return edit(std::move(below), arguments, context.sources, context.load);
@@ -113,10 +113,10 @@ Layers resolved(Layers layers, Sources& sources) {
   return layers;
 }
 
-bool are_elsewhere(const Layers& layers) {
+bool any_is_remote(const Layers& layers) {
   return std::ranges::any_of(layers, [](const Layer& layer) {
     const LayerRow& row = *find_layer(layer.option);
-    return row.is_elsewhere != nullptr && row.is_elsewhere(layer.argument);
+    return row.is_remote != nullptr && row.is_remote(layer.argument);
   });
 }
 

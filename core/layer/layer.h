@@ -46,7 +46,7 @@ struct LayerRow {
   // never does.
   bool (*is_text)(std::string_view argument) = nullptr;
   // Returns true if applying the layer may use the network. Null: it never does.
-  bool (*is_elsewhere)(const std::string& argument);
+  bool (*is_remote)(const std::string& argument);
   // Applies the layer to `below`, whose names are sorted (TensorList::sort_names()). Returns
   // `below` unchanged if there is nothing to do. Throws Error.
   TensorList (*apply)(TensorList below, std::span<const std::string> arguments,
@@ -86,7 +86,7 @@ const LayerRow* find_layer(std::string_view option);
 // Returns the layers with resolved arguments (LayerRow::resolve). Throws Error.
 Layers resolved(Layers layers, Sources& sources);
 // Returns true if applying any of the layers may use the network.
-bool are_elsewhere(const Layers& layers);
+bool any_is_remote(const Layers& layers);
 
 // Applies all layers to `list`, one row of the table after the other.
 TensorList apply_layers(TensorList list, const Layers& layers, const LayerContext& context);

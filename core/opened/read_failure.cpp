@@ -57,7 +57,7 @@ Error read_failure(const Tensor& tensor, int error) {
 Error read_failure(const Checkpoint& checkpoint, const std::string& subject, int error) {
   std::vector<const Source*> sources;
   for (const Part& part : checkpoint.parts()) sources.push_back(part.source.get());
-  return failure_of(sources, public_name(checkpoint.origins().front().path), subject, error);
+  return failure_of(sources, checkpoint.origins().front(), subject, error);
 }
 
 }  // namespace stfs

@@ -25,7 +25,7 @@ TileCache::Buffers::Buffer TileCache::Buffers::take(std::size_t size) {
 
 void TileCache::Buffers::give(std::size_t size, Buffer buffer) {
   const std::lock_guard lock(mutex_);
-  if (spare_.size() == kMostSpare) spare_.erase(spare_.begin());
+  if (spare_.size() == kMaxSpare) spare_.erase(spare_.begin());
   spare_.emplace_back(size, std::move(buffer));
 }
 

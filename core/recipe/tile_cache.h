@@ -3,7 +3,7 @@
 // Thread safety: the functions may be called from any thread.
 #pragma once
 
-#include "core/base/turns.h"
+#include "core/base/semaphore.h"
 
 #include <compare>
 #include <cstddef>
@@ -31,7 +31,7 @@ class TileCache {
   // the tile.
   class Buffers {
    public:
-    Buffers() { spare_.reserve(kMostSpare); }
+    Buffers() { spare_.reserve(kMaxSpare); }
     struct Free {
       void operator()(std::byte* bytes) const;
     };
@@ -40,7 +40,7 @@ class TileCache {
     void give(std::size_t size, Buffer buffer);
 
    private:
-    static constexpr std::size_t kMostSpare = 4;
+    static constexpr std::size_t kMaxSpare = 4;
     std::mutex mutex_;
     std::vector<std::pair<std::size_t, Buffer>> spare_;  // with their sizes, the newest last
   };
@@ -88,7 +88,7 @@ class TileCache {
   std::list<Kept> kept_;  // the most recently used first
   std::map<Key, std::list<Kept>::iterator> by_key_;
   std::size_t bytes_ = 0;  // bytes of all tiles in kept_
-  Turns turns_{kAtOnce};
+  Semaphore turns_{kAtOnce};
 };
 
 }  // namespace stfs

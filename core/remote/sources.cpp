@@ -6,10 +6,10 @@
 #include "core/remote/cache/cache.h"
 #include "core/remote/cache/cache_file.h"
 #include "core/remote/cache/fetcher.h"
-#include "core/remote/cache/hub_copy.h"
 #include "core/remote/http/http.h"
 #include "core/remote/http/url.h"
 #include "core/remote/stores/hub.h"
+#include "core/remote/stores/hub_cache.h"
 #include "core/remote/stores/hub_name.h"
 #include "core/remote/stores/remote.h"
 #include "core/remote/stores/web.h"
@@ -56,7 +56,7 @@ std::string key_of(const std::string& given) {
 
 bool is_web(std::string_view scheme) { return scheme == "https" || scheme == "http"; }
 
-using Known = KnownSource;
+using Known = SourceFacts;
 
 Json json_of(const Known& known, bool with_secrets) {
   Json json = Json::object();
@@ -120,9 +120,18 @@ void Sources::start_fetching() {
   if (fetcher_) fetcher_->hold(false);
 }
 
-std::vector<std::string> Sources::hub_copies() const {
+std::vector<std::string> Sources::files_read() const {
   const std::lock_guard lock(known_mutex_);
-  return hub_copies_;
+  return {files_read_.begin(), files_read_.end()};
+}
+
+void Sources::note_read(const std::string& path) {
+  {
+    std::error_code error;
+    const std::lock_guard lock(known_mutex_);
+    files_read_.insert(std::filesystem::absolute(path, error).string());
+  }
+  if (options_.reads) options_.reads(path);
 }
 
 std::string Sources::cache_directory() const { return is_remote_ ? options_.cache_dir : ""; }
@@ -165,7 +174,7 @@ Fetcher& Sources::fetcher() {
                                                           .offline = options_.offline,
                                                           .counters = options_.counters},
                                          http(), cache());
-    fetcher_->hold(asks_nobody_);
+    fetcher_->hold(network_is_closed_);
   });
   return *fetcher_;
 }
@@ -190,20 +199,25 @@ Store& Sources::store(const std::string& name) {
 }
 
 void Sources::warn(const std::string& line) {
-  const std::lock_guard lock(talk_mutex_);
+  const std::lock_guard lock(callback_mutex_);
   if (warnings_.insert(line).second && options_.warn != nullptr) options_.warn(line);
 }
 
+void Sources::warn_of_unused_copy(const Error& error) {
+  warn(printable(error.place()) +
+       ": the copy in the Hub's own cache is not used: " + error.message());
+}
+
 // The facts that use() was given for a name.
-std::optional<KnownSource> Sources::given(const std::string& name) {
-  if (!asks_nobody_) return std::nullopt;
+std::optional<SourceFacts> Sources::given(const std::string& name) {
+  if (!network_is_closed_) return std::nullopt;
   const std::lock_guard lock(known_mutex_);
   const auto at = known_.find(name);
   return at != known_.end() ? std::optional(at->second) : std::nullopt;
 }
 
 // The cache's facts about a name.
-KnownSource Sources::recalled(const std::string& name) {
+SourceFacts Sources::recalled(const std::string& name) {
   const auto json = cache().recall(key_of(name));
   return json ? known_of(Json::parse(*json, nullptr, false)) : Known{};
 }
@@ -263,73 +277,41 @@ std::uint64_t Sources::end_not_cached(const RemoteVersion& version, const Source
   return has_all ? 0 : end;
 }
 
+// Opens the file of the Hub's own cache that stands for an object; null where there is none, and,
+// with a warning, where it must not be used. `version` null: offline, and it was never asked for.
+std::unique_ptr<const Source> Sources::make_from_copy(const std::string& name,
+                                                      const RemoteVersion* version) {
+  const std::string path = scheme_of(name) == "hf" ? hub_local_copy(name) : "";
+  if (path.empty()) return nullptr;
+  note_read(path);
+  try {
+    HubCacheFile copy = open_in_hub_cache(path);
+    auto object = hub_copy_object(name, copy.path);
+    if (version != nullptr) {
+      // Tokens of one kind of digest have one length.
+      if (object && object->token.size() == version->token.size() &&
+          object->token != version->token) {
+        throw Error(ErrorCode::kUnreadable, path, "is called by another digest than the Hub's");
+      }
+      object = LocalFile::Object{.name = version->name,
+                                 .token = version->token,
+                                 .mtime = version->mtime,
+                                 .sha256 = version->sha256};
+    }
+    auto file = std::make_unique<const LocalFile>(copy.path, std::move(copy.fd), std::move(object));
+    if (version == nullptr || file->size() == version->size) return file;
+    throw Error(ErrorCode::kUnreadable, path,
+                "has " + std::to_string(file->size()) + " bytes, not " +
+                    std::to_string(version->size) + " as the Hub says");
+  } catch (const Error& error) {
+    warn_of_unused_copy(error);
+  }
+  return nullptr;
+}
+
 std::unique_ptr<const Source> Sources::make(const std::string& name, const RemoteVersion& version,
                                             std::string_view first, When when) {
-  if (auto copy = make_from_copy(name, version, first, when)) return copy;
-  return make_fetched(name, version, first, when);
-}
-
-// The file of the Hub's own cache that stands for an object; "" when there is none.
-std::string Sources::copy_of(const std::string& name) {
-  std::string path = scheme_of(name) == "hf" ? hub_local_copy(name) : "";
-  if (path.empty()) return path;
-  const std::lock_guard lock(known_mutex_);
-  if (std::ranges::find(hub_copies_, path) == hub_copies_.end()) hub_copies_.push_back(path);
-  return path;
-}
-
-// From a file of the Hub's own cache; null when there is none that fits.
-std::unique_ptr<const Source> Sources::make_from_copy(const std::string& name,
-                                                      const RemoteVersion& version,
-                                                      std::string_view first, When when) {
-  const std::string path = copy_of(version.name);
-  if (path.empty()) return nullptr;
-  std::unique_ptr<const LocalFile> file;
-  CopyState state = CopyState::kRefused;
-  try {
-    file = std::make_unique<const LocalFile>(path);
-    state = look_at_hub_copy(*file, version, cache());
-  } catch (const Error&) {
-    // A copy that cannot be read is refused.
-  }
-  if (state == CopyState::kRefused) {
-    warn(printable(path) +
-         ": the Hub's own cache has other bytes than the Hub: not used: remove it");
-    return nullptr;
-  }
-  // While the digest of a large copy is unknown, loading reads from the Hub: headers are small.
-  std::unique_ptr<const Source> remote;
-  if (state == CopyState::kUnknown && !options_.offline) {
-    remote = make_fetched(name, version, first, when);
-  }
-  return std::make_unique<const HubCopy>(version, std::move(file), std::move(remote),
-                                         state == CopyState::kFits, cache());
-}
-
-// Offline, of an object that nobody has asked for: the Hub's own cache calls a file of Git LFS by
-// its digest. Of any other file nobody tells a digest. Null when there is none.
-std::unique_ptr<const Source> Sources::open_unasked_copy(const std::string& name) {
-  const std::string path = copy_of(name);
-  if (path.empty()) return nullptr;
-  auto file = std::make_unique<const LocalFile>(path);
-  const std::string blob = last_component(file->path());
-  if (!is_digest(blob, kSha256Digits)) return file;
-  HubName pinned = parse_hub_name(name);
-  constexpr std::string_view kSnapshots = "/snapshots/";
-  const std::size_t at = path.rfind(kSnapshots, path.size() - pinned.path.size());
-  pinned.revision = path.substr(at + kSnapshots.size(), kCommitDigits);
-  RemoteVersion version;
-  version.name = pinned.text();
-  version.size = file->size();
-  version.mtime = file->mtime();
-  version.token = "hf-" + blob;
-  version.sha256 = blob;
-  return make_from_copy(name, version, "", When::kLater);
-}
-
-std::unique_ptr<const Source> Sources::make_fetched(const std::string& name,
-                                                    const RemoteVersion& version,
-                                                    std::string_view first, When when) {
+  if (auto copy = make_from_copy(version.name, &version)) return copy;
   std::unique_ptr<CacheEntry> entry = cache().open(version, options_.offline);
   if (entry == nullptr && options_.offline) refuse_to_ask(name);
   if (entry != nullptr && entry->is_new()) {
@@ -358,9 +340,9 @@ std::unique_ptr<const Source> Sources::open_remote(const std::string& name, When
   Known known = recalled(at);
   if (!may_ask()) {
     if (!known.version && options_.offline) {
-      if (auto copy = open_unasked_copy(at)) return copy;
+      if (auto copy = make_from_copy(at, nullptr)) return copy;
     }
-    if (!known.version || asks_nobody_) refuse_to_ask(name);
+    if (!known.version || network_is_closed_) refuse_to_ask(name);
     {
       const std::lock_guard lock(known_mutex_);
       known_[at].version = known.version;  // for resolutions()
@@ -387,7 +369,7 @@ std::unique_ptr<const Source> Sources::open_remote(const std::string& name, When
   return make(at, found.version, found.first, when);
 }
 
-void Sources::remove_made_since(std::size_t made) {
+void Sources::remove_created_since(std::size_t made) {
   std::vector<Made> removed;
   {
     const std::lock_guard lock(known_mutex_);
@@ -428,7 +410,7 @@ std::optional<std::vector<std::string>> Sources::names_in(const std::string& nam
   }
   const std::string at = pinned(name);
   if (!may_ask()) {
-    const Known known = asks_nobody_ ? given(at).value_or(Known{}) : recalled(at);
+    const Known known = network_is_closed_ ? given(at).value_or(Known{}) : recalled(at);
     if (known.is_file || known.version || known.listing) {
       const std::lock_guard lock(known_mutex_);
       known_[at].is_file = !known.listing;  // for resolutions()
@@ -472,6 +454,8 @@ void Sources::forget() {
   {
     const std::lock_guard lock(known_mutex_);
     known_.clear();
+    files_read_.clear();
+    offline_roots_.clear();
   }
   const std::lock_guard lock(stores_mutex_);
   for (const auto& [scheme, store] : stores_) store->forget();
@@ -486,7 +470,7 @@ std::string Sources::pinned(const std::string& name) {
   }
   Store& store = this->store(name);
   if (!may_ask()) {
-    const auto before = asks_nobody_ ? std::nullopt : recalled(name).pinned;
+    const auto before = network_is_closed_ ? std::nullopt : pinned_offline(name);
     if (!before) return name;
     const std::lock_guard lock(known_mutex_);
     known_[name].pinned = before;  // for resolutions()
@@ -497,12 +481,33 @@ std::string Sources::pinned(const std::string& name) {
   return pinned;
 }
 
+// The name with the commit that stfs's cache remembers, or that the Hub's own cache has. It stays
+// the same for a revision, although another process may move it between two files.
+std::optional<std::string> Sources::pinned_offline(const std::string& name) {
+  std::optional<std::string> pinned = recalled(name).pinned;
+  if (scheme_of(name) != "hf") return pinned;
+  const HubName asked = parse_hub_name(name);
+  if (asked.has_commit()) return pinned;
+  HubName root;
+  try {
+    root = pinned ? parse_hub_name(*pinned)
+                  : HubName{.id = asked.id, .revision = hub_cached_commit(asked)};
+  } catch (const Error& error) {
+    warn_of_unused_copy(error);
+  }
+  const std::lock_guard lock(known_mutex_);
+  root = offline_roots_.try_emplace(asked.id + "@" + asked.revision, root).first->second;
+  if (!root.has_commit()) return std::nullopt;
+  root.path = asked.path;
+  return root.text();
+}
+
 int Sources::read(const Source& source, std::uint64_t offset, std::span<std::byte> out) {
-  if (!is_url(source.path())) return source.read(out, offset);
+  if (!is_url(source.path()) || source.local_file() != nullptr) return source.read(out, offset);
   std::string key = source.path();
   key.append(1, '\0').append(source.token()).append(1, '\0');
   key += std::to_string(offset);
-  if (asks_nobody_) {
+  if (network_is_closed_) {
     const auto known = parts_.find(key);
     if (known != parts_.end() && known->second.size() == out.size()) {
       std::memcpy(out.data(), known->second.data(), out.size());
@@ -510,16 +515,17 @@ int Sources::read(const Source& source, std::uint64_t offset, std::span<std::byt
     }
   }
   const int error = source.read(out, offset);
-  if (error != 0 || asks_nobody_) return error;
-  constexpr std::size_t kMostParts = std::size_t{16} << 20;
+  if (error != 0 || network_is_closed_) return error;
+  constexpr std::size_t kMaxParts = std::size_t{16} << 20;
   const std::lock_guard lock(known_mutex_);
-  if (parts_bytes_ + out.size() > kMostParts) return 0;
+  if (parts_bytes_ + out.size() > kMaxParts) return 0;
   parts_bytes_ += out.size();
   parts_[std::move(key)] = {reinterpret_cast<const char*>(out.data()), out.size()};
   return 0;
 }
 
 void Sources::keep_if_not_cached(const Source& source, std::string_view first) {
+  if (source.local_file() != nullptr) return;
   const std::lock_guard lock(known_mutex_);
   for (auto& [name, known] : known_) {
     if (is_version_of(known, source) && !is_cached(*known.version, first.size()))
@@ -534,7 +540,7 @@ std::string Sources::resolutions(std::span<const Beginning> beginnings) {
       const std::lock_guard lock(known_mutex_);
       const auto known = std::ranges::find_if(
           known_, [&, at = source](const auto& entry) { return is_version_of(entry.second, *at); });
-      if (known == known_.end()) continue;
+      if (known == known_.end() || source->local_file() != nullptr) continue;
       end = end_not_cached(*known->second.version, *source, length);
     }
     if (end == 0) continue;
@@ -552,7 +558,7 @@ std::string Sources::resolutions(std::span<const Beginning> beginnings) {
   }
   Json json = Json::object();
   Json& names = json["names"] = Json::array();
-  const std::scoped_lock lock(known_mutex_, talk_mutex_);
+  const std::scoped_lock lock(known_mutex_, callback_mutex_);
   for (const auto& [name, known] : known_) {
     names.push_back(Json::array({Json::binary({name.begin(), name.end()}), json_of(known, true)}));
   }
@@ -572,7 +578,7 @@ void Sources::use(std::string_view resolutions) {
       !json.contains("warnings")) {
     throw Error(ErrorCode::kUnreadable, "", "the sources that were found are not understood");
   }
-  const std::scoped_lock lock(known_mutex_, talk_mutex_);
+  const std::scoped_lock lock(known_mutex_, callback_mutex_);
   for (const Json& entry : json["names"]) {
     const auto& name = entry.at(0).get_binary();
     known_[std::string(name.begin(), name.end())] = known_of(entry.at(1));
@@ -583,11 +589,13 @@ void Sources::use(std::string_view resolutions) {
     parts_[{key.begin(), key.end()}].assign(bytes.begin(), bytes.end());
   }
   for (const Json& line : json["warnings"]) warnings_.insert(line.get<std::string>());
-  asks_nobody_ = true;
+  network_is_closed_ = true;
 }
 
 std::unique_ptr<const Source> Sources::open(const std::string& name) {
-  return is_url(name) ? open_remote(name, When::kNow) : std::make_unique<const LocalFile>(name);
+  if (is_url(name)) return open_remote(name, When::kNow);
+  note_read(name);
+  return std::make_unique<const LocalFile>(name);
 }
 
 std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> names, When when) {
@@ -636,7 +644,7 @@ std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> name
       if (!opened[remote[i]].error) open_one(remote[i]);
       const std::size_t now = ++done;
       if (when == When::kLater || options_.progress == nullptr) continue;
-      const std::lock_guard lock(talk_mutex_);
+      const std::lock_guard lock(callback_mutex_);
       options_.progress(now, remote.size());
     }
   });
@@ -644,7 +652,10 @@ std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> name
 }
 
 std::string Sources::read_file(const std::string& name, std::uint64_t limit) {
-  if (!is_url(name)) return stfs::read_file(name, limit);
+  if (!is_url(name)) {
+    note_read(name);
+    return stfs::read_file(name, limit);
+  }
   const std::unique_ptr<const Source> source = open(name);
   if (source->size() > limit) {
     throw Error(ErrorCode::kUnreadable, public_name(name),

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "core/base/error.h"
+#include "core/remote/stores/hub_name.h"
 #include "core/remote/stores/remote.h"
 #include "core/remote/stores/s3.h"
 #include "core/source/counters.h"
@@ -46,6 +47,8 @@ struct SourceOptions {
   // Takes a line for the user, each once: a cache that cannot be used, a version that is told by
   // time and size alone. Called by any thread, one at a time.
   std::function<void(const std::string& line)> warn = nullptr;
+  // Takes each local file that is opened or read, and may throw to refuse it. Called by any thread.
+  std::function<void(const std::string& path)> reads = nullptr;
   // Called by open_all() after each remote source, by any thread, one at a time.
   std::function<void(std::size_t opened, std::size_t all)> progress = nullptr;
 };
@@ -60,7 +63,7 @@ class Http;
 class Store;
 
 // The facts found about a name.
-struct KnownSource {
+struct SourceFacts {
   std::optional<std::string> pinned = {};
   bool is_file = false;    // a store said so
   bool is_absent = false;  // a store said so; not remembered by the cache
@@ -80,8 +83,10 @@ class Sources {
   // kUsage for a URL that no store takes. Virtual, so that a test can give sources of its own.
   virtual std::unique_ptr<const Source> open(const std::string& name);
 
-  // The files of the Hub's own cache that were looked at for remote sources so far.
-  std::vector<std::string> hub_copies() const;
+  // The local files that were opened or read so far, and those of the Hub's own cache that were
+  // looked at for remote sources. forget() empties the list.
+  std::vector<std::string> files_read() const;
+  void note_read(const std::string& path);
   std::uint64_t memory() const { return options_.memory; }
 
   // The directory of the cache of remote sources; "" when none was opened.
@@ -108,12 +113,12 @@ class Sources {
   // were opened stay what they are.
   void forget();
   // The text of a small file. Throws Error; kUnreadable over `limit` bytes.
-  virtual std::string read_file(const std::string& name, std::uint64_t limit);
+  std::string read_file(const std::string& name, std::uint64_t limit);
 
   // How much was made in the cache, entries and names; removes what was made since, and what nobody
   // uses. For loading that fails, also in the midst of another.
   std::size_t made() const;
-  void remove_made_since(std::size_t made);
+  void remove_created_since(std::size_t made);
 
   // Reads a few bytes that loading needs beside headers, as Source::read: of a remote source,
   // resolutions() has them.
@@ -143,14 +148,15 @@ class Sources {
   Store& store(const std::string& name);
 
   void warn(const std::string& line);
-  std::optional<KnownSource> given(const std::string& name);
-  KnownSource recalled(const std::string& name);
+  void warn_of_unused_copy(const Error& error);
+  std::optional<SourceFacts> given(const std::string& name);
+  SourceFacts recalled(const std::string& name);
   template <class Change>
   void learn(const std::string& name, const Change& change);
   [[noreturn]] void refuse_to_ask(const std::string& name) const;
   std::chrono::seconds timeout() const { return std::chrono::seconds(options_.timeout); }
-  bool may_ask() const { return !options_.offline && !asks_nobody_; }
-  static bool is_version_of(const KnownSource& known, const Source& source);
+  bool may_ask() const { return !options_.offline && !network_is_closed_; }
+  static bool is_version_of(const SourceFacts& known, const Source& source);
   bool is_cached(const RemoteVersion& version, std::uint64_t length);
   std::uint64_t end_not_cached(const RemoteVersion& version, const Source& source,
                                std::uint64_t length);
@@ -158,19 +164,15 @@ class Sources {
   std::unique_ptr<const Source> open_remote(const std::string& name, When when);
   std::unique_ptr<const Source> make(const std::string& name, const RemoteVersion& version,
                                      std::string_view first, When when);
-  std::unique_ptr<const Source> make_fetched(const std::string& name, const RemoteVersion& version,
-                                             std::string_view first, When when);
   std::unique_ptr<const Source> make_from_copy(const std::string& name,
-                                               const RemoteVersion& version, std::string_view first,
-                                               When when);
-  std::string copy_of(const std::string& name);
-  std::unique_ptr<const Source> open_unasked_copy(const std::string& name);
+                                               const RemoteVersion* version);
+  std::optional<std::string> pinned_offline(const std::string& name);
   std::optional<std::vector<std::string>> local_listing(const std::string& name) const;
 
   SourceOptions options_;
   const bool is_offline_for_hub_;
   Counters own_counters_;
-  bool asks_nobody_ = false;
+  bool network_is_closed_ = false;
 
   std::once_flag http_once_, cache_once_, fetcher_once_;
   // Destroyed from the last to the first: each uses those before it.
@@ -181,18 +183,19 @@ class Sources {
   std::unique_ptr<Fetcher> fetcher_;
 
   mutable std::mutex known_mutex_;
-  std::map<std::string, KnownSource> known_;  // by name, with its secrets
+  std::map<std::string, SourceFacts> known_;      // by name, with its secrets
+  std::map<std::string, HubName> offline_roots_;  // pinned names of models, by ID@REVISION
   // An entry of the cache, by its ID, or what it remembers of a name.
   struct Made {
     std::string id, name;
   };
   std::vector<Made> made_;
-  std::vector<std::string> hub_copies_;
+  std::set<std::string> files_read_;
   std::atomic<bool> is_remote_ = false;  // a remote source was opened
-  // Bytes of remote sources by path, token and offset. Constant once asks_nobody_ is true.
+  // Bytes of remote sources by path, token and offset. Constant once network_is_closed_ is true.
   std::map<std::string, std::string> parts_;
   std::size_t parts_bytes_ = 0;
-  std::mutex talk_mutex_;           // of the functions in options_
+  std::mutex callback_mutex_;       // of the functions in options_
   std::set<std::string> warnings_;  // that the user has seen
 };
 

@@ -33,14 +33,14 @@
 namespace stfs {
 namespace {
 
-constexpr std::size_t kMostMetadata = 500;  // entries
-constexpr std::size_t kMostText = 400;      // bytes of a value of the metadata
+constexpr std::size_t kMaxMetadata = 500;  // entries
+constexpr std::size_t kMaxText = 400;      // bytes of a value of the metadata
 
 // --- what needs no tensor's bytes
 
 std::string cut(std::string text) {
-  if (text.size() <= kMostText) return text;
-  text.resize(utf8_floor(text, kMostText));
+  if (text.size() <= kMaxText) return text;
+  text.resize(utf8_floor(text, kMaxText));
   return text + "...";
 }
 
@@ -48,12 +48,7 @@ std::string title_of(const Checkpoint& checkpoint) {
   for (const auto& [key, text] : checkpoint.metadata()) {
     if (key == "general.name" && !text.empty()) return cut(std::string(text));
   }
-  const Origin* origin = checkpoint.origins().empty() ? nullptr : &checkpoint.origins().front();
-  while (origin != nullptr && origin->path.empty()) {
-    origin = origin->sources.empty() ? nullptr : &origin->sources.front();
-  }
-  if (origin == nullptr) return "checkpoint";
-  return name_of_source(public_name(origin->path));
+  return name_of_source(checkpoint.origins().front());
 }
 
 std::string formats_of(const Checkpoint& checkpoint) {
@@ -85,12 +80,10 @@ std::vector<std::uint32_t> in_natural_order(const Checkpoint& checkpoint) {
       .order;
 }
 
-// nullopt where more is mounted, or a mount of a mount, or a layer from elsewhere.
+// nullopt where more is mounted, or a layer from elsewhere.
 std::optional<CommandSource> source_of_command(const Checkpoint& checkpoint,
                                                std::span<const std::string> sources) {
   if (sources.size() != 1 || checkpoint.origins().size() != 1) return std::nullopt;
-  const auto is_below = [&](const Origin& origin) { return origin.path == sources.front(); };
-  if (std::ranges::any_of(checkpoint.origins().front().sources, is_below)) return std::nullopt;
   const auto is_url = [](const Layer& layer) {
     return layer.argument.find("://") != std::string::npos;
   };
@@ -123,7 +116,7 @@ Report described(const Checkpoint& checkpoint, std::span<const std::string> sour
   const Totals totals = totals_of(checkpoint);
   report.parameters = totals.all.parameters;
   report.bytes = totals.all.bytes;
-  const std::size_t items = std::min<std::size_t>(checkpoint.metadata_count(), kMostMetadata);
+  const std::size_t items = std::min<std::size_t>(checkpoint.metadata_count(), kMaxMetadata);
   for (std::uint32_t i = 0; i < items; ++i) {
     const MetadataItem item = checkpoint.metadata_item(i);
     report.metadata.emplace_back(cut(std::string(item.key)), cut(shown_value(item)));
@@ -192,7 +185,7 @@ class Collector {
   }
 
   int run() {
-    const bool pictures_all = order_.size() <= Report::kMostPictured;
+    const bool pictures_all = order_.size() <= Report::kMaxPictured;
     for_tensors(by_place_,
                 [&](std::uint32_t i, unsigned threads) { read(i, threads, pictures_all); });
     find_equal();

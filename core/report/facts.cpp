@@ -2,7 +2,7 @@
 
 #include "core/base/json_text.h"
 #include "core/base/text.h"
-#include "core/recipe/arrival.h"
+#include "core/recipe/fetch_missing.h"
 #include "core/values/picture/markup.h"
 
 #include <nlohmann/json.hpp>
@@ -23,7 +23,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t kMostWord = 100;  // the maximum bytes of a text from the configuration
+constexpr std::size_t kMaxWord = 100;  // the maximum bytes of a text from the configuration
 
 // A fact: its name, the keys of config.json of which the first existing one is used, and the key of
 // GGUF after the architecture's name.
@@ -51,7 +51,7 @@ std::optional<std::string> config_text(const Checkpoint& checkpoint,
                                        const std::atomic<bool>& stop) {
   const auto& files = checkpoint.model_files();
   const auto file = std::ranges::find(files, kModelConfig, &ModelFile::name);
-  if (file == files.end() || file->source->version().size > kMostJson) return std::nullopt;
+  if (file == files.end() || file->source->version().size > kMaxJson) return std::nullopt;
   std::string text(static_cast<std::size_t>(file->source->version().size), '\0');
   Content content;
   content.extent(*file->source, 0, text.size());
@@ -68,7 +68,7 @@ std::string shown(const Json& value) {
   if (value.is_number()) return value.dump();
   if (!value.is_string()) return "";
   const auto text = value.get<std::string>();
-  return text.substr(0, utf8_floor(text, kMostWord));
+  return text.substr(0, utf8_floor(text, kMaxWord));
 }
 
 void add(Report& report, std::string_view name, std::string text) {
@@ -123,7 +123,7 @@ void add_gguf(const Checkpoint& checkpoint, Report& report) {
   };
   const std::string architecture = find("general.architecture");
   if (architecture.empty()) return;
-  add(report, "Architecture", architecture.substr(0, utf8_floor(architecture, kMostWord)));
+  add(report, "Architecture", architecture.substr(0, utf8_floor(architecture, kMaxWord)));
   for (const FactRow& row : kRows) {
     std::string text = with_groups(find(architecture + std::string(row.gguf)));
     // Count the tokens: the value is shown as "[32000 string]".

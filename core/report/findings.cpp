@@ -1,7 +1,7 @@
 #include "core/report/findings.h"
 
 #include "core/base/text.h"
-#include "core/report/look.h"
+#include "core/report/inspect_command.h"
 #include "core/report/outliers.h"
 #include "core/values/picture/markup.h"
 
@@ -23,7 +23,7 @@ using Positions = std::vector<std::uint32_t>;
 
 constexpr std::size_t kMostNamed = 3;  // the maximum number of tensors in the text of a finding
 // The maximum number of groups of equal tensors with a finding of their own.
-constexpr std::size_t kMostGroups = 20;
+constexpr std::size_t kMaxGroups = 20;
 
 using Severity = Finding::Severity;
 using markup::counted;
@@ -87,7 +87,7 @@ bool has_name_of_scales(std::string_view name) {
 
 // Returns why a scale is suspicious. Returns "" for other scales and other tensors.
 std::string suspicion_of(const ReportTensor& tensor) {
-  constexpr double kMostRatio = 0x1p24;
+  constexpr double kMaxRatio = 0x1p24;
   const ValueStats& stats = *tensor.stats;
   // Very small scales are not suspicious for F8_E8M0, because OCP MX uses 2^-127 for a block of
   // zeros.
@@ -96,7 +96,7 @@ std::string suspicion_of(const ReportTensor& tensor) {
   if (!stats.min) return "";
   if (*stats.min < 0) return "negative values";
   if (stats.zeros > 0) return "zeros";
-  if (tensor.type != "F8_E8M0" && *stats.max > kMostRatio * *stats.min) {
+  if (tensor.type != "F8_E8M0" && *stats.max > kMaxRatio * *stats.min) {
     return "a largest value over 2^24 times the smallest one";
   }
   return "";
@@ -202,7 +202,7 @@ class Findings {
     Positions rest;
     std::size_t more = 0;
     for (std::size_t i = 0; i < groups.size(); ++i) {
-      if (i >= kMostGroups) {
+      if (i >= kMaxGroups) {
         ++more;
         rest.insert(rest.end(), groups[i].begin(), groups[i].end());
         continue;
@@ -362,17 +362,17 @@ std::vector<std::uint32_t> odd_tensors(const Report& report) {
   Positions odd;
   std::unordered_set<std::uint32_t> known;
   const auto add = [&](std::uint32_t i) {
-    if (odd.size() < Report::kMostPictured && known.insert(i).second) odd.push_back(i);
+    if (odd.size() < Report::kMaxPictured && known.insert(i).second) odd.push_back(i);
   };
   // Take one tensor of each finding per round, so that each finding contributes some.
-  for (std::size_t round = 0; round < Report::kMostPictured; ++round) {
+  for (std::size_t round = 0; round < Report::kMaxPictured; ++round) {
     bool has_more = false;
     for (const Finding& finding : report.findings) {
       if (round >= finding.tensors.size()) continue;
       add(finding.tensors[round]);
       has_more = true;
     }
-    if (!has_more || odd.size() == Report::kMostPictured) break;
+    if (!has_more || odd.size() == Report::kMaxPictured) break;
   }
   return odd;
 }

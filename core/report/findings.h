@@ -40,7 +40,7 @@ void add_findings(Report& report, std::span<const MissingTensor> missing,
 bool is_broken_zero(std::string_view name, std::span<const std::uint64_t> shape, DType dtype,
                     const ValueStats& stats);
 
-// Returns the tensors of the findings, some of each finding: at most Report::kMostPictured
+// Returns the tensors of the findings, some of each finding: at most Report::kMaxPictured
 // positions, without repetition.
 std::vector<std::uint32_t> odd_tensors(const Report& report);
 

@@ -21,9 +21,9 @@
 namespace stfs::markup {
 namespace {
 
-constexpr std::size_t kMostFindings = 500;  // the maximum number of lines of each kind
-constexpr std::size_t kMostRows = 2000;     // the maximum number of rows of files
-constexpr std::size_t kMostLinks = 8;       // the maximum number of links of one finding
+constexpr std::size_t kMaxFindings = 500;  // the maximum number of lines of each kind
+constexpr std::size_t kMaxRows = 2000;     // the maximum number of rows of files
+constexpr std::size_t kMaxLinks = 8;       // the maximum number of links of one finding
 
 // --- tables
 
@@ -95,13 +95,13 @@ std::string what(const Report& report) {
   }
   if (!report.files.empty()) {
     std::string rows;
-    for (std::size_t i = 0; i < std::min(report.files.size(), kMostRows); ++i) {
+    for (std::size_t i = 0; i < std::min(report.files.size(), kMaxRows); ++i) {
       rows += "<tr><td class=\"n\">" + std::to_string(i + 1) + "<td>" +
               name_of(report.files[i].name) + "<td class=\"n\">" +
               human_bytes(report.files[i].bytes) + "\n";
     }
-    if (report.files.size() > kMostRows) {
-      rows += "<tr><td><td>and " + grouped(report.files.size() - kMostRows) + " more<td>\n";
+    if (report.files.size() > kMaxRows) {
+      rows += "<tr><td><td>and " + grouped(report.files.size() - kMaxRows) + " more<td>\n";
     }
     html +=
         details(counted(report.files.size(), "file"),
@@ -140,7 +140,7 @@ std::string finding_html(const Report& report, const Finding& finding) {
   for (const std::uint32_t tensor : finding.tensors) {
     if (tensor >= rows_of(report)) continue;  // it has no row to link to
     const std::string name = html_of(in_quotes(report.tensors[tensor].name));
-    const std::size_t at = others.size() > kMostLinks ? std::string::npos : html.find(name);
+    const std::size_t at = others.size() > kMaxLinks ? std::string::npos : html.find(name);
     if (at == std::string::npos) {
       others.push_back(tensor);
     } else {
@@ -149,7 +149,7 @@ std::string finding_html(const Report& report, const Finding& finding) {
   }
   if (others.empty() || finding.severity == Finding::Severity::kUsual) return html;
   html += "<span class=\"names\">among them ";
-  for (std::size_t i = 0; i < std::min(others.size(), kMostLinks); ++i) {
+  for (std::size_t i = 0; i < std::min(others.size(), kMaxLinks); ++i) {
     const std::string name = name_of(report.tensors[others[i]].name);
     html += link(others[i], name.empty() ? "(no name)" : name) + " ";
   }
@@ -181,7 +181,7 @@ std::string health(const Report& report) {
         std::ranges::find(kKinds, finding.kind, &KindName::kind) - kKinds.begin());
     const auto severity = static_cast<std::size_t>(finding.severity);
     ++found[severity];
-    if (counts[kind]++ >= kMostFindings) continue;
+    if (counts[kind]++ >= kMaxFindings) continue;
     const std::string html = finding_html(report, finding);
     lines[severity] +=
         finding.severity == Severity::kUsual
@@ -190,9 +190,9 @@ std::string health(const Report& report) {
   }
   std::string absent, more;
   for (std::size_t kind = 0; kind < kKinds.size(); ++kind) {
-    if (counts[kind] > kMostFindings) {
+    if (counts[kind] > kMaxFindings) {
       more += "<li><b>" + std::string(kKinds[kind].name) + "</b> <span>and " +
-              grouped(counts[kind] - kMostFindings) + " more</span></li>\n";
+              grouped(counts[kind] - kMaxFindings) + " more</span></li>\n";
     } else if (counts[kind] == 0) {
       absent += (absent.empty() ? "" : ", ") + std::string(kKinds[kind].absent);
     }

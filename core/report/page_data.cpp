@@ -1,7 +1,7 @@
 #include "core/report/page_data.h"
 
 #include "core/base/text.h"
-#include "core/report/look.h"
+#include "core/report/inspect_command.h"
 #include "core/values/picture/markup.h"
 
 #include <algorithm>
@@ -138,7 +138,7 @@ std::string picture_json(const ReportTensor& tensor, std::size_t index, bool is_
 // Returns {"nan":"[7,9] and 3 more","inf":..,"largest":..,"look":"stfs-info cat .."} with the
 // members that the tensor has, or "" if it has none.
 std::string places_json(const Report& report, const ReportTensor& tensor) {
-  if (!tensor.stats || tensor.shape.size() > kMostDimensions) return "";
+  if (!tensor.stats || tensor.shape.size() > kMaxDimensions) return "";
   const ValueStats& stats = *tensor.stats;
   std::string json;
   const auto add = [&json](std::string_view key, const std::string& text) {
@@ -156,7 +156,7 @@ std::string places_json(const Report& report, const ReportTensor& tensor) {
   if (is_broken && report.look && !first.empty()) {
     // Otherwise a block type of GGUF.
     const DType dtype = dtype_from_name(tensor.type).value_or(DType::kF32);
-    add("look", look_command(*report.look, {tensor.name, dtype, tensor.shape}, first.front()));
+    add("look", inspect_command(*report.look, {tensor.name, dtype, tensor.shape}, first.front()));
   }
   return json.empty() ? "" : json + "}";
 }
@@ -216,7 +216,7 @@ std::vector<Column> columns_of(const Report& report) {
 }
 
 std::size_t rows_of(const Report& report) {
-  return std::min(report.tensors.size(), Report::kMostRows);
+  return std::min(report.tensors.size(), Report::kMaxRows);
 }
 
 std::size_t removed_rows_of(const Report& report) {
@@ -225,7 +225,7 @@ std::size_t removed_rows_of(const Report& report) {
 }
 
 void write_rows(const Report& report, const std::vector<bool>& is_linked, const Write& write) {
-  const int digits = report.tensors.size() > Report::kMostPictured ? 3 : 4;
+  const int digits = report.tensors.size() > Report::kMaxPictured ? 3 : 4;
   std::string row;
   for (std::size_t i = 0; i < rows_of(report); ++i) {
     const ReportTensor& tensor = report.tensors[i];
@@ -268,9 +268,9 @@ void write_rows(const Report& report, const std::vector<bool>& is_linked, const 
 
 void write_data(const Report& report, const std::vector<Column>& columns, const Write& write) {
   const std::size_t most_path = part_of(16'000'000, report, 160, 4096);
-  // If there are more than kMostPictured tensors, halve the thumbnails, because the page should not
+  // If there are more than kMaxPictured tensors, halve the thumbnails, because the page should not
   // exceed 20 MB.
-  const bool is_small = report.tensors.size() > Report::kMostPictured;
+  const bool is_small = report.tensors.size() > Report::kMaxPictured;
   bool is_first = true;
   const auto begin = [&](std::string_view before) {
     write(before);
@@ -317,7 +317,7 @@ void write_data(const Report& report, const std::vector<Column>& columns, const 
     return has_row ? std::to_string(*tensor.equal_to) : "";
   });
   add_each("},\n\"elements\":{", [](const ReportTensor& tensor) {
-    return tensor.shape.size() > kMostDimensions ? std::to_string(tensor.elements) : "";
+    return tensor.shape.size() > kMaxDimensions ? std::to_string(tensor.elements) : "";
   });
   add_each("},\n\"paths\":{", [&](const ReportTensor& tensor) -> std::string {
     const std::string path = url_path(tensor.path ? *tensor.path : tensor.name);

@@ -5,7 +5,7 @@
 // file: they may be hostile, and are not always UTF-8.
 #pragma once
 
-#include "core/report/look.h"
+#include "core/report/inspect_command.h"
 #include "core/values/distribution.h"
 #include "core/values/picture/thumbnail.h"
 #include "core/values/stats.h"
@@ -76,7 +76,7 @@ struct ReportTensor {
   std::string_view quantised;  // how its values are stored ("block FP8"), or ""; in static storage
   std::string failure;         // why there are no statistics, or ""
   std::optional<ValueStats> stats;
-  // If there are more than kMostPictured tensors, only tensors in findings have one.
+  // If there are more than kMaxPictured tensors, only tensors in findings have one.
   Rare<Histogram> histogram;
   Rare<std::array<double, kQuantiles.size()>> quantiles;  // set together with `histogram`
   Rare<Thumbnail> thumbnail;                              // set in the same cases as `histogram`
@@ -117,9 +117,9 @@ struct Finding {
 
 struct Report {
   // The maximum number of tensors with a histogram and a thumbnail.
-  static constexpr std::size_t kMostPictured = 2000;
+  static constexpr std::size_t kMaxPictured = 2000;
   // The maximum number of tensors in the page's table; the first tensors are shown.
-  static constexpr std::size_t kMostRows = 400'000;
+  static constexpr std::size_t kMaxRows = 400'000;
 
   std::string title;                 // the checkpoint's name
   std::vector<std::string> sources;  // as the user named them, but without secrets

@@ -21,9 +21,9 @@
 namespace stfs::markup {
 namespace {
 
-constexpr std::size_t kMostRoles = 24;
-constexpr std::size_t kMostLines = 64;  // per chart
-constexpr std::size_t kMostRunRows = 2000;
+constexpr std::size_t kMaxRoles = 24;
+constexpr std::size_t kMaxLines = 64;  // per chart
+constexpr std::size_t kMaxRunRows = 2000;
 // The number of colours for lines, from the first layer to the last.
 constexpr std::size_t kColours = 8;
 constexpr double kNoValue = std::numeric_limits<double>::quiet_NaN();
@@ -199,7 +199,7 @@ std::vector<Role> roles_of(const Run& run) {
   roles.reserve(by_name.size());
   for (auto& [name, role] : by_name) roles.push_back(std::move(role));
   std::ranges::stable_sort(roles, std::ranges::greater{}, &Role::bytes);
-  roles.resize(std::min(roles.size(), kMostRoles));
+  roles.resize(std::min(roles.size(), kMaxRoles));
   std::ranges::stable_sort(roles, {}, [](const Role& role) { return role.tensors.front(); });
   return roles;
 }
@@ -207,13 +207,13 @@ std::vector<Role> roles_of(const Run& run) {
 // Returns lines for some tensors of a role, evenly chosen, and for tensors that broke.
 std::vector<Line> lines_of(const Run& run, const Role& role, float RunCell::*member) {
   std::vector<Line> lines;
-  const std::size_t step = (role.tensors.size() + kMostLines - 1) / kMostLines;
-  constexpr std::size_t kMostBroken = 16;
+  const std::size_t step = (role.tensors.size() + kMaxLines - 1) / kMaxLines;
+  constexpr std::size_t kMaxBroken = 16;
   std::size_t broken = 0;
   for (std::size_t i = 0; i < role.tensors.size(); ++i) {
     const RunTensor& tensor = run.tensors[role.tensors[i]];
     const bool is_shown =
-        i % step == 0 || (tensor.broken_at() < run.versions.size() && ++broken <= kMostBroken);
+        i % step == 0 || (tensor.broken_at() < run.versions.size() && ++broken <= kMaxBroken);
     if (!is_shown) continue;
     const std::size_t most = std::max<std::size_t>(role.tensors.size() - 1, 1);
     lines.push_back({of_cells(tensor, member), i * (kColours - 1) / most, name_of(tensor.name),
@@ -336,7 +336,7 @@ void write_run(const Run& run, const Write& write) {
     head += heading(name, "n");
   }
   const std::string title = name_of(run.versions.front() + " to " + run.versions.back());
-  const std::size_t rows = std::min(run.tensors.size(), kMostRunRows);
+  const std::size_t rows = std::min(run.tensors.size(), kMaxRunRows);
   const auto write_rows = [&](const Write& to) {
     const std::vector<std::uint32_t> order = order_of(run);
     for (std::size_t i = 0; i < rows; ++i) to(row_of(run, run.tensors[order[i]]));

@@ -137,10 +137,13 @@ bool may_use_mincore(int fd, const struct statx& status) {
 
 }  // namespace
 
-LocalFile::LocalFile(const std::string& path) : LocalFile(absolute_path(path), UniqueFd()) {}
+LocalFile::LocalFile(const std::string& path, std::optional<Object> object)
+    : LocalFile(absolute_path(path), UniqueFd(), std::move(object)) {}
 
-LocalFile::LocalFile(const std::string& path, UniqueFd fd)
-    : Source(path),
+LocalFile::LocalFile(const std::string& path, UniqueFd fd, std::optional<Object> object)
+    : Source(object ? object->name : path),
+      object_(std::move(object)),
+      file_path_(path),
       fd_(fd ? std::move(fd) : open_regular(path)),
       directory_path_(directory_of(path)) {
   is_local_ = is_known_local(fd_.get());
@@ -150,7 +153,8 @@ LocalFile::LocalFile(const std::string& path, UniqueFd fd)
   identity_ = identity_of(status);
   inode_ = inode_of(status);
   const std::uint64_t size = status.stx_size;
-  set_version({size, {status.stx_mtime.tv_sec, status.stx_mtime.tv_nsec}});
+  file_mtime_ = {status.stx_mtime.tv_sec, status.stx_mtime.tv_nsec};
+  set_version({size, object_ ? object_->mtime.value_or(file_mtime_) : file_mtime_});
   standing_->rights = rights_of(status);
   standing_->ctime = ctime_of(status);
   if (status_at(AT_FDCWD, directory_path_.c_str(), is_local_, status) == 0) {
@@ -159,10 +163,10 @@ LocalFile::LocalFile(const std::string& path, UniqueFd fd)
   if (size == 0) return;  // mmap(2) refuses length 0; reading the header reports the error
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd_.get(), 0);
   if (data == MAP_FAILED && errno == ENODEV) {
-    throw Error(ErrorCode::kUnreadable, this->path(),
+    throw Error(ErrorCode::kUnreadable, file_path_,
                 "mmap: No such device: its file system maps no files: copy it to another");
   }
-  if (data == MAP_FAILED) throw_errno(ErrorCode::kUnreadable, this->path(), "mmap", errno);
+  if (data == MAP_FAILED) throw_errno(ErrorCode::kUnreadable, file_path_, "mmap", errno);
   data_ = static_cast<std::byte*>(data);
 }
 
@@ -174,10 +178,10 @@ LocalFile::~LocalFile() {
 // write(2) begins, and lseek(2) waits for its end on ext4, btrfs, f2fs and tmpfs (on xfs and zfs
 // each read does). The ctime must be past: a later write within its tick would leave it.
 void LocalFile::settle(struct statx& status) {
-  constexpr int kMostLooks = 8;
+  constexpr int kMaxLooks = 8;
   const auto look = [this](struct statx& at) {
     if (const int error = status_at(fd_.get(), "", is_local_, at)) {
-      throw_errno(ErrorCode::kUnreadable, path(), "", error);
+      throw_errno(ErrorCode::kUnreadable, file_path_, "", error);
     }
   };
   const bool may_settle = is_local_ || is_overlay(fd_.get());
@@ -192,9 +196,9 @@ void LocalFile::settle(struct statx& status) {
     has_ctime_ = is_local_ || is_same_ctime || !is_same || rights_of(before) != rights_of(status);
     const std::chrono::nanoseconds wait = until_past(status.stx_ctime);
     if (!may_settle || (is_same && is_same_ctime && wait.count() == 0)) return;
-    if (looks >= kMostLooks && is_same) return;  // links and rights move the ctime too
-    if (looks >= kMostLooks) {
-      throw Error(ErrorCode::kUnreadable, path(),
+    if (looks >= kMaxLooks && is_same) return;  // links and rights move the ctime too
+    if (looks >= kMaxLooks) {
+      throw Error(ErrorCode::kUnreadable, file_path_,
                   "is being written to: wait until the program that writes it has ended, and try "
                   "again");
     }
@@ -211,7 +215,7 @@ Pinned LocalFile::try_pin() const {
   return {data_, std::move(guard)};
 }
 
-void LocalFile::keep_in(Standing& shared) const {
+void LocalFile::share_state(Standing& shared) const {
   shared.rights = standing_->rights.load();
   shared.is_named = standing_->is_named.load();
   shared.ctime = standing_->ctime.load();
@@ -225,7 +229,7 @@ void LocalFile::begin_lease(std::chrono::milliseconds pause, const WriterWatch* 
   lease_thread_ = ::gettid();
   first_pause_ = pause_ = pause;
   if (!may_use_mincore_) pagemap_ = UniqueFd(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
-  const std::lock_guard lock(judging_);
+  const std::lock_guard lock(state_mutex_);
   if (standing_->lease != Lease::kNone) {
     // The lease of a worker that died says whether a writer came since. It may be lost by now.
     judge();
@@ -247,14 +251,14 @@ bool LocalFile::retake_lease() const {
   if (!may_be_taken()) return false;
   const std::unique_lock alone(pins_, std::try_to_lock);
   if (!alone || !may_be_taken()) return false;
-  const std::lock_guard lock(judging_);
+  const std::lock_guard lock(state_mutex_);
   try_lease();
   // The thread of Leases waits without an end while no lease is held.
   if (is_leased()) ::tgkill(::getpid(), lease_thread_, SIGIO);
   return is_leased();
 }
 
-// The caller holds pins_ exclusively and judging_, and no lease is held.
+// The caller holds pins_ exclusively and state_mutex_, and no lease is held.
 void LocalFile::try_lease() const {
   const f_owner_ex thread{F_OWNER_TID, lease_thread_};
   const bool is_taken =
@@ -276,7 +280,7 @@ void LocalFile::try_lease() const {
   return_lease(is_refused || has_changed() ? Lease::kNone : Lease::kGivenBack);
 }
 
-// The caller holds pins_ exclusively and judging_.
+// The caller holds pins_ exclusively and state_mutex_.
 void LocalFile::return_lease(Lease to) const {
   standing_->lease = to;
   ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
@@ -288,14 +292,14 @@ void LocalFile::give_back_lease_if_asked(Clock::time_point since) const {
   if (!standing_->lease.compare_exchange_strong(held, Lease::kAskedFor)) return;
   const std::lock_guard no_pins(pins_);
   await_touch(since);
-  const std::lock_guard lock(judging_);
+  const std::lock_guard lock(state_mutex_);
   judge();  // the last look before the writer
   retake_at_ = Clock::now() + pause_;
   return_lease(Lease::kGivenBack);
   // Touch has not opened the file, and need not: take the lease again at once.
   if (is_touched_) return try_lease();
-  constexpr unsigned kMostPauses = 64;
-  pause_ = std::min(pause_ * 2, first_pause_ * kMostPauses);
+  constexpr unsigned kMaxPauses = 64;
+  pause_ = std::min(pause_ * 2, first_pause_ * kMaxPauses);
 }
 
 void LocalFile::let_lease_rest() const {
@@ -303,7 +307,7 @@ void LocalFile::let_lease_rest() const {
   Lease held = Lease::kHeld;
   if (!standing_->lease.compare_exchange_strong(held, Lease::kAskedFor)) return;
   const std::lock_guard no_pins(pins_);
-  const std::lock_guard lock(judging_);
+  const std::lock_guard lock(state_mutex_);
   judge();
   const bool is_asked_for = ::fcntl(fd_.get(), F_GETLEASE) != F_RDLCK;
   if (is_asked_for) retake_at_ = Clock::now() + pause_;
@@ -314,7 +318,7 @@ void LocalFile::let_lease_rest() const {
 // Whether a process waits until the lease is given back, as /proc/locks tells: after the line of
 // the lease, "1: LEASE  BREAKING  UNLCK 3272 fe:00:109542 0 EOF", it has one with "->" for each.
 // True where it does not list the lease. Takes no memory: nothing may end the thread of Leases.
-bool LocalFile::is_awaited() const {
+bool LocalFile::writer_is_waiting() const {
   std::array<char, 48> inode{};
   std::snprintf(inode.data(), inode.size(), ":%llu 0 EOF",
                 static_cast<unsigned long long>(inode_.second));
@@ -351,7 +355,8 @@ void LocalFile::await_touch(Clock::time_point since) const {
   constexpr std::chrono::microseconds kLook{50};
   const Clock::time_point end = since + (watch_ != 0 ? kWatched : kUnwatched);
   Look now{};
-  while (Clock::now() < end && look(now) == 0 && now.ctime == standing_->ctime && !is_awaited()) {
+  while (Clock::now() < end && look(now) == 0 && now.ctime == standing_->ctime &&
+         !writer_is_waiting()) {
     std::this_thread::sleep_for(kLook);
   }
 }
@@ -360,7 +365,7 @@ void LocalFile::end_lease() const {
   Lease held = Lease::kHeld;
   standing_->lease.compare_exchange_strong(held, Lease::kAskedFor);  // try_pin() gives no more pins
   const std::lock_guard no_pins(pins_);
-  const std::lock_guard lock(judging_);
+  const std::lock_guard lock(state_mutex_);
   return_lease(Lease::kNone);
   writers_ = nullptr;
 }
@@ -369,7 +374,9 @@ std::uint64_t LocalFile::ctime_of(const struct statx& status) const {
   return has_ctime_ ? bits_of(status.stx_ctime) : 0;
 }
 
-std::string LocalFile::token() const { return identity_ + "-" + std::to_string(standing_->ctime); }
+std::string LocalFile::token() const {
+  return object_ ? object_->token : identity_ + "-" + std::to_string(standing_->ctime);
+}
 
 int LocalFile::look(Look& now) const {
   struct statx status {};
@@ -383,30 +390,31 @@ int LocalFile::look(Look& now) const {
 
 // But for the ctime.
 bool LocalFile::is_same(const Look& now) const {
-  return now.size == size() && now.mtime.tv_sec == mtime().tv_sec &&
-         now.mtime.tv_nsec == mtime().tv_nsec;
+  return now.size == size() && now.mtime.tv_sec == file_mtime_.tv_sec &&
+         now.mtime.tv_nsec == file_mtime_.tv_nsec;
 }
 
 int LocalFile::verify() const {
-  if (has_changed()) return ESTALE;
+  if (has_changed() || is_refused()) return ESTALE;
   Look now{};
   if (look(now) == 0 && is_same(now) && now.ctime == standing_->ctime) return 0;
-  const std::lock_guard lock(judging_);
+  const std::lock_guard lock(state_mutex_);
   return judge();
 }
 
 int LocalFile::judge() const {
   if (has_changed()) return ESTALE;
-  const bool is_named = leads_here();  // before the look: a rename between the two is a change
+  const bool is_named =
+      path_names_this_file();  // before the look: a rename between the two is a change
   Look now{};
   const int error = look(now);
   if (error != 0 && error != ESTALE) {  // ESTALE: the server replaced or removed the file
-    note_failure(0, 0, error);
+    record_failure(0, 0, error);
     return error;
   }
   if (error == 0 && is_same(now)) {
     if (now.ctime == standing_->ctime) return 0;
-    if (is_benign(now, is_named)) {
+    if (only_metadata_changed(now, is_named)) {
       standing_->rights = now.rights;
       standing_->is_named = is_named;
       standing_->ctime = now.ctime;
@@ -418,7 +426,7 @@ int LocalFile::judge() const {
 }
 
 // Whether a ctime that moved alone changed no byte.
-bool LocalFile::is_benign(const Look& now, bool is_named) const {
+bool LocalFile::only_metadata_changed(const Look& now, bool is_named) const {
   switch (standing_->lease) {
     case Lease::kHeld:
     case Lease::kAskedFor:
@@ -463,20 +471,23 @@ bool LocalFile::kernel_has_lease() const {
              std::string_view::npos;
 }
 
-// Whether path() leads to this file. As it was where its directory is another one: a directory that
-// moves leaves the ctime of its files.
-bool LocalFile::leads_here() const {
+// Whether file_path() leads to this file. As it was where its directory is another one: a directory
+// that moves leaves the ctime of its files.
+bool LocalFile::path_names_this_file() const {
   struct statx status {};
   if (status_at(AT_FDCWD, directory_path_.c_str(), is_local_, status) != 0 ||
       inode_of(status) != directory_) {
     return standing_->is_named;
   }
-  return status_at(AT_FDCWD, path().c_str(), is_local_, status) == 0 && inode_of(status) == inode_;
+  return status_at(AT_FDCWD, file_path_.c_str(), is_local_, status) == 0 &&
+         inode_of(status) == inode_;
 }
 
 bool LocalFile::is_current() const {
   struct statx status {};
-  if (verify() != 0 || status_at(AT_FDCWD, path().c_str(), is_local_, status) != 0) return false;
+  if (verify() != 0 || status_at(AT_FDCWD, file_path_.c_str(), is_local_, status) != 0) {
+    return false;
+  }
   return identity_of(status) == identity_ && ctime_of(status) == standing_->ctime;
 }
 
@@ -533,7 +544,7 @@ bool LocalFile::can_pin(ByteRange range) const {
 int LocalFile::read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const {
   std::size_t filled = 0;
   const int error = pread_exact(fd_.get(), buffer, offset, &filled);
-  if (error != 0) note_failure(offset + filled, offset + buffer.size(), error);
+  if (error != 0) record_failure(offset + filled, offset + buffer.size(), error);
   return error;
 }
 

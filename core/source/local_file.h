@@ -20,6 +20,8 @@
 // A write(2) moves the ctime when it begins. One that is under way when the file is opened would
 // show by nothing later: the constructor waits for its end, and for a ctime that is past.
 //
+// A file may be the copy of a remote object (Object): Source::path() is then a URL.
+//
 // Thread safety and lifetime: as source.h says. The lease's members marked so belong to one thread.
 #pragma once
 
@@ -35,7 +37,9 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <ctime>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <span>
 #include <string>
@@ -51,23 +55,35 @@ class LocalFile final : public Source {
   // both, even if this worker is killed between two instructions.
   struct Standing {
     std::atomic<std::uint64_t> rights = 0;  // the link count, mode and owner at `ctime`
-    std::atomic<bool> is_named = true;      // path() leads to the file
+    std::atomic<bool> is_named = true;      // file_path() leads to the file
     std::atomic<std::uint64_t> ctime = 0;   // written last
     std::atomic<Lease> lease = Lease::kNone;
   };
 
-  // Opens and maps a regular file; follows symbolic links, and path() is the path without them.
-  // Throws Error kUnreadable, also for a file that is being written to.
-  explicit LocalFile(const std::string& path);
+  // The remote object that a file is a copy of. Its name, token and time are then those of the
+  // source; the attributes of the file only show changes.
+  struct Object {
+    std::string name;
+    std::string token;
+    std::optional<timespec> mtime = {};  // nullopt: that of the file
+    std::string sha256 = {};             // "": no server published it
+  };
+
+  // Opens and maps a regular file; follows symbolic links, and file_path() is the path without
+  // them. Throws Error kUnreadable, also for a file that is being written to.
+  explicit LocalFile(const std::string& path, std::optional<Object> object = {});
   // Takes a regular file that is open for reading; `path` is absolute, without symbolic links.
-  LocalFile(const std::string& path, UniqueFd fd);
+  LocalFile(const std::string& path, UniqueFd fd, std::optional<Object> object = {});
   ~LocalFile() override;
 
   // Moves the standing into memory that outlives a worker. Before the first fork, without threads.
-  void keep_in(Standing& shared) const;
+  void share_state(Standing& shared) const;
 
-  // Device, inode, birth time, size, mtime and ctime.
+  // Differs from path() in the copy of an object.
+  const std::string& file_path() const { return file_path_; }
+  // Device, inode, birth time, size, mtime and ctime; or the token of the object.
   std::string token() const override;
+  std::string sha256() const override { return object_ ? object_->sha256 : ""; }
 
   bool has(ByteRange) const override { return true; }
   void want(ByteRange, Ready ready) const override { ready(0); }
@@ -130,16 +146,16 @@ class LocalFile final : public Source {
   std::uint64_t ctime_of(const struct statx& status) const;
   int look(Look& now) const;  // 0 or an errno
   bool is_same(const Look& now) const;
-  // verify() where something differs. The caller holds judging_.
+  // verify() where something differs. The caller holds state_mutex_.
   int judge() const;
-  bool is_benign(const Look& now, bool is_named) const;
+  bool only_metadata_changed(const Look& now, bool is_named) const;
   bool is_unwritten() const;
   bool kernel_has_lease() const;
-  bool leads_here() const;
+  bool path_names_this_file() const;
 
   void try_lease() const;
   void return_lease(Lease to) const;
-  bool is_awaited() const;
+  bool writer_is_waiting() const;
   void await_touch(Clock::time_point since) const;
   // The substitute for is_resident() without mincore(2). Returns true when the range is in this
   // process's page table (proc_pid_pagemap(5)), as after an earlier reply from the mapping. Else
@@ -148,7 +164,10 @@ class LocalFile final : public Source {
   bool make_resident(std::uint64_t offset, std::uint64_t length) const;
   bool is_in_page_table(std::uint64_t offset, std::uint64_t length) const;
 
+  const std::optional<Object> object_;
+  const std::string file_path_;
   UniqueFd fd_;
+  timespec file_mtime_{};
   std::string identity_;                                       // of the token: all but the ctime
   std::pair<std::uint64_t, std::uint64_t> inode_, directory_;  // device and inode; of its directory
   std::string directory_path_;
@@ -159,7 +178,7 @@ class LocalFile final : public Source {
   mutable Turn turn_;
 
   mutable std::shared_mutex pins_;  // shared by pins; exclusive to change the lease
-  mutable ForkMutex judging_;       // of judge() and of calls that change the lease; after pins_
+  mutable ForkMutex state_mutex_;   // of judge() and of calls that change the lease; after pins_
   mutable Standing own_standing_;
   mutable Standing* standing_ = &own_standing_;
   mutable UniqueFd pagemap_;  // /proc/self/pagemap, if not may_use_mincore_

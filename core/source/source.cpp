@@ -15,7 +15,7 @@ namespace {
 int read_part(const Source& source, std::span<std::byte> buffer, std::uint64_t offset) {
   const ByteRange range{offset, buffer.size()};
   int error = source.has(range) ? source.read_unverified(buffer, offset) : EAGAIN;
-  for (unsigned lost = 0; error == EAGAIN && lost < Source::kMostLost; ++lost) {
+  for (unsigned lost = 0; error == EAGAIN && lost < Source::kMaxLost; ++lost) {
     // In the callback: until it returns, memory keeps what was wanted.
     const auto done = std::make_shared<std::promise<int>>();
     source.want(range, [&, done](int arrived) {
@@ -29,21 +29,19 @@ int read_part(const Source& source, std::span<std::byte> buffer, std::uint64_t o
 }  // namespace
 
 int Source::fetch(ByteRange range) const {
-  const Source& from = loading_source();
-  if (from.has(range)) return 0;
+  if (has(range)) return 0;
   const auto arrived = std::make_shared<std::promise<int>>();  // which outlives set_value()
-  from.want(range, [arrived](int error) { arrived->set_value(error); });
+  want(range, [arrived](int error) { arrived->set_value(error); });
   return arrived->get_future().get();
 }
 
 int Source::read(std::span<std::byte> buffer, std::uint64_t offset) const {
-  constexpr std::size_t kMostWanted = 8 << 20;  // bytes: memory must keep them
-  const Source& from = loading_source();
+  constexpr std::size_t kMaxWanted = 8 << 20;  // bytes: memory must keep them
   int error = 0;
   do {
-    if (buffer.size() > kMostWanted) from.prefetch({offset, buffer.size()});
-    const std::span<std::byte> part = buffer.first(std::min(buffer.size(), kMostWanted));
-    error = read_part(from, part, offset);
+    if (buffer.size() > kMaxWanted) prefetch({offset, buffer.size()});
+    const std::span<std::byte> part = buffer.first(std::min(buffer.size(), kMaxWanted));
+    error = read_part(*this, part, offset);
     buffer = buffer.subspan(part.size());
     offset += part.size();
   } while (error == 0 && !buffer.empty());
@@ -51,7 +49,7 @@ int Source::read(std::span<std::byte> buffer, std::uint64_t offset) const {
   return changed != 0 ? changed : error;
 }
 
-void Source::note_failure(std::uint64_t begin, std::uint64_t end, int error) const {
+void Source::record_failure(std::uint64_t begin, std::uint64_t end, int error) const {
   constexpr std::uint64_t kNear = 1 << 20;
   const std::lock_guard lock(failures_.mutex);
   for (Failure& failure : std::span(failures_.all).first(failures_.count)) {
@@ -92,7 +90,7 @@ std::vector<Source::Failure> Source::failures() const {
   return {failures_.all.begin(), failures_.all.begin() + failures_.count};
 }
 
-void Source::mark_failed(std::span<const Failure> failures) const {
+void Source::restore_failures(std::span<const Failure> failures) const {
   const std::lock_guard lock(failures_.mutex);
   failures_.count = failures_.taken = std::min(failures.size(), kMaxFailures);
   std::ranges::copy(failures.first(failures_.count), failures_.all.begin());

@@ -66,7 +66,7 @@ class Source {
   static constexpr std::uint64_t kFetchUnit = 256 << 10;  // bytes
   // How often in a row a reader asks again for bytes that went away before it read them. A bound,
   // since a file system may give EAGAIN for reasons of its own.
-  static constexpr unsigned kMostLost = 16;
+  static constexpr unsigned kMaxLost = 16;
 
   // Whether a range is on this machine: reading it then uses no network. A quick look: what turns
   // out to be damaged when it is read is not here any more (EAGAIN).
@@ -83,7 +83,7 @@ class Source {
   // is wanted, and does not say when it has come.
   virtual void prefetch(ByteRange) const {}
   // Bytes that it keeps at a time once they have come.
-  virtual std::uint64_t most_kept() const { return std::numeric_limits<std::uint64_t>::max(); }
+  virtual std::uint64_t cache_capacity() const { return std::numeric_limits<std::uint64_t>::max(); }
   // want(), and waits: 0 or an errno. For loading, and for threads of a tool; never on a thread of
   // the mount.
   int fetch(ByteRange range) const;
@@ -141,7 +141,7 @@ class Source {
   void mark_changed(const std::string& why = "") const;
   // Keeps has_changed() in memory that processes forked later share, and that outlives this. Call
   // it before other threads use the source.
-  void keep_change_in(std::atomic<bool>& shared) const {
+  void share_change_flag(std::atomic<bool>& shared) const {
     if (has_changed()) shared = true;
     changed_ = &shared;
   }
@@ -158,17 +158,15 @@ class Source {
   // one; a source records the first kMaxFailures.
   std::optional<Failure> take_failure() const;
   static constexpr std::size_t kMaxFailures = 8;
-  void note_failure(std::uint64_t begin, std::uint64_t end, int error) const;
+  void record_failure(std::uint64_t begin, std::uint64_t end, int error) const;
   // All failures, taken or not, in the order in which they happened.
   std::vector<Failure> failures() const;
   // Records failures that another process saw and took. Call it before the first read.
-  void mark_failed(std::span<const Failure> failures) const;
+  void restore_failures(std::span<const Failure> failures) const;
 
  protected:
   explicit Source(std::string path) : path_(std::move(path)) {}
   void set_version(Version version) { version_ = version; }  // constructors only
-  // Where fetch() and read() take bytes: those of loading, which must not wait for a whole file.
-  virtual const Source& loading_source() const { return *this; }
 
  private:
   struct Failures {

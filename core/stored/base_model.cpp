@@ -74,7 +74,7 @@ BaseModel read_base_model(const std::string& directory, Sources& sources) {
   BaseModel model;
   std::string text;
   try {
-    text = sources.read_file(child_name(directory, "config.json"), kMostJson);
+    text = sources.read_file(child_name(directory, "config.json"), kMaxJson);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kAbsent && error.code() != ErrorCode::kHidden) throw;
     return model;

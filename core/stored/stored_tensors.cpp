@@ -10,8 +10,8 @@
 #include "core/format/guess.h"
 #include "core/format/index.h"
 #include "core/remote/http/url.h"
-#include "core/stored/absent.h"
 #include "core/stored/directory.h"
+#include "core/stored/missing_checkpoint.h"
 
 #include <sys/stat.h>
 

@@ -4,7 +4,7 @@
 #include "core/base/sha256.h"
 #include "core/base/sort.h"
 #include "core/base/text.h"
-#include "core/stored/described.h"
+#include "core/stored/described_tensors.h"
 
 #include <fnmatch.h>
 

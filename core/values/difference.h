@@ -5,8 +5,8 @@
 #pragma once
 
 #include "core/format/types.h"
-#include "core/recipe/arrival.h"
 #include "core/recipe/content.h"
+#include "core/recipe/fetch_missing.h"
 #include "core/values/pass.h"
 #include "core/values/stats.h"
 

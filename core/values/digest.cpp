@@ -1,7 +1,9 @@
 #include "core/values/digest.h"
 
 #include "core/base/sha256.h"
-#include "core/recipe/arrival.h"
+#include "core/base/text.h"
+#include "core/recipe/fetch_missing.h"
+#include "core/source/local_file.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -28,6 +30,22 @@ int sha256(const Content& content, const std::atomic<bool>& stop, std::string& h
   }
   hex = digest.hex();
   return content.verify();
+}
+
+int check_published(const Source& source, const std::atomic<bool>& stop, std::string& why,
+                    const Progress& progress) {
+  const std::string published = source.sha256();
+  if (published.empty()) return 0;
+  Content content;
+  content.extent(source, 0, source.size());
+  std::string found;
+  if (const int error = sha256(content, stop, found, progress)) return error;
+  if (found == published) return 0;
+  source.refuse();
+  const LocalFile* const file = source.local_file();
+  why = "its bytes have SHA-256 " + found + ", not " + published + " as its server says: remove " +
+        (file != nullptr ? printable(file->file_path()) : "it from the cache");
+  return ESTALE;
 }
 
 std::string sha256sum_line(std::string_view hex, std::string_view name) {

@@ -1,7 +1,7 @@
 #include "core/values/pass.h"
 
 #include "core/base/posix.h"
-#include "core/recipe/arrival.h"
+#include "core/recipe/fetch_missing.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -6,7 +6,7 @@
 #include "core/base/while_wanted.h"
 #include "core/layer/delta/encoder.h"
 #include "core/opened/read_failure.h"
-#include "core/recipe/arrival.h"
+#include "core/recipe/fetch_missing.h"
 #include "core/remote/http/url.h"
 #include "core/stored/directory.h"
 #include "core/write/header.h"

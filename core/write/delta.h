@@ -7,7 +7,7 @@
 #include "core/checkpoint/checkpoint.h"
 #include "core/layer/delta/version.h"
 #include "core/write/new_file.h"
-#include "core/write/saved.h"
+#include "core/write/save.h"
 
 #include <atomic>
 #include <cstddef>
@@ -26,7 +26,7 @@ struct DeltaOptions {
   std::string checksum = "xxh3-128";  // or "adler32"
   std::uint64_t shard_size = 0;       // bytes; 0: one file
   std::size_t threads = 1;            // threads that read and compress
-  AtSignal at_signal = AtSignal::kRemove;
+  SignalCleanup at_signal = SignalCleanup::kRemove;
   // Once it is set, writing soon ends with an Error of EINTR. Null: writing cannot be stopped.
   const std::atomic<bool>* stop = nullptr;
 };

@@ -29,10 +29,10 @@ namespace {
 
 constexpr std::uint32_t kVersion = 3;
 constexpr std::uint64_t kFirstBytesOfFile = 24;  // magic, version, the numbers of tensors and keys
-constexpr std::uint64_t kMostOffset = std::numeric_limits<std::int64_t>::max();
+constexpr std::uint64_t kMaxOffset = std::numeric_limits<std::int64_t>::max();
 constexpr std::uint64_t kDefaultAlignment = 32;
 constexpr std::size_t kMostName = 63;  // bytes: GGML_MAX_NAME without the NUL
-constexpr std::size_t kMostDims = 4;   // GGML_MAX_DIMS
+constexpr std::size_t kMaxDims = 4;    // GGML_MAX_DIMS
 
 template <class T>
 std::string_view bytes_of(const T& value) {
@@ -40,9 +40,9 @@ std::string_view bytes_of(const T& value) {
   return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
-// Rounds up to a multiple of a power of two. Returns false if the result would exceed kMostOffset.
+// Rounds up to a multiple of a power of two. Returns false if the result would exceed kMaxOffset.
 bool pad(std::uint64_t& offset, std::uint64_t alignment) {
-  if (offset > kMostOffset - (alignment - 1)) return false;
+  if (offset > kMaxOffset - (alignment - 1)) return false;
   offset = (offset + alignment - 1) & ~(alignment - 1);
   return true;
 }
@@ -166,7 +166,7 @@ bool GgufFiles::can_hold(std::uint32_t number) const {
   const bool has_its_type = checkpoint_.list().record(number).dtype == tensor.dtype;
   if (has_its_type && is_of_gguf(checkpoint_, number, tensor)) return true;
   const std::uint64_t row = tensor.shape.empty() ? 1 : tensor.shape.back();
-  return type.gguf != TypeInfo::kNotInGguf && tensor.shape.size() <= kMostDims &&
+  return type.gguf != TypeInfo::kNotInGguf && tensor.shape.size() <= kMaxDims &&
          row % type.block_elements == 0 && tensor.name.size() <= kMostName;
 }
 
@@ -296,7 +296,7 @@ int GgufFiles::lay_out(std::span<const std::uint32_t> tensors, Layout& layout) c
     write_info(checkpoint_, number, 0, counted);
     const std::uint64_t length = checkpoint_.tensor(number).length;
     std::uint64_t end = layout.begins.back();
-    if (length > kMostOffset - end) return EFBIG;
+    if (length > kMaxOffset - end) return EFBIG;
     end += length;
     if (!pad(end, alignment)) return EFBIG;
     layout.begins.push_back(end);
@@ -305,7 +305,7 @@ int GgufFiles::lay_out(std::span<const std::uint32_t> tensors, Layout& layout) c
   // This sum cannot overflow, because headers are in memory and keys are in files.
   layout.data = kFirstBytesOfFile + keys().bytes + layout.infos;
   if (!tensors.empty() && !pad(layout.data, alignment)) return EFBIG;
-  return layout.begins.back() > kMostOffset - layout.data ? EFBIG : 0;
+  return layout.begins.back() > kMaxOffset - layout.data ? EFBIG : 0;
 }
 
 int GgufFiles::size(std::span<const std::uint32_t> tensors, std::uint64_t& bytes) const {

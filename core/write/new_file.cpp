@@ -141,8 +141,8 @@ class NewOutput::Watcher {
   std::thread thread_;
 };
 
-NewOutput::NewOutput(std::string path, AtSignal at_signal) : path_(std::move(path)) {
-  if (at_signal == AtSignal::kNothing) return;
+NewOutput::NewOutput(std::string path, SignalCleanup at_signal) : path_(std::move(path)) {
+  if (at_signal == SignalCleanup::kNothing) return;
   try {
     watcher_ = std::make_unique<Watcher>(*this);
   } catch (const std::exception&) {
@@ -215,7 +215,7 @@ void NewOutput::fail(int error) const {
   throw_errno(ErrorCode::kUnreadable, path_, "", error);
 }
 
-NewFile::NewFile(const std::string& path, Existing existing, AtSignal at_signal, Begin begin)
+NewFile::NewFile(const std::string& path, Existing existing, SignalCleanup at_signal, Begin begin)
     : NewOutput(path, at_signal), existing_(existing) {
   struct stat status {};
   const bool is_link = ::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
@@ -293,7 +293,7 @@ int NewFile::give_name() {
   return result(::unlinkat(above, temporary_.c_str(), 0));
 }
 
-NewDirectory::NewDirectory(const std::string& path, AtSignal at_signal)
+NewDirectory::NewDirectory(const std::string& path, SignalCleanup at_signal)
     : NewOutput(path.substr(0, std::max<std::size_t>(path.find_last_not_of('/') + 1, 1)),
                 at_signal) {
   std::error_code error;

@@ -30,7 +30,7 @@ namespace stfs {
 // in this thread and in the threads that it starts later. A thread of the output takes them,
 // removes whatever has a temporary name, and ends the process by the signal. kNothing: for a
 // library, which leaves signals to its program.
-enum class AtSignal { kRemove, kNothing };
+enum class SignalCleanup { kRemove, kNothing };
 
 // The common part of files and directories.
 class NewOutput {
@@ -39,7 +39,7 @@ class NewOutput {
   NewOutput& operator=(const NewOutput&) = delete;
 
  protected:
-  NewOutput(std::string path, AtSignal at_signal);
+  NewOutput(std::string path, SignalCleanup at_signal);
   ~NewOutput();
   void open_directory_above(const std::string& target);
   // Calls `make` with a new name and locks what it has made. `make` returns a descriptor, or -1
@@ -70,7 +70,7 @@ class NewFile : public NewOutput {
   // A symbolic link refers to its target. kNamed: does not use O_TMPFILE (for tests). The file has
   // the mode 0666 less the umask. Throws Error kUsage if the file exists and kKeep is given. Throws
   // Error kUnreadable for other failures, for instance if `path` exists and is not a regular file.
-  NewFile(const std::string& path, Existing existing, AtSignal at_signal,
+  NewFile(const std::string& path, Existing existing, SignalCleanup at_signal,
           Begin begin = Begin::kUnnamed);
 
   int fd() const { return fd_.get(); }  // open for writing
@@ -89,7 +89,7 @@ class NewFile : public NewOutput {
 class NewDirectory : public NewOutput {
  public:
   // Throws Error kUsage if the name exists and is not an empty directory, and Error kUnreadable.
-  NewDirectory(const std::string& path, AtSignal at_signal);
+  NewDirectory(const std::string& path, SignalCleanup at_signal);
 
   // Creates a file in the directory, with the mode 0666 less the umask, and opens it for writing.
   // Throws Error kUnreadable.

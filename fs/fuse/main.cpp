@@ -2,13 +2,14 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/mounted.h"
+#include "core/checkpoint/mount_source.h"
 #include "core/command/build.h"
 #include "core/command/complete.h"
 #include "core/remote/cache/cache.h"
 #include "core/remote/http/url.h"
 #include "core/remote/sources.h"
 #include "core/source/counters.h"
+#include "core/source/local_file.h"
 #include "fs/fuse/daemon.h"
 #include "fs/fuse/fuse_ops.h"
 #include "fs/fuse/loading_child.h"
@@ -38,6 +39,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -48,7 +50,7 @@ namespace stfs {
 namespace {
 
 // The default of -o threads: so many requests may wait for a slow source at a time.
-constexpr unsigned kMostThreads = 64;
+constexpr unsigned kMaxThreads = 64;
 
 // Each shard keeps a descriptor open, and there may be thousands.
 void raise_descriptor_limit() {
@@ -59,11 +61,16 @@ void raise_descriptor_limit() {
 }
 
 void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& mountpoint) {
-  const std::string prefix = mountpoint == "/" ? mountpoint : mountpoint + "/";
+  const std::string directory = mountpoint == "/" ? "" : mountpoint;
+  std::vector<std::string> paths = checkpoint.mounts();
   for (const Part& part : checkpoint.parts()) {
-    if (!part.source->path().starts_with(prefix)) continue;
+    const LocalFile* const file = part.source->local_file();
+    paths.push_back(file == nullptr ? part.source->path() : file->file_path());
+  }
+  for (const std::string& path : paths) {
+    if (!is_at_or_below(path, directory)) continue;
     throw Error(ErrorCode::kMountFailed, mountpoint,
-                "the source " + printable(part.source->path()) +
+                "the source " + printable(path) +
                     " lies in it and would be hidden: choose another directory");
   }
 }
@@ -123,15 +130,16 @@ std::function<void(std::size_t, std::size_t)> header_progress(const std::string&
   };
 }
 
-bool leads_elsewhere(const Origin& origin) {
-  return is_url(origin.path) || std::ranges::any_of(origin.sources, leads_elsewhere);
-}
-
-// Whether loading a source uses the network: a URL, or a mount of one.
-bool is_elsewhere(const std::string& source) {
+// Whether loading a source uses the network: a URL, or a mount of one, or with such a layer.
+// Returns false for a source in `asked`, and adds those that it asks.
+bool is_remote(const std::string& source, std::set<std::string>& asked, unsigned depth = 0) {
   if (is_url(source)) return true;
-  const std::optional<MountedPath> mounted = find_mounted(source);
-  return mounted && leads_elsewhere(mounted->origin);
+  // Loading refuses a mount that is that deep.
+  if (depth == kMaxMounts || !asked.insert(source).second) return false;
+  const std::optional<MountSource> mounted = find_mount_source(source);
+  const auto is_below = [&](const std::string& name) { return is_remote(name, asked, depth + 1); };
+  return mounted && (any_is_remote(mounted->content.layers) ||
+                     std::ranges::any_of(mounted->content.sources, is_below));
 }
 
 // A checkpoint, and what opened it.
@@ -144,7 +152,7 @@ LoadOptions load_options(const Options& options, Sources& sources) {
   return {.allow_missing = options.allow_missing,
           .layers = options.layers,
           .with_model_files = options.control != ControlDirectory::kOff,
-          .others_may_read = options.may_let_others_in(),
+          .others_may_read = options.allows_other_users(),
           .missing_hint = "-o allow_missing mounts the rest",
           .sources = &sources};
 }
@@ -180,7 +188,9 @@ LoadedSources load_elsewhere(const Options& options, bool again = true) {
 }
 
 LoadedSources load(const Options& options) {
-  if (std::ranges::any_of(options.sources, is_elsewhere) || are_elsewhere(options.layers)) {
+  std::set<std::string> asked;
+  const auto uses_network = [&](const std::string& source) { return is_remote(source, asked); };
+  if (std::ranges::any_of(options.sources, uses_network) || any_is_remote(options.layers)) {
     refuse_cache_inside(options);
     if (options.supervise) return load_elsewhere(options);
   }
@@ -204,24 +214,25 @@ struct Loaded {
 // Serves until the end; `worker` is null without a supervisor.
 void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hooks) {
   Session session(loaded.mount, loaded.context);
-  FileSystem filesystem(loaded.checkpoint,
-                        {.uid = loaded.options.uid.value_or(::getuid()),
-                         .gid = loaded.options.gid.value_or(::getgid()),
-                         .umask = loaded.options.umask,
-                         .control = loaded.options.control,
-                         .content =
-                             [&] {
-                               return mount_json(loaded.checkpoint, loaded.options.allow_missing,
-                                                 loaded.checkpoint.layers());
-                             },
-                         .ledger = loaded.context.ledger,
-                         .prefetch_all = loaded.options.prefetch,
-                         .counters = loaded.counters},
-                        [&](const std::string& line) { loaded.daemon.log(line); });
+  FileSystem filesystem(
+      loaded.checkpoint,
+      {.uid = loaded.options.uid.value_or(::getuid()),
+       .gid = loaded.options.gid.value_or(::getgid()),
+       .umask = loaded.options.umask,
+       .control = loaded.options.control,
+       .content =
+           [&] {
+             return mount_json({loaded.checkpoint.origins(), loaded.options.allow_missing,
+                                loaded.checkpoint.layers(), version_of(loaded.checkpoint.list())});
+           },
+       .ledger = loaded.context.ledger,
+       .prefetch_all = loaded.options.prefetch,
+       .counters = loaded.counters},
+      [&](const std::string& line) { loaded.daemon.log(line); });
   loaded.context.filesystem = &filesystem;
   session.answer_handshake();
-  if (worker != nullptr) session.take_over(worker->distrusts_requests());
-  session.run(loaded.options.threads != 0 ? loaded.options.threads : kMostThreads,
+  if (worker != nullptr) session.take_over(worker->rejects_resent_requests());
+  session.run(loaded.options.threads != 0 ? loaded.options.threads : kMaxThreads,
               {.signals = loaded.signals, .lifeline = worker != nullptr ? worker->lifeline() : -1},
               hooks);
 }
@@ -284,8 +295,8 @@ int supervise(const Loaded& loaded) {
   const std::vector<const Source*> sources = loaded.checkpoint.sources();
   Ledger ledger(sources.size());
   for (std::size_t i = 0; i < sources.size(); ++i) {
-    sources[i]->keep_change_in(ledger.change(i));
-    if (const LocalFile* file = sources[i]->local_file()) file->keep_in(ledger.standing(i));
+    sources[i]->share_change_flag(ledger.change(i));
+    if (const LocalFile* file = sources[i]->local_file()) file->share_state(ledger.standing(i));
   }
   loaded.context.ledger = &ledger;
   Supervisor supervisor(loaded.signals, ledger,
@@ -362,7 +373,7 @@ int mount(Options options) {
     return mount_loaded(options, *sources.checkpoint, daemon, std::move(lock));
   } catch (...) {
     sources.checkpoint.reset();  // it holds its entries of the cache
-    if (!daemon.is_ready()) sources.sources->remove_made_since(0);
+    if (!daemon.is_ready()) sources.sources->remove_created_since(0);
     throw;
   }
 }

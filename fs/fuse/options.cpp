@@ -275,7 +275,7 @@ void apply(Options& options, const std::string& option) {
   const bool has_value = equals != std::string::npos;
   const auto is_key = [&](std::string_view name) { return same_option(name, key); };
   const auto note = [&](std::string_view name) {
-    if (options.of_the_mount.empty()) options.of_the_mount = name;
+    if (options.mount_only_option.empty()) options.mount_only_option = name;
   };
   try {
     if (is_of_the_mount(key)) note(key);
@@ -388,9 +388,9 @@ std::optional<int> descriptor_of(const std::string& mountpoint) {
 }
 
 void check_handed_over(const Options& options) {
-  if (options.of_the_mount.empty()) return;
+  if (options.mount_only_option.empty()) return;
   throw Error(
-      ErrorCode::kUsage, "-o " + options.of_the_mount,
+      ErrorCode::kUsage, "-o " + options.mount_only_option,
       options.mountpoint + " is mounted already: the process that mounted it sets this option");
 }
 
@@ -418,7 +418,7 @@ void check_mount(const Options& options, const std::vector<std::string>& paths) 
 
 }  // namespace
 
-bool Options::may_let_others_in() const {
+bool Options::allows_other_users() const {
   return descriptor || std::ranges::find(mount_options, "allow_other") != mount_options.end();
 }
 

@@ -42,11 +42,11 @@ struct Options {
   bool prefetch = false;                   // fetch all bytes of remote sources
   std::vector<std::string> mount_options;  // for libfuse and the kernel, "key" or "key=value"
   // The first given option that only the process that mounts can set; "" if none was given.
-  std::string of_the_mount;
+  std::string mount_only_option;
 
   // Returns true if other users may read the mount. Also true if the mount was handed over, because
   // it is then unknown.
-  bool may_let_others_in() const;
+  bool allows_other_users() const;
 };
 
 // Returns the table of options, for the parser, --help and the man page.

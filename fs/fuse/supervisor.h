@@ -66,12 +66,12 @@ class Worker {
   bool is_orphan() const;
   // Returns true if the worker should refuse the resent requests: the last workers have died so
   // young that one of these requests is the likely cause.
-  bool distrusts_requests() const { return distrusts_requests_; }
+  bool rejects_resent_requests() const { return distrusts_requests_; }
 
  private:
   friend class Supervisor;
-  Worker(UniqueFd pipe, bool is_first, bool distrusts_requests)
-      : pipe_(std::move(pipe)), is_first_(is_first), distrusts_requests_(distrusts_requests) {}
+  Worker(UniqueFd pipe, bool is_first, bool rejects_resent_requests)
+      : pipe_(std::move(pipe)), is_first_(is_first), distrusts_requests_(rejects_resent_requests) {}
 
   UniqueFd pipe_;
   bool is_first_;

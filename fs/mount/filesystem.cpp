@@ -4,9 +4,9 @@
 #include "core/base/text.h"
 #include "core/base/while_wanted.h"
 #include "core/checkpoint/catalogue.h"
-#include "core/checkpoint/mounted.h"
-#include "core/recipe/arrival.h"
-#include "fs/mount/gathering.h"
+#include "core/checkpoint/mount_source.h"
+#include "core/recipe/fetch_missing.h"
+#include "fs/mount/pending_fetch.h"
 
 #include <malloc.h>
 #include <sys/stat.h>
@@ -23,7 +23,6 @@
 namespace stfs {
 namespace {
 
-constexpr std::size_t kMaxXattr = 65536;  // XATTR_SIZE_MAX of the kernel
 constexpr std::size_t kMaxName = 255;     // f_namemax
 constexpr std::uint64_t kFirstEntry = 2;  // offsets 0 and 1 are "." and ".."
 
@@ -100,19 +99,19 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
       reasons_(sources_.size()),
       counters_(options.counters != nullptr ? *options.counters : own_counters_),
       next_snapshot_((static_cast<std::uint64_t>(::getpid()) << 32) + 1),
-      waiting_(std::make_shared<Waiting>()),
-      texts_(std::make_unique<Texts>(
+      waiting_(std::make_shared<PendingReads>()),
+      texts_(std::make_unique<ComputedTexts>(
           std::clamp(std::thread::hardware_concurrency(), 1U, 8U),
-          [this](Texts::Key key, const std::atomic<bool>& stop, std::string& text) {
+          [this](ComputedTexts::Key key, const std::atomic<bool>& stop, std::string& text) {
             return compute(node_of(key), stop, text);
           },
-          [this](Texts::Key key) { return may_wait(node_of(key)); })) {
+          [this](ComputedTexts::Key key) { return may_wait(node_of(key)); })) {
   statistics_.files = checkpoint.tensor_count();
   for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) {
     statistics_.bytes += checkpoint.tensor(i).length;
   }
   for (std::size_t i = 0; options.ledger != nullptr && i < reported_.size(); ++i) {
-    sources_[i]->mark_failed(options.ledger->failures(i));
+    sources_[i]->restore_failures(options.ledger->failures(i));
     reported_[i] = options.ledger->is_reported(i);
   }
   if (std::ranges::any_of(sources_, [](const Source* source) { return !source->is_complete(); })) {
@@ -128,9 +127,9 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
                                return next ? std::optional(inode_of(*next)) : std::nullopt;
                              },
                          .prefetch = [this](const ReadAhead::Piece& piece) { prefetch(piece); }});
-    if (options.prefetch_all) {
-      prefetch_all_ = std::make_unique<PrefetchAll>(sources_, log_);
-    }
+  }
+  if (options.prefetch_all && std::ranges::any_of(sources_, &PrefetchAll::has_work)) {
+    prefetch_all_ = std::make_unique<PrefetchAll>(sources_, log_);
   }
 }
 
@@ -215,8 +214,7 @@ int FileSystem::open(std::uint64_t inode, std::uint64_t* handle) {
   if (error != 0) return error;
   if (nodes_.kind(node) == Nodes::Kind::kLongText) texts_->hold(inode);
   if (handle == nullptr || nodes_.kind(node) != Nodes::Kind::kSnapshot) return 0;
-  const std::function<std::string()> description = [this] { return content(); };
-  std::string text = nodes_.snapshot(node, {counters_, description});
+  std::string text = nodes_.snapshot(node, counters_);
   const std::lock_guard lock(snapshots_mutex_);
   snapshots_.emplace(next_snapshot_, std::move(text));
   *handle = next_snapshot_++;
@@ -287,20 +285,20 @@ void FileSystem::read(const ReadRequest& request, const WillWait& will_wait, Don
 
 void FileSystem::gather_and_answer(const ReadRequest& request, const WillWait& will_wait,
                                    Done done) {
-  const SecondTries::Read read{request.inode, request.offset, request.length};
-  const auto began = SecondTries::Clock::now();
+  const RepeatedReads::Read read{request.inode, request.offset, request.length};
+  const auto began = RepeatedReads::Clock::now();
   if (request.is_cached && second_tries_.take(read, began)) return answer(done, EIO, {});
   const Ticket ticket =
       waiting_->wait(will_wait, [this, done = std::move(done), read, began,
                                  is_cached = request.is_cached](int error, const Reply& reply) {
         if (error == 0) second_tries_.succeeded(read);
         if (error == EIO && is_cached) {
-          second_tries_.failed(read, began, SecondTries::Clock::now());
+          second_tries_.failed(read, began, RepeatedReads::Clock::now());
         }
         answer(done, error, reply);
       });
   try {
-    std::make_shared<Gathering>(
+    std::make_shared<PendingFetch>(
         waiting_, ticket,
         [this, inode = request.inode](Recipe& recipe) {
           return find_content(node_of(inode), recipe);
@@ -423,23 +421,29 @@ std::string FileSystem::content() const {
   return options_.content();
 }
 
+bool FileSystem::lists_content() const {
+  if (!options_.content) return false;
+  // The length of content() stays what it is, and making it takes a hash of all tokens.
+  std::call_once(measured_, [this] { fits_attribute_ = content().size() <= XATTR_SIZE_MAX; });
+  return fits_attribute_;
+}
+
 int FileSystem::get_xattr(std::uint64_t inode, std::string_view name, std::string& value) const {
   const Node node = node_of(inode);
   if (!nodes_.exists(node)) return ENOENT;
   if (!name.starts_with("user.")) return EOPNOTSUPP;
   if (node == kRootNode && name == kMountAttribute && options_.content) {
     value = content();
-    if (value.size() > kMaxXattr) value = long_description(value);
-    return 0;
+    return value.size() > XATTR_SIZE_MAX ? E2BIG : 0;
   }
   const std::optional<Nodes::Shown> shown = nodes_.shown(node);
   const auto xattr = std::ranges::find(kXattrs, name, &Xattr::name);
   if (!shown || xattr == kXattrs.end() || !xattr->applies(*shown)) return ENODATA;
   // Check before writing: a name or a shape may have a hundred megabytes.
-  if (name == "user.stfs.name" && shown->tensor.name.size() > kMaxXattr) return E2BIG;
-  if (name == "user.stfs.shape" && shown->tensor.shape.size() > kMaxXattr) return E2BIG;
+  if (name == "user.stfs.name" && shown->tensor.name.size() > XATTR_SIZE_MAX) return E2BIG;
+  if (name == "user.stfs.shape" && shown->tensor.shape.size() > XATTR_SIZE_MAX) return E2BIG;
   value = xattr->value(*shown);
-  return value.size() > kMaxXattr ? E2BIG : 0;
+  return value.size() > XATTR_SIZE_MAX ? E2BIG : 0;
 }
 
 int FileSystem::list_xattr(std::uint64_t inode, std::string& names) const {
@@ -447,7 +451,7 @@ int FileSystem::list_xattr(std::uint64_t inode, std::string& names) const {
   if (!nodes_.exists(node)) return ENOENT;
   names.clear();
   // A program that copies attributes would fail at one that is too long to be read.
-  if (node == kRootNode && options_.content) {
+  if (node == kRootNode && lists_content()) {
     names = kMountAttribute;
     names += '\0';
   }

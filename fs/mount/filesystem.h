@@ -10,13 +10,13 @@
 #include "core/recipe/content.h"
 #include "core/source/counters.h"
 #include "core/source/leases.h"
+#include "fs/mount/computed_texts.h"
 #include "fs/mount/nodes.h"
+#include "fs/mount/pending_reads.h"
 #include "fs/mount/prefetch_all.h"
 #include "fs/mount/read_ahead.h"
 #include "fs/mount/recipes.h"
-#include "fs/mount/second_tries.h"
-#include "fs/mount/texts.h"
-#include "fs/mount/waiting.h"
+#include "fs/mount/repeated_reads.h"
 #include "fs/view/registry.h"
 
 #include <sys/types.h>
@@ -85,8 +85,8 @@ class FileSystem {
   void forget(std::uint64_t inode, std::uint64_t lookups);
   std::size_t looked_up_names() const { return nodes_.looked_up_names(); }
 
-  // Returns true if a file has a looked-up name (looked_up.h), which the kernel should look up
-  // again.
+  // Returns true if a file has a looked-up name (looked_up_names.h), which the kernel should look
+  // up again.
   bool is_looked_up(std::uint64_t inode) const { return nodes_.is_looked_up(node_of(inode)); }
 
   // Returns the attributes of a node, or nullopt if it does not exist.
@@ -128,11 +128,12 @@ class FileSystem {
     // The handle from open(). If another FileSystem, in a worker that has ended, made the snapshot,
     // the read fails with EIO.
     std::uint64_t handle = 0;
-    bool is_cached = true;  // through the kernel's cache, which may send a read twice (SecondTries)
+    bool is_cached =
+        true;  // through the kernel's cache, which may send a read twice (RepeatedReads)
   };
-  using Ticket = Waiting::Ticket;
-  using WillWait = Waiting::WillWait;
-  using Done = Waiting::Done;
+  using Ticket = PendingReads::Ticket;
+  using WillWait = PendingReads::WillWait;
+  using Done = PendingReads::Done;
   void read(const ReadRequest& request, const WillWait& will_wait, Done done);
   void cancel(Ticket ticket);
   // Stops all computations. All waiting reads are answered with EINTR before it returns.
@@ -162,10 +163,14 @@ class FileSystem {
   void report_faults() const;
   // Calls options_.content, after verifying the sources. Returns "" if it is null.
   std::string content() const;
+  // Returns whether the root lists kMountAttribute.
+  bool lists_content() const;
   bool may_wait(Node computed) const;
   int compute(Node node, const std::atomic<bool>& stop, std::string& text) const;
 
   FileSystemOptions options_;
+  mutable std::once_flag measured_;      // of fits_attribute_
+  mutable bool fits_attribute_ = false;  // content() is no longer than an attribute may be
   Log log_;
   Nodes nodes_;
   std::vector<const Source*> sources_;  // Checkpoint::sources()
@@ -182,10 +187,10 @@ class FileSystem {
   std::uint64_t next_snapshot_;                     // differs from the numbers of other workers
   std::map<std::uint64_t, std::string> snapshots_;  // the key is the handle
   std::unique_ptr<ReadAhead> read_ahead_;           // null while all sources are complete
-  SecondTries second_tries_;
+  RepeatedReads second_tries_;
   // Shared with the callbacks of sources, which may call arrive() after this FileSystem has ended.
-  std::shared_ptr<Waiting> waiting_;
-  std::unique_ptr<Texts> texts_;  // its threads use the members above
+  std::shared_ptr<PendingReads> waiting_;
+  std::unique_ptr<ComputedTexts> texts_;  // its threads use the members above
   std::unique_ptr<PrefetchAll> prefetch_all_;
 };
 

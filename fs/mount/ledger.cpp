@@ -65,8 +65,8 @@ std::uint32_t Ledger::add(const Name& name) {
   std::uint64_t& last_free = free_[units];
   const bool is_new = last_free == 0;
   const std::uint64_t slot = is_new ? head_->units.load() : last_free - 1;
-  constexpr std::uint64_t kMostSlots = std::numeric_limits<std::uint32_t>::max();
-  if (is_new && (slot + units > most_units_ || slot > kMostSlots)) throw std::bad_alloc();
+  constexpr std::uint64_t kMaxSlots = std::numeric_limits<std::uint32_t>::max();
+  if (is_new && (slot + units > most_units_ || slot > kMaxSlots)) throw std::bad_alloc();
   if (head_->next_number <= name.number) head_->next_number = name.number + 1;
 
   Record& added = is_new ? *new (at(slot)) Record{} : record(slot);

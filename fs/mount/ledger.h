@@ -60,12 +60,12 @@ class Ledger {
   std::uint64_t next_number() const { return head_->next_number; }
 
   // Whether a source has changed, and whether that was logged. The source itself writes change()
-  // (Source::keep_change_in()).
+  // (Source::share_change_flag()).
   std::atomic<bool>& change(std::size_t source) { return sources_[source].has_changed; }
   void mark_reported(std::size_t source) { sources_[source].is_reported = true; }
   bool is_reported(std::size_t source) const { return sources_[source].is_reported; }
   // The accepted version of a local file and the state of its lease. The file itself writes them
-  // (LocalFile::keep_in()).
+  // (LocalFile::share_state()).
   LocalFile::Standing& standing(std::size_t source) { return sources_[source].standing; }
   // Sets the failures of a source that are logged or about to be logged. Pass all of them: later
   // calls may only add failures or widen ranges.
@@ -97,7 +97,7 @@ class Ledger {
   };
   static constexpr std::size_t kUnit = 64;
   static constexpr std::size_t kText = 30;  // offset of the expression in a record
-  static constexpr std::size_t kMostUnits = (kText + kLongestName + kUnit - 1) / kUnit;
+  static constexpr std::size_t kMaxUnits = (kText + kLongestName + kUnit - 1) / kUnit;
 
   static std::size_t units_for(std::size_t length) { return (kText + length + kUnit - 1) / kUnit; }
   std::byte* at(std::uint64_t slot) const { return units_ + slot * kUnit; }
@@ -112,7 +112,7 @@ class Ledger {
   std::uint64_t most_units_ = 0;
   std::uint64_t live_ = 0;  // number of live names
   // For each size in units: 1 + the slot that was freed last, or 0.
-  std::array<std::uint64_t, kMostUnits + 1> free_{};
+  std::array<std::uint64_t, kMaxUnits + 1> free_{};
 };
 
 }  // namespace stfs

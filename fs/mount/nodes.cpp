@@ -133,17 +133,11 @@ const PathTree* Nodes::tree_of(const ViewSpec& row) const {
 
 bool Nodes::has(const ViewSpec& row) const {
   const bool is_off = control_ == ControlDirectory::kOff && row.id != kRootNode.view;
-  return (!is_off || row.is_always_there) && (row.exists == nullptr || row.exists(checkpoint_));
-}
-
-bool Nodes::has_control() const {
-  return control_ != ControlDirectory::kOff ||
-         std::ranges::any_of(registry_.rows(),
-                             [&](const ViewSpec& row) { return row.is_always_there && has(row); });
+  return !is_off && (row.exists == nullptr || row.exists(checkpoint_));
 }
 
 bool Nodes::exists(Node node) const {
-  if (node == kControlNode) return has_control();
+  if (node == kControlNode) return control_ != ControlDirectory::kOff;
   const ViewSpec* const row = registry_.find(node);
   if (row == nullptr || !has(*row)) return false;
   if (is_looked_up(node)) return name_of(node) != nullptr;
@@ -184,7 +178,7 @@ int Nodes::lookup(Node directory, std::string_view name, Node& node) {
     node = node_of(*found);
     return 0;
   }
-  if (directory == kRootNode && name == kControlName && has_control()) {
+  if (directory == kRootNode && name == kControlName && exists(kControlNode)) {
     node = kControlNode;
     return 0;
   }
@@ -393,8 +387,8 @@ std::optional<Node> Nodes::next_tensor(Node file) const {
   return exists(next) ? std::optional(next) : std::nullopt;
 }
 
-std::string Nodes::snapshot(Node node, const MountFacts& mount) const {
-  return registry_.find(node)->snapshot(mount);
+std::string Nodes::snapshot(Node node, const Counters& counters) const {
+  return registry_.find(node)->snapshot(counters);
 }
 
 bool Nodes::may_wait(Node computed) const {

@@ -4,13 +4,13 @@
 // Thread safety: all members. The checkpoint, the rows and the ledger must outlive it.
 #pragma once
 
-#include "core/base/turns.h"
+#include "core/base/semaphore.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/write/writer.h"
-#include "fs/mount/looked_up.h"
+#include "fs/mount/looked_up_names.h"
 #include "fs/mount/recipes.h"
-#include "fs/view/kept_stats.h"
 #include "fs/view/registry.h"
+#include "fs/view/stats_cache.h"
 #include "fs/view/view.h"
 
 #include <atomic>
@@ -41,7 +41,7 @@ class Nodes {
   int lookup(Node directory, std::string_view name, Node& node);
   void forget(Node node, std::uint64_t lookups);
 
-  // Whether a node has a looked-up name (looked_up.h): a slice or a subset.
+  // Whether a node has a looked-up name (looked_up_names.h): a slice or a subset.
   bool is_looked_up(Node node) const;
 
   std::size_t looked_up_names() const { return looked_up_.size(); }
@@ -81,7 +81,7 @@ class Nodes {
     kSnapshot,  // made by each open
   };
   Kind kind(Node node) const;
-  std::string snapshot(Node node, const MountFacts& mount) const;
+  std::string snapshot(Node node, const Counters& counters) const;
   // Whether computing the text of a file may have to wait for a source.
   bool may_wait(Node computed) const;
 
@@ -129,7 +129,6 @@ class Nodes {
     return node.is_directory ? nullptr : registry_.find(node);
   }
   bool has(const ViewSpec& row) const;
-  bool has_control() const;  // whether `.stfs` is there
   const PathTree* tree_of(const ViewSpec& row) const;
   const LookedUpNames::Name* name_of(Node node) const;
   std::optional<ViewFile> file_of(Node file) const;  // nullopt if its name is not kept
@@ -148,8 +147,8 @@ class Nodes {
   GgufFiles gguf_files_;
   LookedUpNames looked_up_;
   mutable Recipes subsets_;
-  mutable KeptStats kept_stats_;
-  mutable Turns turn_{1};
+  mutable StatsCache kept_stats_;
+  mutable Semaphore turn_{1};
   mutable std::vector<RowData> row_data_;  // in the order of the rows; never grows
   mutable Once<PathTree> dotted_;
 };

@@ -3,7 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
-#include "core/recipe/arrival.h"
+#include "core/recipe/fetch_missing.h"
 #include "core/values/digest.h"
 
 #include <algorithm>
@@ -19,6 +19,10 @@ constexpr std::uint64_t kAhead = 64 << 20;  // bytes
 constexpr std::string_view kOption = "prefetch=all: ";
 
 }  // namespace
+
+bool PrefetchAll::has_work(const Source* source) {
+  return !source->is_complete() || (source->local_file() != nullptr && !source->sha256().empty());
+}
 
 PrefetchAll::PrefetchAll(std::vector<const Source*> sources, Log log)
     : sources_(std::move(sources)), log_(std::move(log)) {
@@ -70,23 +74,14 @@ int PrefetchAll::fetch(const Source& source) {
 }
 
 int PrefetchAll::check(const Source& source) {
-  const std::string promised = source.sha256();
-  if (promised.empty()) return 0;
-  Content content;
-  content.extent(source, 0, source.size());
-  std::string found;
-  if (const int error = sha256(content, stop_, found)) {
-    if (error != EINTR) {
-      log_(std::string(kOption) + printable(source.path()) +
-           ": its SHA-256 was not checked: " + errno_text(error));
-    }
-    return error;
-  }
-  if (found == promised) return 0;
-  source.refuse();
-  log_(printable(source.path()) + ": its bytes have SHA-256 " + found + ", not " + promised +
-       " as its server says: reads of it fail (ESTALE); remove it from the cache and mount again");
-  return ESTALE;
+  std::string why;
+  const int error = check_published(source, stop_, why);
+  if (error == 0 || error == EINTR) return error;
+  const std::string name = printable(source.path()) + ": ";
+  log_(why.empty()
+           ? std::string(kOption) + name + "its SHA-256 was not checked: " + errno_text(error)
+           : name + why + ", and mount again: reads of it fail (ESTALE)");
+  return error;
 }
 
 }  // namespace stfs

@@ -24,6 +24,9 @@ class PrefetchAll {
  public:
   using Log = std::function<void(const std::string& line)>;
 
+  // Whether bytes of a source are missing, or nobody has compared a copy with its digest.
+  static bool has_work(const Source* source);
+
   PrefetchAll(std::vector<const Source*> sources, Log log);
   PrefetchAll(const PrefetchAll&) = delete;
   PrefetchAll& operator=(const PrefetchAll&) = delete;

@@ -1,7 +1,7 @@
 // The recipe of a file while it is read, and a cache of the recipes of subsets.
 #pragma once
 
-#include "core/base/turns.h"
+#include "core/base/semaphore.h"
 #include "core/recipe/content.h"
 
 #include <sys/uio.h>
@@ -19,10 +19,10 @@ namespace stfs {
 
 // The right to make a recipe that holds a long text. One thread at a time has it; any thread may
 // release it.
-struct GiveTurnBack {
-  void operator()(Turns* turn) const { turn->release(); }
+struct SemaphoreReleaser {
+  void operator()(Semaphore* turn) const { turn->release(); }
 };
-using Turn = std::unique_ptr<Turns, GiveTurnBack>;
+using Turn = std::unique_ptr<Semaphore, SemaphoreReleaser>;
 
 // The recipe of a file while it is read: `permanent`, `cached` or `own`, the first of them that is
 // set. It may be moved, and destroyed by any thread.

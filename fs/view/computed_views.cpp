@@ -29,10 +29,7 @@ std::string timeouts_by_server(const Counters& counters) {
 
 }  // namespace
 
-std::string description_json(const MountFacts& mount) { return mount.description(); }
-
-std::string counters_json(const MountFacts& mount) {
-  const Counters& counters = mount.counters;
+std::string counters_json(const Counters& counters) {
   const auto field = [](const char* name, const Counters::Count& count) {
     return "  \"" + std::string(name) +
            "\": " + std::to_string(count.load(std::memory_order_relaxed)) + ",\n";

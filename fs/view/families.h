@@ -100,10 +100,6 @@ int compute_sha256(const ViewFile& file, const std::atomic<bool>& stop, std::str
 
 // counters.json: what the mount and its sources have counted until now
 
-std::string counters_json(const MountFacts& mount);
-
-// mount.json: a description that is longer than an attribute
-
-std::string description_json(const MountFacts& mount);
+std::string counters_json(const Counters& counters);
 
 }  // namespace stfs

@@ -5,7 +5,7 @@
 #include "core/values/picture/png.h"
 #include "core/values/stats.h"
 #include "fs/view/families.h"
-#include "fs/view/kept_stats.h"
+#include "fs/view/stats_cache.h"
 
 #include <algorithm>
 #include <cerrno>

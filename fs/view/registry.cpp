@@ -1,6 +1,6 @@
 #include "fs/view/registry.h"
 
-#include "core/checkpoint/mounted.h"
+#include "core/checkpoint/mount_source.h"
 #include "fs/view/families.h"
 
 #include <algorithm>
@@ -27,8 +27,6 @@ constexpr ViewSpec kViews[] = {
      .verify = needs_no_source, .snapshot = counters_json},
     {.id = View::kControl, .file = 6, .name = "report.html", .names = Names::kFile,
      .verify = verify_all, .compute = compute_report},
-    {.id = View::kControl, .file = 7, .name = "mount.json", .names = Names::kFile, .exists = has_long_description,
-     .verify = needs_no_source, .snapshot = description_json, .is_always_there = true},
     {.id = View::kHeader, .name = "header", .names = Names::kList, .list = header_names,
      .extent = header_extent, .verify = verify_header, .mtime = header_mtime},
     {.id = View::kMetadata, .name = "metadata", .names = Names::kList, .list = metadata_names,

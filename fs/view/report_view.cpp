@@ -1,9 +1,8 @@
-#include "core/remote/http/url.h"
 #include "core/report/collect.h"
 #include "core/report/page.h"
 #include "core/report/report.h"
 #include "fs/view/families.h"
-#include "fs/view/kept_stats.h"
+#include "fs/view/stats_cache.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -15,16 +14,6 @@
 #include <vector>
 
 namespace stfs {
-namespace {
-
-void add_paths(std::span<const Origin> origins, std::vector<std::string>& paths) {
-  for (const Origin& origin : origins) {
-    if (!origin.path.empty()) paths.push_back(public_name(origin.path));
-    add_paths(origin.sources, paths);
-  }
-}
-
-}  // namespace
 
 int verify_all(const ViewFile& file) {
   for (const Part& part : file.checkpoint.parts()) {
@@ -35,13 +24,12 @@ int verify_all(const ViewFile& file) {
 
 int compute_report(const ViewFile& file, const std::atomic<bool>& stop, std::string& text) {
   const Checkpoint& checkpoint = file.checkpoint;
-  std::vector<std::string> sources;
-  add_paths(checkpoint.origins(), sources);
   // Each thread may need megabytes.
   const PassOptions options{.stop = stop,
                             .threads = std::clamp(std::thread::hardware_concurrency(), 1U, 4U)};
   Report report;
-  if (const int error = collect_report(checkpoint, nullptr, sources, options, report)) return error;
+  if (const int error = collect_report(checkpoint, nullptr, checkpoint.origins(), options, report))
+    return error;
   for (const ReportTensor& tensor : report.tensors) {
     // The text is kept, and the next read of the tensor may succeed.
     if (!tensor.failure.empty()) {

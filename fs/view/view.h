@@ -80,7 +80,7 @@ enum class Names : std::uint8_t {
   kFile,         // the row is a single file of `.stfs`, not a directory
 };
 
-class KeptStats;  // kept_stats.h
+class StatsCache;  // stats_cache.h
 
 // One file of a view: the argument of its row's functions. Borrowed for the call.
 struct ViewFile {
@@ -90,15 +90,9 @@ struct ViewFile {
   std::uint32_t number;                         // of its tensor, or in its NameList
   std::string_view expression = {};             // the looked-up name without the suffix
   std::span<const std::uint32_t> tensors = {};  // the result of ViewSpec::tensors
-  KeptStats* kept = nullptr;                    // of ViewSpec::compute alone
+  StatsCache* kept = nullptr;                   // of ViewSpec::compute alone
 
   Tensor tensor() const { return checkpoint.tensor(number); }
-};
-
-// What a mount knows beside its checkpoint.
-struct MountFacts {
-  const Counters& counters;
-  const std::function<std::string()>& description;  // mount_json()
 };
 
 struct ViewSpec {
@@ -133,8 +127,7 @@ struct ViewSpec {
   // of `size`, which is then that of the text, or 0 without it.
   int (*compute)(const ViewFile&, const std::atomic<bool>& stop, std::string& text) = nullptr;
   // Makes the text of a file by each open of it. stat(2) gives size 0.
-  std::string (*snapshot)(const MountFacts&) = nullptr;
-  bool is_always_there = false;  // also where the other files of `.stfs` are not
+  std::string (*snapshot)(const Counters&) = nullptr;
   // Null: the mtime of the tensor's source; without a tensor, of the newest source.
   timespec (*mtime)(const ViewFile&) = nullptr;
 

@@ -1,4 +1,4 @@
-// Files of PyTorch and NumPy as a checkpoint: their tensors, and the rules that they may break.
+// Files from PyTorch and NumPy as a checkpoint: their tensors, and files that break a rule.
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/format/archive.h"
@@ -49,7 +49,7 @@ class Archives : public ::testing::Test {
     checkpoint_ = std::make_unique<const Checkpoint>(std::span(&path, 1));
     return *checkpoint_;
   }
-  // "NAME DTYPE SHAPE" of each tensor, in the order of their names.
+  // Returns "NAME DTYPE SHAPE" for each tensor, sorted by name.
   std::vector<std::string> shown() const {
     std::vector<std::string> lines;
     for (const std::uint32_t i : checkpoint_->list().by_name()) {
@@ -70,7 +70,7 @@ class Archives : public ::testing::Test {
   bool is_stored(std::string_view name) const {
     return checkpoint_->locator(checkpoint_->find(name).value()).has_value();
   }
-  // The refusal of a file; "" when it is accepted, and then every byte can be read.
+  // Returns the error for a file. Returns "" if it is accepted and every byte can be read.
   std::string refusal(const std::string& bytes, const std::string& name = "m.pt") {
     try {
       open(bytes, name);
@@ -104,7 +104,7 @@ std::string two_tensors() {
       .bytes();
 }
 
-TEST_F(TorchFile, ATensorThatStandsInAStorageIsAnExtentOfTheFile) {
+TEST_F(TorchFile, StoredTensorIsExtentOfFile) {
   open(two_tensors());
   EXPECT_EQ(shown(), (std::vector<std::string>{"a F32 [2]", "b U8 [3]"}));
   EXPECT_EQ(bytes_of("a"), "12345678");
@@ -113,7 +113,7 @@ TEST_F(TorchFile, ATensorThatStandsInAStorageIsAnExtentOfTheFile) {
   EXPECT_EQ(checkpoint_->parts().front().format->name, "PyTorch");
 }
 
-TEST_F(TorchFile, ViewsAreComputedFromTheirStorage) {
+TEST_F(TorchFile, ComputesViewsFromStorage) {
   const std::string bytes = counted(24);
   const std::string six = storage("ShortStorage", "0", 12);  // 3 x 4
   open(torch_file(whole(dict({{"whole", tensor(six, 0, {3, 4}, {4, 1})},
@@ -147,7 +147,7 @@ TEST_F(TorchFile, ViewsAreComputedFromTheirStorage) {
   EXPECT_EQ(from.length, 24U);
 }
 
-TEST_F(TorchFile, NamesAreThePathsOfKeys) {
+TEST_F(TorchFile, NamesTensorsByKeyPath) {
   const std::string t = tensor(storage("ByteStorage", "0", 1), 0, {1}, {1});
   const std::string namespace_object =
       pickled::call("argparse", "Namespace", {}) + dict({{"slot", t}}) + "b";
@@ -200,7 +200,7 @@ TEST_F(TorchFile, NamesAreThePathsOfKeys) {
   EXPECT_EQ(shown(), (std::vector<std::string>{"tensor U8 [1]"}));
 }
 
-TEST_F(TorchFile, ATensorReachedTwiceIsTwoTensorsOfTheSameBytes) {
+TEST_F(TorchFile, TensorReachedTwiceIsTwoTensorsWithSameBytes) {
   const std::string t = tensor(storage("ByteStorage", "0", 4), 0, {4}, {1});
   const std::string tied = "}(" + pickled::text("a") + t + "q\1" + pickled::text("b") + "h\1u";
   open(torch_file(whole(tied), {"same"}).bytes());
@@ -208,7 +208,7 @@ TEST_F(TorchFile, ATensorReachedTwiceIsTwoTensorsOfTheSameBytes) {
   EXPECT_EQ(checkpoint_->locator(0)->offset, checkpoint_->locator(1)->offset);
 }
 
-TEST_F(TorchFile, TwoPathsOfOneNameAreRefused) {
+TEST_F(TorchFile, RejectsTwoPathsWithSameName) {
   const std::string t = tensor(storage("ByteStorage", "0", 1), 0, {1}, {1});
   const std::string what =
       refusal(torch_file(whole(dict({{"a.b", t}, {"a", dict({{"b", t}})}})), {"q"}).bytes());
@@ -216,7 +216,7 @@ TEST_F(TorchFile, TwoPathsOfOneNameAreRefused) {
   EXPECT_NE(what.find("DuplicateTensor"), std::string::npos) << what;
 }
 
-TEST_F(TorchFile, WhatIsNoPlainTensorIsNamedAndTheRestIsShown) {
+TEST_F(TorchFile, SkipsUnsupportedTensorsWithWarning) {
   const std::string t = tensor(storage("ByteStorage", "0", 4), 0, {4}, {1});
   const auto rebuilt = [&](std::string_view name) {
     return pickled::call("torch._utils", name, {t});
@@ -252,7 +252,7 @@ TEST_F(TorchFile, WhatIsNoPlainTensorIsNamedAndTheRestIsShown) {
   }
 }
 
-TEST_F(TorchFile, TypesThatStoragesHaveNoNameForComeWithTheTensor) {
+TEST_F(TorchFile, UntypedStorageGetsTypeFromTensor) {
   const auto untyped = [&](std::string_view type, std::int32_t count) {
     return pickled::call(
         "torch._utils", "_rebuild_tensor_v3",
@@ -272,7 +272,7 @@ TEST_F(TorchFile, TypesThatStoragesHaveNoNameForComeWithTheTensor) {
   EXPECT_TRUE(warns("bits8"));
 }
 
-TEST_F(TorchFile, WhatNeedsCodeOrAnotherMachineIsRefusedWithWhatToDo) {
+TEST_F(TorchFile, RejectsScriptsBigEndianFilesAndWrongStorages) {
   const std::string t = whole(tensor(storage("ByteStorage", "0", 1), 0, {1}, {1}));
   ZipFile script = torch_file(t, {"q"});
   script.add("archive/constants.pkl", "\x80\2).");
@@ -289,7 +289,7 @@ TEST_F(TorchFile, WhatNeedsCodeOrAnotherMachineIsRefusedWithWhatToDo) {
             std::string::npos);
 }
 
-TEST_F(TorchFile, NothingInItIsRun) {
+TEST_F(TorchFile, DoesNotRunCodeInPickle) {
   const std::filesystem::path mark = dir_ / "ran";
   const std::string t = tensor(storage("ByteStorage", "0", 1), 0, {1}, {1});
   open(torch_file(whole(dict({{"w", t},
@@ -301,9 +301,9 @@ TEST_F(TorchFile, NothingInItIsRun) {
   EXPECT_FALSE(std::filesystem::exists(mark));
 }
 
-TEST_F(TorchFile, PicklesThatShareWithoutBoundAreRefused) {
+TEST_F(TorchFile, RejectsPicklesThatExpandOutOfProportion) {
   const std::string t = tensor(storage("ByteStorage", "0", 1), 0, {1}, {1});
-  // [t], then a list of two of the last, forty times: 2^40 paths, or nothing below them.
+  // [t], then forty lists that each contain the previous list twice. There are 2^40 paths to `t`.
   const auto doubled = [](std::string value) {
     value = "](" + value + "eq\1";
     for (char i = 1; i < 41; ++i) value += "](h"s + i + "h" + i + "eq" + static_cast<char>(i + 1);
@@ -315,7 +315,8 @@ TEST_F(TorchFile, PicklesThatShareWithoutBoundAreRefused) {
   std::string tuples = "Nq\1";
   for (char i = 1; i < 41; ++i) tuples += "h"s + i + "h" + i + "\x86q" + static_cast<char>(i + 1);
   EXPECT_EQ(refusal(torch_file(whole(tuples), {}).bytes()), "");
-  // A tensor in two bytes, a thousand thousand times; a key of 100 KB, as often.
+  // A tensor that is repeated a million times, and a key of 100 KB that is repeated 100,000 times.
+  // Each repetition takes only two or three bytes.
   std::string often = "](" + t + "q\1",
               long_key = "}(" + pickled::text(std::string(100'000, 'k')) + "q\1)";
   for (int i = 0; i < 1'000'000; ++i) often += "h\1";
@@ -324,7 +325,7 @@ TEST_F(TorchFile, PicklesThatShareWithoutBoundAreRefused) {
             std::string::npos);
   EXPECT_NE(refusal(torch_file(whole(long_key + "u"), {}).bytes()).find("too many paths"),
             std::string::npos);
-  // A list that holds itself, and nests of lists: of more than Python can write it is refused.
+  // A list that contains itself, and nested lists. Deeper nests than Python can write are refused.
   EXPECT_EQ(refusal(torch_file(whole("]q\1h\1a" + t + "a"), {"q"}).bytes()), "");
   EXPECT_EQ(shown(), (std::vector<std::string>{"1 U8 [1]"}));
   for (const int depth : {100'000, 1'100'000}) {
@@ -336,7 +337,7 @@ TEST_F(TorchFile, PicklesThatShareWithoutBoundAreRefused) {
     const std::string refused = refusal(torch_file(whole(nest + t + ends), {"q"}).bytes());
     EXPECT_EQ(refused != "", depth > 1'000'000) << refused;
   }
-  // A tuple without tensors, two thousand times, beside one with a tensor as often.
+  // A hundred references to a tuple without tensors, and as many to a tuple with a tensor.
   std::string rows = "](" + pickled::tuple(std::vector(1'000, pickled::integer(1))) + "q\1" +
                      pickled::tuple({t}) + "q\2";
   for (int i = 0; i < 100; ++i) rows += "h\1h\2";
@@ -344,7 +345,7 @@ TEST_F(TorchFile, PicklesThatShareWithoutBoundAreRefused) {
   EXPECT_EQ(shown().size(), 101U);
 }
 
-TEST_F(TorchFile, ACompressedPickleOutOfProportionIsRefused) {
+TEST_F(TorchFile, RejectsCompressedPickleOutOfProportion) {
   for (const std::size_t length : {std::size_t{300} << 10, std::size_t{16} << 20}) {
     ZipFile zip =
         torch_file("\x80\2B" + std::string(4, '\0') + std::string(length, '0') + "N.", {});
@@ -354,9 +355,9 @@ TEST_F(TorchFile, ACompressedPickleOutOfProportionIsRefused) {
   }
 }
 
-// A key of 1 MiB before sixty paths to a tensor of one byte: all names are as long as two pickles
-// at most.
-TEST_F(TorchFile, NamesOutOfProportionAreRefused) {
+// A key of 1 MiB is part of the names of sixty tensors with one byte. All names together may be at
+// most twice as long as the pickle.
+TEST_F(TorchFile, RejectsNamesOutOfProportion) {
   const std::string t = tensor(storage("ByteStorage", "0", 1), 0, {1}, {1});
   const auto with = [&](std::size_t paths) {
     std::string list = "](" + t + "q\1";
@@ -365,7 +366,7 @@ TEST_F(TorchFile, NamesOutOfProportionAreRefused) {
         torch_file(whole(dict({{std::string(1 << 20, 'k'), list + "e"}})), {"q"}).bytes());
   };
   EXPECT_EQ(with(2), "");
-  // The same key over and over, within itself.
+  // The same key nested sixty times.
   std::string deep = "](" + pickled::text(std::string(1 << 20, 'k')) + "q\1", ends;
   for (int i = 0; i < 60; ++i) {
     deep += "}h\1";
@@ -377,7 +378,7 @@ TEST_F(TorchFile, NamesOutOfProportionAreRefused) {
   EXPECT_NE(with(60).find("too many paths for its 1.0 MiB"), std::string::npos);
 }
 
-TEST_F(TorchFile, ATensorThatRepeatsItsStorageWithoutBoundIsRefused) {
+TEST_F(TorchFile, SkipsTensorsThatRepeatStorageTooOften) {
   const auto repeated = [](std::int32_t rows) {
     return tensor(storage("FloatStorage", "0", 4), 0, {rows, 1 << 20, 4}, {0, 0, 1});
   };
@@ -392,7 +393,7 @@ TEST_F(TorchFile, ATensorThatRepeatsItsStorageWithoutBoundIsRefused) {
   EXPECT_TRUE(warns("\"c\": it repeats"));
 }
 
-TEST_F(TorchFile, StridesThatGoBackAndForthOverACompressedStorageAreRefused) {
+TEST_F(TorchFile, SkipsBackAndForthStridesOverCompressedStorage) {
   constexpr std::int32_t kBytes = 8 << 20, kCount = 1024, kStride = kBytes / (2 * kCount) - 1;
   const std::string bytes = storage("ByteStorage", "0", kBytes);
   ZipFile zip =
@@ -410,11 +411,11 @@ TEST_F(TorchFile, StridesThatGoBackAndForthOverACompressedStorageAreRefused) {
   }
 }
 
-// Each 32 MiB would decompress all of it.
-TEST_F(NumPyArchive, ACompressedArrayInFortranOrderOfMoreThanAGibibyteIsRefused) {
+// Each read of 32 MiB would decompress the whole array.
+TEST_F(NumPyArchive, SkipsCompressedFortranOrderArrayOverOneGiB) {
   for (const bool is_fortran : {false, true}) {
     ZipFile zip;
-    std::string text(2 << 20, '\0');  // random: as many bytes when they are compressed
+    std::string text(2 << 20, '\0');  // random bytes, which compression does not shorten
     std::mt19937 random(1);
     std::ranges::generate(text, [&] { return static_cast<char>(random()); });
     zip.add("a.npy", npy_file("|u1", "(32768, 32769)", text, is_fortran));
@@ -427,7 +428,7 @@ TEST_F(NumPyArchive, ACompressedArrayInFortranOrderOfMoreThanAGibibyteIsRefused)
   }
 }
 
-TEST_F(NumPyArchive, AHeaderWithAKeyTwiceIsRefused) {
+TEST_F(NumPyArchive, SkipsArrayWithDuplicateHeaderKey) {
   ZipFile zip;
   zip.add("a.npy", npy_file("<f4', 'descr': '<i4", "(1,)", "1234"));
   zip.add("b.npy", npy_file("<f4", "(1,), 'shape': (2,)", "1234"));
@@ -440,7 +441,7 @@ TEST_F(NumPyArchive, AHeaderWithAKeyTwiceIsRefused) {
   EXPECT_TRUE(warns("\"b\": its header has 'shape' twice"));
 }
 
-TEST_F(NumPyArchive, ADirectoryWithBytesIsNamed) {
+TEST_F(NumPyArchive, WarnsAboutDirectoryWithBytes) {
   ZipFile zip;
   zip.add("a.npy", npy_file("<f4", "(1,)", "1234"));
   zip.add("b.npy/", npy_file("<f4", "(1,)", "1234"));
@@ -451,8 +452,8 @@ TEST_F(NumPyArchive, ADirectoryWithBytesIsNamed) {
   EXPECT_FALSE(warns("\"c/\""));
 }
 
-// "nothing of it", or its arrays, or more than what is shown.
-TEST_F(TorchFile, WhatIsNotShownIsCountedByClass) {
+// The warning depends on whether the file also has tensors, arrays, or neither.
+TEST_F(TorchFile, CountsSkippedObjectsByClass) {
   const std::string t = tensor(storage("ByteStorage", "0", 4), 0, {4}, {1});
   const auto dtensor = [&](std::string_view name) {
     return pickled::call(
@@ -491,7 +492,7 @@ TEST_F(TorchFile, WhatIsNotShownIsCountedByClass) {
   EXPECT_TRUE(warns("it holds no tensors"));
 }
 
-TEST_F(TorchFile, ADeflatedStorageIsDecompressed) {
+TEST_F(TorchFile, DecompressesDeflatedStorage) {
   ZipFile zip =
       torch_file(whole(dict({{"a", tensor(storage("ShortStorage", "0", 12), 2, {2}, {1})},
                              {"t", tensor(storage("ShortStorage", "0", 12), 0, {4, 3}, {1, 4})}})),
@@ -516,7 +517,7 @@ ZipFile arrays(bool is_deflated) {
   return zip;
 }
 
-TEST_F(NumPyArchive, StoredAndDeflatedArraysAreTheSame) {
+TEST_F(NumPyArchive, StoredAndDeflatedArraysAreEqual) {
   for (const auto& [is_deflated, is_zip64] :
        {std::pair(false, false), {false, true}, {true, false}, {true, true}}) {
     ZipFile zip = arrays(is_deflated);
@@ -535,7 +536,7 @@ TEST_F(NumPyArchive, StoredAndDeflatedArraysAreTheSame) {
   }
 }
 
-TEST_F(NumPyArchive, WhatIsNoArrayOfNumbersIsNamedAndTheRestIsShown) {
+TEST_F(NumPyArchive, SkipsNonNumericMembersWithWarning) {
   ZipFile zip = arrays(false);
   zip.add("big.npy", npy_file(">f4", "(2,)", "12345678"));
   zip.add("text.npy", npy_file("<U3", "(1,)", std::string(12, 'x')));
@@ -562,7 +563,7 @@ TEST_F(NumPyArchive, WhatIsNoArrayOfNumbersIsNamedAndTheRestIsShown) {
   EXPECT_EQ(checkpoint_->tensor_count(), 0U);
 }
 
-TEST_F(ZipArchive, FormsThatWritersUseAreRead) {
+TEST_F(ZipArchive, ReadsFormsThatWritersUse) {
   for (int form = 0; form < 8; ++form) {
     ZipFile zip = torch_file(whole(tensor(storage("ByteStorage", "0", 3), 0, {3}, {1})), {"xyz"});
     zip.is_zip64 = (form & 1) != 0;
@@ -573,9 +574,9 @@ TEST_F(ZipArchive, FormsThatWritersUseAreRead) {
   }
 }
 
-// As torch.distributed.checkpoint writes shards. Which archive would be read, their sizes would
-// decide.
-TEST_F(ZipArchive, AFileOfSeveralArchivesIsRefused) {
+// torch.distributed.checkpoint writes such shards. Without this rule the sizes of the archives
+// would decide which one is read.
+TEST_F(ZipArchive, RejectsSeveralArchivesInOneFile) {
   const auto archive = [](std::int32_t bytes, bool is_zip64) {
     ZipFile zip = torch_file(whole(tensor(storage("ByteStorage", "0", bytes), 0, {bytes}, {1})),
                              {std::string(static_cast<std::size_t>(bytes), 'x')});
@@ -591,8 +592,8 @@ TEST_F(ZipArchive, AFileOfSeveralArchivesIsRefused) {
           << refused;
       EXPECT_NE(refused.find("dcp_to_torch DIR FILE"), std::string::npos) << refused;
     }
-    // As `zip --adjust-sfx` and Python's mode "a" write it: places count from the beginning of the
-    // file.
+    // `zip --adjust-sfx` and Python's mode "a" write such a file, in which offsets count from the
+    // start of the file.
     ZipFile adjusted =
         torch_file(whole(tensor(storage("ByteStorage", "0", 3), 0, {3}, {1})), {"xyz"});
     adjusted.is_zip64 = is_zip64;
@@ -609,7 +610,7 @@ TEST_F(ZipArchive, AFileOfSeveralArchivesIsRefused) {
   }
 }
 
-TEST_F(ZipArchive, WhatOverlapsLiesOrLeavesIsRefused) {
+TEST_F(ZipArchive, RejectsInconsistentMembersAndEscapesParentPaths) {
   const ZipFile good = torch_file(whole(tensor(storage("ByteStorage", "0", 30), 0, {3}, {1})),
                                   {std::string(30, 'x')});
   const auto with = [&](const auto& change) {
@@ -629,7 +630,7 @@ TEST_F(ZipArchive, WhatOverlapsLiesOrLeavesIsRefused) {
               m.unpacked_more = 1 << 20;
             }).find("is impossible for its"),
             std::string::npos);
-  // A name that leaves the archive is a name of a tensor like any other.
+  // A name that would leave the archive is an ordinary tensor name.
   ZipFile leaving;
   leaving.add("../../etc/x.npy", npy_file("|u1", "(1,)", "x"));
   open(leaving.bytes(), "m.npz");
@@ -641,9 +642,9 @@ TEST_F(ZipArchive, WhatOverlapsLiesOrLeavesIsRefused) {
             std::string::npos);
 }
 
-// Reads the header of a file alone; nullopt where it is refused.
+// Reads only the header of a file. Returns nullopt if it is refused.
 std::optional<Header> header_of(const std::filesystem::path& path, const std::string& bytes) {
-  std::filesystem::remove(path);  // truncating it would flush it to the disk
+  std::filesystem::remove(path);  // truncating the file would flush it to the disk
   write_file(path, bytes);
   const LocalFile source(path.string());
   try {
@@ -656,7 +657,7 @@ std::optional<Header> header_of(const std::filesystem::path& path, const std::st
   }
 }
 
-TEST_F(ZipArchive, EveryTruncationIsRefusedAndEveryFlippedByteIsSafe) {
+TEST_F(ZipArchive, RejectsEveryTruncationAndSurvivesFlippedBytes) {
   for (const std::string& bytes : {two_tensors(), arrays(true).bytes()}) {
     for (std::size_t length = 0; length < bytes.size(); ++length) {
       ASSERT_FALSE(header_of(dir_ / "m", bytes.substr(0, length))) << length;
@@ -676,7 +677,7 @@ TEST_F(ZipArchive, EveryTruncationIsRefusedAndEveryFlippedByteIsSafe) {
   }
 }
 
-TEST_F(InflatedMember, ReadersAtAnyPlaceGetItsBytes) {
+TEST_F(InflatedMember, ConcurrentReadersGetBytesAtAnyOffset) {
   std::string data;
   std::uint32_t state = 1;
   while (data.size() < 3'000'000) {
@@ -707,7 +708,7 @@ TEST_F(InflatedMember, ReadersAtAnyPlaceGetItsBytes) {
   EXPECT_EQ(wrong, std::vector<int>(4));
 }
 
-TEST_F(InflatedMember, OfAFileThatChangedIsNoLongerRead) {
+TEST_F(InflatedMember, ChangedFileGivesESTALE) {
   const std::string data = counted(3000);
   ZipFile zip;
   zip.members.push_back({"w.npy", npy_file("|u1", "(3000,)", data), true});
@@ -721,7 +722,7 @@ TEST_F(InflatedMember, OfAFileThatChangedIsNoLongerRead) {
   EXPECT_EQ(content.verify(0, data.size()), ESTALE);
 }
 
-TEST_F(InflatedMember, AChecksumThatIsWrongFailsTheReadOfTheLastByte) {
+TEST_F(InflatedMember, WrongChecksumFailsReadOfLastByte) {
   ZipFile zip;
   zip.members.push_back({"w.npy", npy_file("|u1", "(3000,)", std::string(3000, 'x')), true});
   zip.members.back().crc_flip = 1;

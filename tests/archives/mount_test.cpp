@@ -1,4 +1,4 @@
-// Files of PyTorch and NumPy as a user sees them: mounts, stfs-info, directories, and a web server.
+// Files from PyTorch and NumPy through mounts and stfs-info, in directories and on web servers.
 #include "tests/archives/archive_file.h"
 #include "tests/remote/scripted_mount.h"
 
@@ -30,7 +30,8 @@ std::string random_bytes(std::size_t size, std::uint32_t seed) {
 class ArchiveMount : public ScriptedMount {
  protected:
   const std::string w_ = random_bytes(1'000'000, 1), v_ = random_bytes(24, 2);
-  // w, a tensor of 1 MB; v, 3 x 2; t, which is v transposed; and what is refused.
+  // Returns a file with w, a tensor of 1 MB; v, 3 x 2; t, the transpose of v; and an unsupported
+  // tensor.
   std::string torch_bytes() const {
     return torch_file(whole(dict({{"w", tensor(storage("ByteStorage", "0", 1'000'000), 0,
                                                {1000, 1000}, {1000, 1})},
@@ -53,7 +54,7 @@ class ArchiveMount : public ScriptedMount {
     for (const int i : {0, 2, 4, 1, 3, 5}) out += v_.substr(static_cast<std::size_t>(i) * 4, 4);
     return out;
   }
-  // The safetensors file with the same tensors.
+  // Writes a safetensors file with the same tensors. Returns its path.
   std::filesystem::path twin() const {
     write_safetensors(dir_ / "twin.safetensors",
                       {{.name = "w", .dtype = "U8", .shape = {1000, 1000}, .bytes = w_},
@@ -71,7 +72,7 @@ class ArchiveMount : public ScriptedMount {
   }
 };
 
-TEST_F(ArchiveMount, ShowsWhatASafetensorsFileOfTheSameTensorsShows) {
+TEST_F(ArchiveMount, EqualsMountedSafetensorsFileWithSameTensors) {
   write_file(dir_ / "m.pt", torch_bytes());
   write_file(dir_ / "s.npz", npz_bytes(false));
   write_file(dir_ / "d.npz", npz_bytes(true));
@@ -90,7 +91,7 @@ TEST_F(ArchiveMount, ShowsWhatASafetensorsFileOfTheSameTensorsShows) {
   }
 }
 
-TEST_F(ArchiveMount, AttributesSayWhereBytesStandOrWhatTheyAreMadeOf) {
+TEST_F(ArchiveMount, AttributesGiveOffsetOrInputs) {
   write_file(dir_ / "m.pt", torch_bytes());
   const Mounted mount({dir_ / "m.pt"});
   const auto offset = std::stoull(xattr(mount / "w", "user.stfs.offset").value());
@@ -100,7 +101,7 @@ TEST_F(ArchiveMount, AttributesSayWhereBytesStandOrWhatTheyAreMadeOf) {
   EXPECT_TRUE(read_file(mount / ".stfs/header/m.pt.pkl").starts_with("\x80\2"));
 }
 
-TEST_F(ArchiveMount, WhatIsRefusedIsAWarning) {
+TEST_F(ArchiveMount, UnsupportedTensorIsOnlyAWarning) {
   write_file(dir_ / "m.pt", torch_bytes());
   const Outcome info = run({STFS_INFO_BINARY, "info", dir_ / "m.pt"});
   EXPECT_EQ(info.status, 0);
@@ -109,7 +110,7 @@ TEST_F(ArchiveMount, WhatIsRefusedIsAWarning) {
   EXPECT_EQ(checked.status, 0) << checked.out;
 }
 
-TEST_F(ArchiveMount, EveryVerbNamesWhatIsRefused) {
+TEST_F(ArchiveMount, EveryCommandNamesUnsupportedTensor) {
   write_file(dir_ / "m.pt", torch_bytes());
   const std::string model = dir_ / "m.pt";
   const std::vector<std::vector<std::string>> verbs{
@@ -124,7 +125,7 @@ TEST_F(ArchiveMount, EveryVerbNamesWhatIsRefused) {
   }
 }
 
-TEST_F(ArchiveMount, LayersWorkOnThem) {
+TEST_F(ArchiveMount, LayersApplyToTorchFile) {
   write_file(dir_ / "m.pt", torch_bytes());
   write_file(dir_ / "e.edit", "rename s/^/model./\ncast model.t BF16\nkeep model.t model.v\n");
   const Mounted mount({dir_ / "m.pt"}, {"-o", "edit=" + (dir_ / "e.edit").string()});
@@ -133,7 +134,7 @@ TEST_F(ArchiveMount, LayersWorkOnThem) {
   EXPECT_EQ(read_file(mount / "model.t").size(), 12U);
 }
 
-TEST_F(ArchiveMount, ADirectoryMeansPytorchModelBehindTheOtherFormats) {
+TEST_F(ArchiveMount, DirectoryMeansPytorchModelOnlyWithoutOtherFormats) {
   const std::filesystem::path model = dir_ / "model";
   std::filesystem::create_directory(model);
   write_file(model / "optimizer.pt", "x");
@@ -163,7 +164,7 @@ TEST_F(ArchiveMount, ADirectoryMeansPytorchModelBehindTheOtherFormats) {
   EXPECT_EQ(names_in(Mounted({model}).path()), (Names{"safe"}));
 }
 
-TEST_F(ArchiveMount, AWebServerIsAskedForItsHeadersAlone) {
+TEST_F(ArchiveMount, FetchesOnlyHeadersFromWebServer) {
   put("/m.pt", {.bytes = torch_bytes()});
   put("/d.npz", {.bytes = npz_bytes(true)});
   put("/pytorch_model.bin", {.bytes = torch_bytes()});
@@ -180,10 +181,10 @@ TEST_F(ArchiveMount, AWebServerIsAskedForItsHeadersAlone) {
   server_.forget_requests();
   const Mounted mount({server_.url("/big.pt")}, options());
   const auto asked = asked_blocks("/big.pt");
-  EXPECT_FALSE(asked.contains(1) || asked.contains(2)) << "the middle of w";
+  EXPECT_FALSE(asked.contains(1) || asked.contains(2)) << "blocks in the middle of w were fetched";
 }
 
-TEST_F(ArchiveMount, AModelOfPyTorchIsADirectoryOfSafetensorsForLoaders) {
+TEST_F(ArchiveMount, ModelDirectoryHasSafetensorsFileForLoaders) {
   const std::filesystem::path model = dir_ / "model";
   std::filesystem::create_directory(model);
   write_file(model / "config.json", R"({"model_type":"gpt2"})");
@@ -206,7 +207,7 @@ TEST_F(ArchiveMount, AModelOfPyTorchIsADirectoryOfSafetensorsForLoaders) {
   EXPECT_FALSE(std::filesystem::exists(arrays / ".stfs/model"));
 }
 
-TEST_F(ArchiveMount, AModelOfTheHubWithPytorchModelAloneAndAnArchiveInABucketAreMounted) {
+TEST_F(ArchiveMount, MountsPytorchModelFromHubAndArchiveFromBucket) {
   if (!std::filesystem::exists("/usr/bin/python3")) GTEST_SKIP() << "no Python";
   const std::filesystem::path model = dir_ / "models/org/name";
   std::filesystem::create_directories(model);

@@ -1,4 +1,4 @@
-"""Files that PyTorch and NumPy wrote, beside what they read of them: every tensor, bit for bit."""
+"""Compares files that PyTorch and NumPy have written with what they read from them, bit for bit."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ def run(*words):
 
 
 def tensors_in(value, path=""):
-    """The tensors that a loaded object holds, by the path of their keys."""
+    """Returns the tensors in a loaded object by the path of their keys."""
     if isinstance(value, torch.Tensor):
         return {path or "tensor": value}
     if isinstance(value, dict):
@@ -87,20 +87,20 @@ class Oracle(unittest.TestCase):
             with self.subTest(f"{path.name}: {name}"):
                 self.assertTrue(run("cat", path, name).stdout == data)
 
-    def test_torch_files_of_every_protocol(self):
+    def test_reads_torch_files_in_every_protocol(self):
         for protocol in (2, 3, 4, 5):
             path = self.work / f"{protocol}.pt"
             torch.save(everything(), path, pickle_protocol=protocol)
             expected = {name: bytes_of(tensor) for name, tensor in tensors_in(torch.load(path)).items()}
             self.check(path, expected)
 
-    def test_a_bare_tensor_and_a_list(self):
+    def test_reads_single_tensor_and_list(self):
         torch.save(torch.arange(5), self.work / "bare.pt")
         self.check(self.work / "bare.pt", {"tensor": bytes_of(torch.arange(5))})
         torch.save([torch.ones(2), {3: torch.zeros(1)}], self.work / "list.pt")
         self.check(self.work / "list.pt", {"0": bytes_of(torch.ones(2)), "1.3": bytes_of(torch.zeros(1))})
 
-    def test_what_is_refused_is_named_and_the_rest_is_shown(self):
+    def test_names_refused_tensors_and_shows_others(self):
         path = self.work / "odd.pt"
         torch.save({"sparse": torch.eye(3).to_sparse(), "csr": torch.eye(3).to_sparse_csr(),
                     "quantised": torch.quantize_per_tensor(torch.randn(3), 0.1, 0, torch.qint8),
@@ -110,7 +110,7 @@ class Oracle(unittest.TestCase):
         for name in ("sparse", "csr", "quantised", "double"):
             self.assertIn(f'tensor "{name}": ', info)
 
-    def test_old_files_and_programs_are_refused_with_what_to_do(self):
+    def test_refuses_old_files_and_scripts(self):
         torch.save(torch.ones(3), self.work / "old.pt", _use_new_zipfile_serialization=False)
         torch.jit.script(torch.nn.Linear(2, 2)).save(str(self.work / "script.pt"))
         for name, words in (("old.pt", "torch.save"), ("script.pt", "torch.jit.load")):
@@ -118,13 +118,13 @@ class Oracle(unittest.TestCase):
             self.assertEqual(listed.returncode, 1)
             self.assertIn(words, listed.stderr.decode())
 
-    def test_a_file_of_many_storages(self):
+    def test_reads_many_storages(self):
         path = self.work / "many.pt"
         torch.save({f"layer.{i}.weight": torch.full((3,), i) for i in range(20_000)}, path)
         self.assertEqual(len(self.names(path)), 20_000)
         self.assertEqual(run("cat", path, "layer.19999.weight").stdout, bytes_of(torch.full((3,), 19_999)))
 
-    def test_archives_of_numpy(self):
+    def test_reads_numpy_archives(self):
         random = numpy.random.default_rng(3)
         arrays = {code: (random.random((7, 5)) * 99).astype(code)
                   for code in ("<f4", "<f8", "<f2", "<i1", "<u2", "<i4", "<u8", "|b1", "<c8")}
@@ -139,8 +139,8 @@ class Oracle(unittest.TestCase):
             save(path, **arrays, **refused)
             self.check(path, {name: numpy.ascontiguousarray(array).tobytes() for name, array in arrays.items()})
 
-    def test_storages_beyond_4_gib(self):
-        # As PyTorch writes it, but the large storage is a hole.
+    def test_reads_storages_above_4_gib(self):
+        # Like a file from PyTorch, except that the large storage is a hole.
         path = self.work / "large.pt"
         torch.save({"hole": torch.zeros(4, dtype=torch.uint8), "last": torch.arange(5)}, path)
         size = 5 << 30

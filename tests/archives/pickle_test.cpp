@@ -1,4 +1,4 @@
-// The reader of pickles: its opcodes, in the protocols that write them, and what it refuses.
+// The reader of pickles: the opcodes of all protocols, and malformed pickles.
 #include "core/format/pickle.h"
 
 #include "core/base/error.h"
@@ -12,7 +12,7 @@ namespace {
 
 using namespace std::string_literals;
 
-// A value as Python would print it, nearly.
+// Returns a value in a form similar to Python's.
 std::string shown(const Pickle& pickle, PickleValue value) {
   const auto items = [&](auto&& values, bool has_keys) {
     std::string out;
@@ -52,7 +52,7 @@ std::string read(const std::string& text) {
   return shown(pickle, pickle.result());
 }
 
-TEST(PickleReader, ReadsTheOpcodesOfEveryProtocol) {
+TEST(PickleReader, ReadsOpcodesInEveryProtocol) {
   const struct {
     std::string pickle;
     const char* value;
@@ -126,7 +126,7 @@ TEST(PickleReader, ReadsTheOpcodesOfEveryProtocol) {
   }
 }
 
-TEST(PickleReader, RefusesWhatBreaksTheFormat) {
+TEST(PickleReader, RejectsMalformedPickles) {
   const std::string broken[] = {
       "",
       "N",
@@ -169,7 +169,7 @@ TEST(PickleReader, RefusesWhatBreaksTheFormat) {
   }
 }
 
-TEST(PickleReader, MemoryIsBoundedByItsLength) {
+TEST(PickleReader, LimitsMemoryByLength) {
   EXPECT_THROW(read(std::string(4 << 20, 'N') + "."), Error);
   EXPECT_THROW(read("](" + std::string(4 << 20, '}') + "e."), Error);
   for (const std::string unit : {"(Nl0", "]0", "\x94", "\x85", "(K\1K\2d0", "()"}) {
@@ -177,13 +177,13 @@ TEST(PickleReader, MemoryIsBoundedByItsLength) {
     while (many.size() < 4 << 20) many += unit;
     EXPECT_THROW(read(many + "0N."), Error) << unit;
   }
-  // Of a long list what is no text or container is counted alone.
+  // In a long list, values that are not texts, containers or globals are counted instead of stored.
   std::string numbers = "](";
   for (int i = 0; i < 4 << 20; ++i) numbers += i % 1000 == 999 ? "Ne(" : "N";
   EXPECT_NO_THROW(read(numbers + "e."));
 }
 
-TEST(PickleReader, ManyShortValuesAreNoMistake) {
+TEST(PickleReader, AcceptsManyShortValues) {
   EXPECT_NO_THROW(read("(" + std::string(5'000, '\x88') + "t."));
   std::string lists;
   for (int i = 0; i < 20'000; ++i) lists += "]\x94";

@@ -1,6 +1,5 @@
-// Elements in another order, beside a loop over their indices.
-#include "core/recipe/strided.h"
-
+// Elements in another order, compared with a loop over their indices.
+#include "core/recipe/strided_producer.h"
 #include "core/source/local_file.h"
 #include "tests/support/files.h"
 #include "tests/unit/late_source.h"
@@ -32,7 +31,7 @@ std::string expected(const std::string& below, std::uint64_t width, std::uint64_
   }
 }
 
-TEST(StridedElements, AreThoseOfALoopOverTheIndices) {
+TEST(StridedElements, EqualElementsFromIndexLoop) {
   std::string below(6'000'200, '\0');
   std::uint32_t state = 5;
   for (char& c : below) {
@@ -48,15 +47,15 @@ TEST(StridedElements, AreThoseOfALoopOverTheIndices) {
   } cases[] = {
       {4, 0, {1000, 1500}, {4, 4000}},             // transposed
       {2, 2, {7, 1, 300}, {2, 99, 14}},            // with a dimension of one
-      {1, 0, {3, 700, 501}, {700 * 501, 1, 700}},  // a batch of transposed ones
+      {1, 0, {3, 700, 501}, {700 * 501, 1, 700}},  // a batch of transposed matrices
       {2, 0, {2, 3, 4, 5}, {2, 40, 120, 4}},       // permuted
       {4, 16, {500, 40}, {12000, 4}},              // rows that are shorter than a page
-      {4, 16, {300, 2000}, {20000, 4}},            // and longer
+      {4, 16, {300, 2000}, {20000, 4}},            // rows that are longer than a page
       {8, 0, {100, 90}, {8, 0}},                   // expanded
-      {8, 0, {90, 100}, {0, 8}},                   // expanded outside
+      {8, 0, {90, 100}, {0, 8}},                   // expanded in the outer dimension
       {4, 0, {5000, 60}, {4, 4}},                  // windows that overlap
       {2, 0, {40, 70}, {100000, 1300}},            // far apart
-      {1, 5, {4099, 3}, {3, 1000000}},             // no tile divides it
+      {1, 5, {4099, 3}, {3, 1000000}},             // not a multiple of a tile
       {4, 0, {3, 2}, {0, 0}},                      // one element
   };
   for (const auto& [width, begin, shape, strides] : cases) {
@@ -84,8 +83,8 @@ TEST(StridedElements, AreThoseOfALoopOverTheIndices) {
   }
 }
 
-// A tile that was only half computed is no tile.
-TEST(StridedElements, AreRightAfterAReadThatFailed) {
+// A tile that was computed only partly must not be used.
+TEST(StridedElements, RecoverAfterFailedRead) {
   std::string below(600'000, '\0');
   for (std::size_t i = 0; i < below.size(); ++i) below[i] = static_cast<char>(i * 7 >> 3);
   const TempDir dir;

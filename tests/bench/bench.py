@@ -373,7 +373,7 @@ class Bench:
             share = ("--readers", readers)
             for work, options, arguments in (
                     ("first touch, `O_DIRECT`, 4 MiB reads", (), ("--direct", "--block", 4 * MIB)),
-                    ("first touch, `-o cache=direct`, 1 MiB reads", ("-o", "cache=direct"), ())):
+                    ("first touch, `-o page_cache=direct`, 1 MiB reads", ("-o", "page_cache=direct"), ())):
                 table.speed(f"{work}, {label}", "`pread` of the source with as many readers",
                             target if "O_DIRECT" in work else "",
                             lambda: through_mount(options, *arguments, *share),

@@ -156,7 +156,7 @@ class Deltas:
             files = self.files(mount)
             measure("drop", shards)
             measure("read", files)
-            # With cache=direct, the files of the mount have no cached pages.
+            # With page_cache=direct, the files of the mount have no cached pages.
             self.table.add(work, "bytes of the delta", "<= 1.2", [measure("resident", shards) / deltas])
             status = (self.bench.programs.daemon_of(mount) / "status").read_text()
             kept = 1024 * int(re.search(r"RssAnon:\s+(\d+)", status).group(1))

@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 import unittest
+import zipfile
 
 import numpy
 import zstandard
@@ -395,6 +396,19 @@ class Faults(Base):
         other = self.full(versions.step(self.random, self.states[0]), self.work / "other.safetensors")
         self.refused(delta, "is not the base of this delta", other)
         self.refused(delta, "is not the base of this delta", self.full(self.states[1], self.work / "twice.safetensors"))
+
+    def test_damaged_compressed_base_is_named(self):
+        """A compressed array is computed, so it has no place in a file that the message could name."""
+        path = self.work / "base.npz"
+        numpy.savez_compressed(path, **{name: numpy.frombuffer(data, "<i2").reshape(SHAPES[name]) for name, data in self.states[0].items()})
+        delta = self.step()
+        info("list", path, f"--delta={delta}")
+        raw = bytearray(path.read_bytes())
+        with zipfile.ZipFile(path) as archive:
+            member = archive.getinfo("norm.npy")
+        raw[member.header_offset + 30 + len("norm.npy") + member.compress_size // 2] ^= 0xFF
+        path.write_bytes(raw)
+        self.assertIn('tensor "norm"', info("list", path, f"--delta={delta}", status=3))
 
     def test_rejects_version_in_wrong_directory_and_too_long_chain(self):
         self.step()

@@ -280,7 +280,7 @@ class EveryStep(Values):
         with mounted(mount / name, part):
             done = run(INFO, "list", "--dequantize=bf16", part)
             self.assertEqual(done.returncode, 2, done.stderr)
-            self.assertIn(b"scales may lie outside of it: name the checkpoint", done.stderr)
+            self.assertIn(b"scales may lie outside of it: name the mount", done.stderr)
             done = run(INFO, "list", part)
             self.assertEqual(done.returncode, 0, done.stderr)
 

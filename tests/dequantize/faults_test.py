@@ -59,7 +59,7 @@ class Faults(unittest.TestCase):
         return 0
 
     def test_read_without_memory_is_enomem_or_correct(self):
-        daemon = subprocess.Popen([STFS, "-f", "-o", "dequantize=bf16,cache=direct", self.source, self.mount], stderr=subprocess.DEVNULL)
+        daemon = subprocess.Popen([STFS, "-f", "-o", "dequantize=bf16,page_cache=direct", self.source, self.mount], stderr=subprocess.DEVNULL)
         self.addCleanup(daemon.wait, HANG)
         self.addCleanup(run, STFS, "-u", "-z", self.mount)
         while not os.path.ismount(self.mount):
@@ -103,7 +103,7 @@ class Faults(unittest.TestCase):
 
     def test_rewritten_source_is_estale_in_every_view(self):
         """This includes tiles that were computed before the change, and all views."""
-        with mounted(self.source, self.mount, "dequantize=bf16", "cache=direct"):
+        with mounted(self.source, self.mount, "dequantize=bf16", "page_cache=direct"):
             for name in self.expected:
                 self.assertEqual(self.read(name, 0), 0)
             with open(self.source / "model.safetensors", "r+b") as file:

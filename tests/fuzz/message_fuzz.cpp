@@ -27,7 +27,7 @@ namespace {
 
 constexpr ClientId kClient = 1;
 
-class Sink : public Outlet {
+class Sink : public MessageSink {
  public:
   void reply(ClientId client, const Json& body, std::vector<UniqueFd>) override {
     check(client == kClient && body.is_object());

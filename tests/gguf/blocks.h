@@ -1,4 +1,4 @@
-// What the tests of the decoders share: the block types, random blocks and comparable values.
+// Block types, random blocks and comparable values, for the tests of the decoders.
 #pragma once
 
 #include "core/format/types.h"
@@ -23,7 +23,7 @@ inline std::vector<DType> block_types() {
   return types;
 }
 
-// Every byte is random: among the scales are NaN, infinity, zero and subnormal numbers.
+// Returns random bytes. The scales among them include NaN, infinity, zero and subnormal numbers.
 inline std::string random_blocks(DType dtype, std::size_t count) {
   std::mt19937_64 random(static_cast<std::uint64_t>(dtype));
   std::string bytes(count * type_info(dtype).block_bytes, '\0');
@@ -34,7 +34,7 @@ inline std::string random_blocks(DType dtype, std::size_t count) {
   return bytes;
 }
 
-// The bits of values; every NaN is one, because its payload is not defined.
+// Returns the bits of values. All NaNs get the same bits, because their payload is undefined.
 inline std::vector<std::uint32_t> comparable(const std::vector<float>& values) {
   std::vector<std::uint32_t> bits;
   bits.reserve(values.size());

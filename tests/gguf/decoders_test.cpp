@@ -1,5 +1,5 @@
-// The decoders of GGUF's blocks. tests/gguf/ggml_decoders_test.cpp compares them with ggml's; the
-// digests below are of values that agreed, so that a change is found without ggml too.
+// The decoders of GGUF's blocks. tests/gguf/ggml_decoders_test.cpp compares them with ggml's. The
+// digests below come from values that were equal, so that tests find a change even without ggml.
 #include "core/base/sha256.h"
 #include "core/base/vectors.h"
 #include "core/format/codebooks.h"
@@ -24,7 +24,7 @@ std::string digest(std::span<const std::byte> bytes) {
   return sha.hex().substr(0, 16);
 }
 
-// Of 1,000 random blocks.
+// Digests of the values of 1,000 random blocks.
 const std::map<std::string_view, std::string_view> kDigests{
     {"Q4_0", "ec144f17ef237812"},    {"Q4_1", "51033d0a0ed97170"},
     {"Q5_0", "0d2adcf77064f73a"},    {"Q5_1", "7935d724e8f76405"},
@@ -49,7 +49,7 @@ std::vector<float> decoded(DType dtype, const std::string& blocks) {
   return values;
 }
 
-TEST(BlockDecoders, GiveEachTypeTheValuesOfGgml) {
+TEST(BlockDecoders, ValuesMatchDigestsFromGgml) {
   for (const DType dtype : block_types()) {
     const std::string blocks = random_blocks(dtype, 1000);
     const auto values = comparable(decoded(dtype, blocks));
@@ -59,7 +59,7 @@ TEST(BlockDecoders, GiveEachTypeTheValuesOfGgml) {
   }
 }
 
-TEST(BlockDecoders, GiveTheSameBitsWithAllVectors) {
+TEST(BlockDecoders, GiveSameBitsOnEachVectorTarget) {
   for (const DType dtype : block_types()) {
     const std::string blocks = random_blocks(dtype, 1000);
     const auto best = comparable(decoded(dtype, blocks));
@@ -70,8 +70,8 @@ TEST(BlockDecoders, GiveTheSameBitsWithAllVectors) {
   }
 }
 
-// The blocks and the values lie against pages without access.
-TEST(BlockDecoders, ReadAndWriteNothingOutsideOfTheBlocks) {
+// The blocks and the values are adjacent to pages without access.
+TEST(BlockDecoders, DoNotAccessBytesOutsideBlocks) {
   for (const DType dtype : block_types()) {
     const TypeInfo& info = type_info(dtype);
     for (const std::size_t count : {0U, 1U, 2U, 3U, 7U, 100U}) {
@@ -92,7 +92,7 @@ TEST(BlockDecoders, ReadAndWriteNothingOutsideOfTheBlocks) {
 }
 
 #if defined(__x86_64__)
-TEST(BlockDecoders, GiveTheSameBitsHoweverTheThreadRounds) {
+TEST(BlockDecoders, GiveSameBitsInAnyRoundingMode) {
   for (const DType dtype : block_types()) {
     const std::string blocks = random_blocks(dtype, 1000);
     const auto expected = comparable(decoded(dtype, blocks));
@@ -105,7 +105,7 @@ TEST(BlockDecoders, GiveTheSameBitsHoweverTheThreadRounds) {
       is_kept = OtherArithmetic::is_set();
     }
     EXPECT_EQ(comparable(values), expected) << dtype_name(dtype);
-    EXPECT_TRUE(is_kept) << "the thread of the caller rounds as before";
+    EXPECT_TRUE(is_kept) << "the decoder must not change how the calling thread rounds";
   }
 }
 #endif
@@ -126,15 +126,15 @@ TEST(BlockDecoders, NeedNoAlignment) {
   }
 }
 
-// The digests of the tables, whose rows were read out of ggml's library.
-TEST(Codebooks, AreThoseOfGgml) {
-  const auto of = [](const auto& book) { return digest(std::as_bytes(std::span(book))); };
-  EXPECT_EQ(of(kIq2Xxs), "05826b5d3e472a3a");
-  EXPECT_EQ(of(kIq2Xs), "06e47aaca60b4dc1");
-  EXPECT_EQ(of(kIq2S), "e1aa1473412b0552");
-  EXPECT_EQ(of(kIq3Xxs), "46e35f5a997efdee");
-  EXPECT_EQ(of(kIq3S), "bd1af4945a1717c6");
-  EXPECT_EQ(of(kIq1), "07540ffc1aeaf6ad");
+// The digests of the tables. Their rows were read from ggml's library.
+TEST(Codebooks, MatchDigestsFromGgml) {
+  const auto digest_of = [](const auto& book) { return digest(std::as_bytes(std::span(book))); };
+  EXPECT_EQ(digest_of(kIq2Xxs), "05826b5d3e472a3a");
+  EXPECT_EQ(digest_of(kIq2Xs), "06e47aaca60b4dc1");
+  EXPECT_EQ(digest_of(kIq2S), "e1aa1473412b0552");
+  EXPECT_EQ(digest_of(kIq3Xxs), "46e35f5a997efdee");
+  EXPECT_EQ(digest_of(kIq3S), "bd1af4945a1717c6");
+  EXPECT_EQ(digest_of(kIq1), "07540ffc1aeaf6ad");
 }
 
 }  // namespace

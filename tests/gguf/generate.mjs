@@ -1,4 +1,4 @@
-// generate.mjs NODE_LLAMA_CPP MODEL...: the 16 likeliest tokens that llama.cpp appends to a text, a line of JSON for each model.
+// generate.mjs NODE_LLAMA_CPP MODEL...: prints the 16 likeliest tokens that llama.cpp appends to a text, as one line of JSON per model.
 import {pathToFileURL} from "node:url";
 
 const [library, ...models] = process.argv.slice(2);

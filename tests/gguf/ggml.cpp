@@ -9,7 +9,7 @@
 namespace stfs::test {
 namespace {
 
-// Loads everything or sets `why`.
+// Loads all functions. Sets `why` if one is missing.
 Ggml load(std::string& why) {
   Ggml api{};
   const char* const path = std::getenv("STFS_GGML");
@@ -71,7 +71,7 @@ Ggml load(std::string& why) {
   get(log_set, "ggml_log_set");
   if (!why.empty()) return api;
   log_set([](int, const char*, void*) {}, nullptr);
-  // ggml makes its tables when the first context is made.
+  // ggml fills its tables when the first context is created.
   api.free(api.init({1 << 20, nullptr, true}));
   return api;
 }

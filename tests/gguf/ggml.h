@@ -1,5 +1,5 @@
-// ggml's own library, loaded while a test runs: STFS_GGML is the path of a libggml-base.so
-// (install_ggml gets one). Where it is not set, tests skip; with STFS_REQUIRE_GGML=1 they fail.
+// ggml's own library, which a test loads when it runs. STFS_GGML is the path of a libggml-base.so
+// (install_ggml gets one). If it is not set, tests skip; with STFS_REQUIRE_GGML=1 they fail.
 //
 // Thread safety: none. Lifetime: the library stays loaded until the process ends.
 #pragma once
@@ -63,11 +63,12 @@ struct Ggml {
   std::size_t (*gguf_get_alignment)(const void*);
   std::uint32_t (*gguf_get_version)(const void*);
   int (*gguf_get_kv_type)(const void*, std::int64_t);
-  const void* (*gguf_get_val_data)(const void*, std::int64_t);  // neither strings nor arrays
+  const void* (*gguf_get_val_data)(const void*, std::int64_t);  // only for scalars
   const char* (*gguf_get_val_str)(const void*, std::int64_t);
   int (*gguf_get_arr_type)(const void*, std::int64_t);
   std::size_t (*gguf_get_arr_n)(const void*, std::int64_t);
-  const void* (*gguf_get_arr_data)(const void*, std::int64_t);  // not of strings
+  const void* (*gguf_get_arr_data)(const void*,
+                                   std::int64_t);  // only for elements that are not strings
   const char* (*gguf_get_arr_str)(const void*, std::int64_t, std::size_t);
   void (*gguf_set_val_str)(void*, const char* key, const char* value);
   void (*gguf_set_val_u32)(void*, const char* key, std::uint32_t value);
@@ -76,10 +77,10 @@ struct Ggml {
   bool (*gguf_write_to_file)(const void*, const char* path, bool only_header);
 };
 
-// Null with the reason in `why`.
+// Returns the library, or null and the reason in `why`.
 const Ggml* ggml(std::string& why);
 
-// For the SetUp of a test: skips it, or fails it, where there is none.
+// Loads the library. If this fails, skips the test or lets it fail. Called by SetUp().
 void find_ggml(const Ggml*& found);
 
 class GgmlTest : public ::testing::Test {

@@ -1,4 +1,4 @@
-// Every block type against ggml's own decoder, bit for bit.
+// Compares the decoder of every block type with ggml's own, bit for bit.
 #include "core/base/vectors.h"
 #include "tests/gguf/blocks.h"
 #include "tests/gguf/ggml.h"
@@ -16,7 +16,7 @@ namespace {
 
 class GgmlDecoders : public GgmlTest {
  protected:
-  // ggml's values; empty for Q8_1, which it has no decoder for.
+  // Returns ggml's values. Returns none for Q8_1, because ggml has no decoder for it.
   std::vector<float> expected(DType dtype, const std::string& blocks) const {
     const TypeInfo& info = type_info(dtype);
     auto* to_float = ggml_->get_type_traits(info.gguf)->to_float;
@@ -44,7 +44,7 @@ class GgmlDecoders : public GgmlTest {
   }
 };
 
-TEST_F(GgmlDecoders, HaveTheSameBlocks) {
+TEST_F(GgmlDecoders, HaveSameBlockSizes) {
   for (const DType dtype : block_types()) {
     const Ggml::Traits* const traits = ggml_->get_type_traits(type_info(dtype).gguf);
     EXPECT_EQ(traits->block_elements, type_info(dtype).block_elements) << dtype_name(dtype);
@@ -52,11 +52,11 @@ TEST_F(GgmlDecoders, HaveTheSameBlocks) {
   }
 }
 
-TEST_F(GgmlDecoders, GiveRandomBlocksTheSameBits) {
+TEST_F(GgmlDecoders, DecodeRandomBlocksToSameBits) {
   for (const DType dtype : block_types()) compare(dtype, random_blocks(dtype, 100'000));
 }
 
-TEST_F(GgmlDecoders, GiveQuantisedFloatsTheSameBits) {
+TEST_F(GgmlDecoders, DecodeQuantisedFloatsToSameBits) {
   constexpr std::int64_t kRows = 2;
   constexpr std::int64_t kRow = 1024;
   std::mt19937 random(1);
@@ -65,7 +65,8 @@ TEST_F(GgmlDecoders, GiveQuantisedFloatsTheSameBits) {
   for (float& value : floats) value = normal(random);
   const std::vector<float> weights(kRow, 1);
   for (const DType dtype : block_types()) {
-    if (dtype == DType::kQ8_1 || dtype == DType::kQ8_K) continue;  // ggml_quantize_chunk has none
+    if (dtype == DType::kQ8_1 || dtype == DType::kQ8_K)
+      continue;  // ggml_quantize_chunk does not support them
     const TypeInfo& info = type_info(dtype);
     std::string blocks(*info.bytes_of(floats.size()), '\0');
     ASSERT_EQ(ggml_->quantize_chunk(info.gguf, floats.data(), blocks.data(), 0, kRows, kRow,
@@ -75,8 +76,8 @@ TEST_F(GgmlDecoders, GiveQuantisedFloatsTheSameBits) {
   }
 }
 
-// ggml has no decoder of Q8_1: a scale, a sum and 32 integers.
-TEST(BlockDecoders, OfQ8_1MultiplyIntegersByTheScale) {
+// ggml has no decoder for Q8_1. Its blocks have a scale, a sum and 32 integers.
+TEST(BlockDecoders, Q8_1MultipliesIntegersByScale) {
   const std::string random = random_blocks(DType::kQ8_1, 1000);
   std::string q8_0;
   for (std::size_t i = 0; i < random.size(); i += 36) {

@@ -1,4 +1,5 @@
-// Files that ggml writes, and its verdict on generated and broken files beside ours.
+// Reads files that ggml has written. Compares whether ggml and stfs accept generated and broken
+// files.
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/format/gguf.h"
@@ -26,14 +27,14 @@
 namespace stfs::test {
 namespace {
 
-// Bytes of a value of a type of one size.
+// Returns the size of a value in bytes, or 0 for strings and arrays.
 std::size_t size_of(int type) {
   constexpr std::size_t kSizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
   return kSizes[type];
 }
 
-// Values as one text, so that two readers can be compared. A bool that is not 0 is 1; a string ends
-// at its first NUL, because ggml's interface gives C strings.
+// Returns values as one text, so that two readers can be compared. Every bool except 0 becomes 1.
+// Strings end at their first NUL (until_nul()), because ggml's interface returns C strings.
 std::string scalars(int type, std::size_t count, const void* values) {
   std::string text(static_cast<const char*>(values), count * size_of(type));
   if (type != static_cast<int>(ValueType::kBool)) return text;
@@ -48,11 +49,11 @@ class GgmlFiles : public GgmlTest {
  protected:
   struct Verdict {
     bool is_accepted;
-    std::string text;  // ours: the error, or the contents; ggml's: the contents
+    std::string text;  // the contents; for a file that stfs refuses, the error
     std::optional<ErrorCode> code;
   };
 
-  // A file in memory: the tests write tens of thousands.
+  // The file is in memory, because the tests write tens of thousands of files.
   ~GgmlFiles() override { ::unlink(path_.c_str()); }
   const std::string& path() const { return path_; }
   void write(const std::string& bytes) const {
@@ -129,12 +130,13 @@ class GgmlFiles : public GgmlTest {
       text += row(header.name(tensor), type_info(tensor.dtype).gguf, tensor.offset, tensor.length,
                   dims);
     }
-    std::map<std::uint64_t, std::size_t> in_the_file;  // keys that differ behind a NUL are one
+    std::map<std::uint64_t, std::size_t>
+        by_offset;  // keys that differ only after a NUL are merged below
     for (std::size_t i = 0; i < header.metadata.size(); ++i) {
-      in_the_file[header.metadata.value(i).encoded.offset] = i;
+      by_offset[header.metadata.value(i).encoded.offset] = i;
     }
     std::map<std::string, std::string> metadata;
-    for (const auto& [offset, i] : in_the_file) {
+    for (const auto& [offset, i] : by_offset) {
       const std::string_view key = header.metadata[i].first;
       metadata[std::string(key.substr(0, key.find('\0')))] +=
           value(header.metadata.value(i), bytes);
@@ -166,38 +168,41 @@ class GgmlFiles : public GgmlTest {
     return text;
   }
 
-  // The disagreements that are promised, by name; "" for any other.
-  static std::string promised(const Verdict& us, const Verdict& them) {
-    // stable-diffusion.cpp builds ggml so that it reads them.
+  // Returns the name of a documented difference between the readers, or "" for any other.
+  static std::string known_difference(const Verdict& us, const Verdict& them) {
+    // The build of ggml in stable-diffusion.cpp also reads them.
     const std::string long_name(64, 'n');
     if (us.is_accepted && us.text.find(long_name) != std::string::npos)
       return "a name of 64 to 127 bytes";
     if (us.is_accepted || !them.is_accepted) return "";
-    const auto says = [&us](const char* words) { return us.text.find(words) != std::string::npos; };
-    // ggml's reader does not look at the size of the file; llama.cpp's loader does.
+    const auto mentions = [&us](const char* words) {
+      return us.text.find(words) != std::string::npos;
+    };
+    // ggml's reader does not check the size of the file; llama.cpp's loader does.
     if (us.code == ErrorCode::kGgufData) return "data that end too early";
-    if (us.code == ErrorCode::kGgufKey && says("over 65535")) return "a key of any length";
-    if (us.code == ErrorCode::kGgufShape && says("overflows")) return "a size that wraps to zero";
+    if (us.code == ErrorCode::kGgufKey && mentions("over 65535")) return "a key of any length";
+    if (us.code == ErrorCode::kGgufShape && mentions("overflows"))
+      return "a size that wraps to zero";
     return "";
   }
 
-  // The verdicts agree, or their disagreement is one that is promised. Returns whether the file is
-  // accepted by us.
+  // Checks that the verdicts agree, except for documented differences. Returns true if stfs accepts
+  // the file.
   bool compare(const std::string& bytes) {
     write(bytes);
     const Verdict us = ours(bytes);
     const Verdict them = theirs();
     ++(us.is_accepted ? accepted_ : refused_);
-    // ggml does not know this key, which gives a tensor more than four dimensions.
+    // Only stfs knows this key. It gives a tensor more than four dimensions.
     if (us.text.find("comfy.gguf.orig_shape.") != std::string::npos) {
       EXPECT_TRUE(us.is_accepted && them.is_accepted);
     } else if (us.is_accepted && them.is_accepted) {
       EXPECT_EQ(us.text, them.text);
     } else if (us.is_accepted != them.is_accepted) {
-      const std::string name = promised(us, them);
-      ++disagreements_[name];
+      const std::string name = known_difference(us, them);
+      ++differences_[name];
       EXPECT_NE(name, "") << "ggml " << (them.is_accepted ? "accepts" : "refuses")
-                          << ", we say: " << us.text;
+                          << ", stfs: " << us.text;
     }
     return us.is_accepted;
   }
@@ -209,10 +214,10 @@ class GgmlFiles : public GgmlTest {
   UniqueFd file_{::mkstemp(path_.data())};
   int accepted_ = 0;
   int refused_ = 0;
-  std::map<std::string, int> disagreements_;
+  std::map<std::string, int> differences_;
 };
 
-TEST_F(GgmlFiles, WrittenByItAreRead) {
+TEST_F(GgmlFiles, FileWrittenByGgmlIsRead) {
   void* const context = ggml_->init({16 << 20, nullptr, false});
   void* const file = ggml_->gguf_init_empty();
   ggml_->gguf_set_val_str(file, "general.name", "written by ggml");
@@ -251,7 +256,7 @@ TEST_F(GgmlFiles, WrittenByItAreRead) {
   EXPECT_EQ(ours(bytes).text, theirs().text);
 }
 
-TEST_F(GgmlFiles, OfTheCorpusHaveTheSameVerdict) {
+TEST_F(GgmlFiles, CorpusFilesHaveSameVerdict) {
   const std::filesystem::path corpus = std::filesystem::path(STFS_SOURCE_DIR) / "tests/corpus";
   for (const char* directory : {"accepted", "refused"}) {
     for (const auto& entry : std::filesystem::directory_iterator(corpus / directory)) {
@@ -268,7 +273,7 @@ class Generator {
 
   std::uint64_t below(std::uint64_t count) { return random_() % count; }
 
-  // A file that is mostly well-formed.
+  // Returns a file that is mostly well-formed.
   std::string file() {
     GgufFile file;
     file.version = below(8) == 0 ? 2 : 3;
@@ -282,7 +287,7 @@ class Generator {
     return file.bytes();
   }
 
-  // Changes some bytes to values that matter, or cuts the file.
+  // Changes some bytes to critical values, or truncates the file.
   std::string broken(std::string bytes) {
     for (std::uint64_t i = 1 + below(3); i-- > 0;) {
       const std::size_t at = below(bytes.size());
@@ -335,7 +340,7 @@ class Generator {
   std::mt19937_64 random_;
 };
 
-TEST_F(GgmlFiles, ThatAreGeneratedHaveTheSameVerdict) {
+TEST_F(GgmlFiles, GeneratedFilesHaveSameVerdict) {
   int accepted = 0;
   for (std::uint64_t seed = 0; seed < 1500 && !HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -347,13 +352,13 @@ TEST_F(GgmlFiles, ThatAreGeneratedHaveTheSameVerdict) {
   EXPECT_GT(accepted, 300);
 }
 
-// A number in a file: where it stands, and its bytes.
+// The position and the size of a number in a file, in bytes.
 struct Field {
   std::size_t at;
   std::size_t bytes;
 };
 
-// Every number of a well-formed file, and every string as a field of its bytes.
+// Finds every number in a well-formed file, and the bytes of every string.
 class Fields {
  public:
   explicit Fields(const std::string& file) : file_(file) {
@@ -401,7 +406,7 @@ class Fields {
   std::vector<Field> fields_;
 };
 
-// A file with a key of each type, an array of each type and tensors of several types and ranks.
+// Returns a file with a key and an array of each type, and tensors with several types and ranks.
 std::string file_of_everything() {
   GgufFile file;
   file.key("general.alignment", ValueType::kU32, little<std::uint32_t>(32));
@@ -424,9 +429,9 @@ std::string file_of_everything() {
   return file.bytes();
 }
 
-// Each field with each of the values at which a reader may err; cut out, doubled, and as the file's
-// end.
-TEST_F(GgmlFiles, WithAnyFieldChangedHaveTheSameVerdict) {
+// Sets each field to each value that a reader may treat wrongly. Also removes it, doubles it, and
+// ends the file in it.
+TEST_F(GgmlFiles, FilesWithChangedFieldHaveSameVerdict) {
   const std::string whole = file_of_everything();
   ASSERT_TRUE(compare(whole));
   const Fields fields(whole);
@@ -464,14 +469,14 @@ TEST_F(GgmlFiles, WithAnyFieldChangedHaveTheSameVerdict) {
     }
   }
 
-  EXPECT_GT(disagreements_["data that end too early"], 0);
+  EXPECT_GT(differences_["data that end too early"], 0);
   EXPECT_GT(mutations, 15'000);
   EXPECT_GT(accepted_, 1000);
   EXPECT_GT(refused_, 5000);
 }
 
 // Sizes near the limits of 32, 63 and 64 bits in every field of a tensor.
-TEST_F(GgmlFiles, WithLargeNumbersHaveTheSameVerdict) {
+TEST_F(GgmlFiles, FilesWithLargeDimensionsHaveSameVerdict) {
   constexpr std::int64_t kLarge[] = {0,
                                      1,
                                      32,
@@ -496,11 +501,11 @@ TEST_F(GgmlFiles, WithLargeNumbersHaveTheSameVerdict) {
       }
     }
   }
-  EXPECT_GT(disagreements_["a size that wraps to zero"], 0);
+  EXPECT_GT(differences_["a size that wraps to zero"], 0);
 }
 
-// It keeps a key whole, and finds it by what stands before its first NUL.
-TEST_F(GgmlFiles, WithAKeyThatEndsAtANulHaveTheSameVerdict) {
+// ggml stores the complete key, but finds it by the text before its first NUL.
+TEST_F(GgmlFiles, FilesWithNulInAlignmentKeyHaveSameVerdict) {
   const std::string key = "general.alignment";
   for (const auto& [first, second] : {std::pair{key + '\0', key}, {key, key + '\0'}}) {
     for (const std::uint32_t alignment : {64U, 48U}) {
@@ -517,13 +522,13 @@ TEST_F(GgmlFiles, WithAKeyThatEndsAtANulHaveTheSameVerdict) {
 }
 
 // A key of 65,536 bytes, one more than the format allows.
-TEST_F(GgmlFiles, WithALongKeyAreRefusedByUsAlone) {
+TEST_F(GgmlFiles, OnlyStfsRefusesLongKey) {
   GgufFile file;
   file.key(std::string(65'535, 'k'), "value");
   EXPECT_TRUE(compare(file.bytes()));
   file.key(std::string(65'536, 'k'), "value");
   EXPECT_FALSE(compare(file.bytes()));
-  EXPECT_EQ(disagreements_["a key of any length"], 1);
+  EXPECT_EQ(differences_["a key of any length"], 1);
 }
 
 }  // namespace

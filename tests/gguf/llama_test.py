@@ -1,6 +1,6 @@
-"""llama_test.py: llama.cpp generates the same tokens from a model through a mount as from its file.
+"""llama_test.py: llama.cpp generates the same tokens from a mounted model and from its file.
 
-From .stfs/merged.gguf of the file and of its parts, and from a file that `stfs-info edit` wrote with another name.
+It reads .stfs/merged.gguf, .stfs/subset/*.gguf, and a file that `stfs-info edit` has written with another name.
 STFS_LLAMA names node-llama-cpp (tests/gguf/install_llama), which needs Node.js 20.
 """
 
@@ -38,7 +38,7 @@ def main():
     if int(version.lstrip("v").split(".")[0]) < 20:
         skip(f"node-llama-cpp needs Node.js 20, and this is {version.strip()}")
     if not os.access("/dev/fuse", os.W_OK):
-        skip("/dev/fuse may not be opened")
+        skip("no permission to open /dev/fuse")
     with tempfile.TemporaryDirectory() as name:
         work = pathlib.Path(name)
         mountpoint, edited = work / "mnt", work / "edited.gguf"

@@ -1,5 +1,5 @@
-// A tensor of every type, written by ggml and mounted: what NumPy reads through the kernel are
-// ggml's values, bit for bit.
+// A mounted file in which ggml has written a tensor of every type. NumPy must read ggml's values
+// through the kernel, bit for bit.
 #include "core/format/types.h"
 #include "tests/gguf/blocks.h"
 #include "tests/gguf/ggml.h"
@@ -23,7 +23,7 @@ class GgmlMount : public MountTest {
     if (!IsSkipped() && !HasFatalFailure()) find_ggml(ggml_);
   }
 
-  // The types that a GGUF file may have and whose values are real numbers.
+  // Returns the types in GGUF files that have real numbers as values.
   static std::vector<DType> types() {
     std::vector<DType> types;
     for (int i = 0; i < kDTypeCount; ++i) {
@@ -50,7 +50,7 @@ class GgmlMount : public MountTest {
       }
     } else if (dtype == DType::kQ8_K) {
       ggml_->dequantize_row_q8_K(raw.data(), values.data(), count);
-    } else if (dtype == DType::kQ8_1) {  // ggml has no decoder: Q8_0 with a sum behind the scale
+    } else if (dtype == DType::kQ8_1) {  // ggml has no decoder; as Q8_0, with a sum after the scale
       std::string q8_0;
       for (std::size_t i = 0; i < raw.size(); i += 36)
         q8_0 += raw.substr(i, 2) + raw.substr(i + 4, 32);
@@ -65,7 +65,7 @@ class GgmlMount : public MountTest {
   const Ggml* ggml_ = nullptr;
 };
 
-TEST_F(GgmlMount, OfEveryTypeGivesNumPyTheValuesOfGgml) {
+TEST_F(GgmlMount, NumPyReadsGgmlValuesForEveryType) {
   ASSERT_EQ(run({"/usr/bin/python3", "-c", "import numpy"}).status, 0)
       << "python3-numpy is missing";
   const TempDir dir;

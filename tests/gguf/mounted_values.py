@@ -1,9 +1,9 @@
-"""Reads a mounted GGUF file as a user's program does and compares it with ggml's values and with NumPy.
+"""Reads a mounted GGUF file like a user's program, and compares it with ggml's values and with NumPy.
 
 usage: mounted_values.py MOUNTPOINT DIRECTORY
 
-The directory has, for each tensor NAME, its values as binary32 (NAME.f32) and its bytes (NAME.raw), and blocks.json, the
-elements and bytes of a block of each. Prints the number of comparisons; fails at the first difference.
+The directory has the values of each tensor NAME as binary32 (NAME.f32), its bytes (NAME.raw), and blocks.json with the
+elements and bytes of a block of each tensor. Prints the number of comparisons. Fails at the first difference.
 """
 import errno
 import json
@@ -16,7 +16,7 @@ import numpy
 
 
 def bits(values):
-    """NaN is one value: ggml does not define its payload."""
+    """Returns the bits of values. All NaNs get the same bits, because ggml does not define their payload."""
     flat = numpy.ascontiguousarray(values, "<f4").reshape(-1)
     return numpy.where(numpy.isnan(flat), numpy.uint32(0x7FC00000), flat.view("<u4"))
 
@@ -49,7 +49,7 @@ class Comparison:
         self.require(numpy.array_equal(bits(found), bits(values)), f"{name}: npy-f32")
 
     def parts_of_the_file(self, name, values):
-        """Any bytes: reads begin and end inside of values and blocks."""
+        """Reads random ranges, which begin and end inside values and blocks."""
         whole = (self.views / "f32" / name).read_bytes()
         self.require(numpy.array_equal(bits(numpy.frombuffer(whole, "<f4")), bits(values)), f"{name}: f32")
         file = os.open(self.views / "f32" / name, os.O_RDONLY)
@@ -63,7 +63,7 @@ class Comparison:
         os.close(direct)
 
     def index(self, shape, step=True):
-        """Of each dimension a number or a range, which is not empty."""
+        """Returns a number or a non-empty range for each dimension."""
         index = []
         for size in shape:
             start = self.random.randrange(size)
@@ -86,7 +86,7 @@ class Comparison:
             self.require(numpy.array_equal(bits(found), bits(values[index])), path)
 
     def whole_blocks(self, name, shape, raw, elements, size):
-        """slice/ has whole blocks and nothing else."""
+        """slice/ accepts only whole blocks."""
         blocks = numpy.frombuffer(raw, "u1").reshape(*shape[:-1], shape[-1] // elements, size)
         self.require((self.mountpoint / name).read_bytes() == raw, f"{name}: bytes")
         for _ in range(20):
@@ -114,7 +114,7 @@ class Comparison:
                               ("inf", int(numpy.isinf(values).sum())), ("zeros", int((values == 0).sum())),
                               ("min", finite.min()), ("max", finite.max())]:
             self.require(found[key] == expected, f"{name}: {key}: {found[key]}, not {expected}")
-        # NumPy's own sums round too: by less than this part of the largest value.
+        # NumPy's own sums also round. The tolerance is a fraction of the largest value.
         largest = numpy.abs(finite).max()
         self.require(abs(found["mean"] - finite.mean()) <= 1e-12 * largest, f"{name}: mean")
         self.require(abs(found["std"] - finite.std()) <= 1e-11 * largest, f"{name}: std")

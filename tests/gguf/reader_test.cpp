@@ -1,4 +1,4 @@
-// The GGUF reader. tests/corpus has a file for each rule that it accepts or refuses.
+// The GGUF reader. tests/corpus has accepted and refused files for each rule.
 #include "core/base/error.h"
 #include "core/checkpoint/metadata.h"
 #include "core/format/format.h"
@@ -24,7 +24,7 @@ namespace {
 
 using Shape = std::vector<std::uint64_t>;
 
-// A file and its header.
+// Reads a file, and keeps its header.
 class Gguf : public ::testing::Test {
  protected:
   const Header& read(const std::string& bytes) {
@@ -52,7 +52,7 @@ class Gguf : public ::testing::Test {
   std::string_view text(std::string_view key) const {
     return header_.metadata[header_.metadata.find(key).value()].second;
   }
-  // The JSON of a value.
+  // Returns the JSON of a value.
   std::string json(std::string_view key) const {
     const MetadataItem item{
         .key = key, .text = text(key), .value = value(key), .source = source_.get()};
@@ -74,7 +74,7 @@ class Gguf : public ::testing::Test {
   Header header_;
 };
 
-TEST_F(Gguf, ARemovedTypeIsToldFromANewOne) {
+TEST_F(Gguf, DistinguishesRemovedTypeFromUnknownType) {
   const auto message = [&](std::uint32_t type) -> std::string {
     GgufFile file;
     file.tensor("w", {32}, type, std::string(64, 'q'));
@@ -92,7 +92,7 @@ TEST_F(Gguf, ARemovedTypeIsToldFromANewOne) {
   EXPECT_NE(message(99).find("type 99 is unknown: a newer stfs may support it"), std::string::npos);
 }
 
-TEST_F(Gguf, ANameOfMoreThan63BytesIsAWarning) {
+TEST_F(Gguf, WarnsAboutNameLongerThan63Bytes) {
   GgufFile file;
   file.tensor(std::string(63, 'a'), {2}, 0, std::string(8, 'x'));
   EXPECT_TRUE(read(file.bytes()).warnings.empty());
@@ -105,7 +105,7 @@ TEST_F(Gguf, ANameOfMoreThan63BytesIsAWarning) {
   EXPECT_EQ(refused(file.bytes()), ErrorCode::kGgufName);
 }
 
-TEST_F(Gguf, IsRecognisedByItsMagicNumberWhateverItsName) {
+TEST_F(Gguf, IsRecognisedByMagicNumberUnderAnyName) {
   write_file(dir_ / "sha256-0123", GgufFile().bytes());
 
   const LocalFile source((dir_ / "sha256-0123").string());
@@ -114,11 +114,11 @@ TEST_F(Gguf, IsRecognisedByItsMagicNumberWhateverItsName) {
   EXPECT_EQ(format_of(source).raw_suffix, ".gguf");
 }
 
-TEST_F(Gguf, WithoutTheMagicNumberIsRefused) {
+TEST_F(Gguf, RejectsWrongMagicNumber) {
   EXPECT_EQ(refused("gguf" + GgufFile().bytes().substr(4)), ErrorCode::kGgufMagic);
 }
 
-TEST_F(Gguf, HasRowMajorShapesAndOffsetsInTheFile) {
+TEST_F(Gguf, ReturnsRowMajorShapesAndFileOffsets) {
   GgufFile file;
   file.tensor("w", {2, 3, 1, 4}, 0, std::string(96, 'w'));
   file.tensor("q", {256, 2}, 12, std::string(288, 'q'));
@@ -138,21 +138,21 @@ TEST_F(Gguf, HasRowMajorShapesAndOffsetsInTheFile) {
   EXPECT_EQ(header.by_name, (std::vector<std::uint32_t>{1, 0}));
 }
 
-TEST_F(Gguf, HasAHeaderThatEndsWithTheLastKeyWhereNoTensorIs) {
+TEST_F(Gguf, HeaderWithoutTensorsEndsAfterLastKey) {
   GgufFile file;
   file.key("k", "v");
 
   EXPECT_EQ(read(file.bytes() + "more").raw.length, file.bytes().size());
 }
 
-TEST_F(Gguf, CutsANameAtItsFirstNul) {
+TEST_F(Gguf, CutsNameAtFirstNul) {
   GgufFile file;
   file.tensor(std::string_view("a\0b", 3), {1}, 0, "1234");
 
   EXPECT_EQ(read(file.bytes()).name(header_.tensors[0]), "a");
 }
 
-TEST_F(Gguf, KeepsTheTypeAndTheTextOfEachValue) {
+TEST_F(Gguf, KeepsTypeAndTextForEachValue) {
   GgufFile file;
   file.key("u8", ValueType::kU8, little<std::uint8_t>(255));
   file.key("i8", ValueType::kI8, little<std::int8_t>(-128));
@@ -197,7 +197,7 @@ TEST_F(Gguf, KeepsTheTypeAndTheTextOfEachValue) {
   EXPECT_EQ(json("nan"), "null");
 }
 
-TEST_F(Gguf, KeepsOfAnArrayWhereItStandsAndWritesItAsJsonWhenAsked) {
+TEST_F(Gguf, ArrayJsonIsReadFromFileOnDemand) {
   GgufFile file;
   file.key(
       "numbers", ValueType::kArray,
@@ -222,7 +222,7 @@ TEST_F(Gguf, KeepsOfAnArrayWhereItStandsAndWritesItAsJsonWhenAsked) {
   EXPECT_EQ(json("empty"), "[]");
 }
 
-TEST_F(Gguf, WritesNoJsonOfBytesThatAreNoArray) {
+TEST_F(Gguf, MalformedArrayGivesEIO) {
   const std::string header = little<std::uint32_t>(8) + little<std::uint64_t>(1);
   for (const std::string& elements :
        {little<std::uint64_t>(3) + "ab", little<std::uint64_t>(2) + "a", std::string("\1\0", 2)}) {
@@ -236,7 +236,7 @@ TEST_F(Gguf, WritesNoJsonOfBytesThatAreNoArray) {
   }
 }
 
-TEST_F(Gguf, KeepsNoTextOfStringsThatWouldNeedMuchMemory) {
+TEST_F(Gguf, KeepsNoTextForLargeString) {
   GgufFile file;
   file.key("large", std::string(17 << 20, 'x'));
   file.key("small", "text");
@@ -250,8 +250,8 @@ TEST_F(Gguf, KeepsNoTextOfStringsThatWouldNeedMuchMemory) {
   EXPECT_EQ(header_.tensors.size(), 1U);
 }
 
-// A header of several pieces, whose strings lie across their ends.
-TEST_F(Gguf, ReadsAHeaderOfAnySizeInPieces) {
+// The header has several pieces, and strings cross their ends.
+TEST_F(Gguf, ReadsLargeHeaderInPieces) {
   GgufFile file;
   std::string words;
   for (int i = 0; i < 100'000; ++i) words += gguf_string("word " + std::to_string(i));
@@ -270,27 +270,27 @@ TEST_F(Gguf, ReadsAHeaderOfAnySizeInPieces) {
   EXPECT_EQ(header.name(header.tensors[29'999]), "blk.29999");
 }
 
-TEST_F(Gguf, GivesATensorTheShapeThatItsMetadataTellIfItHasAsManyElements) {
-  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+TEST_F(Gguf, UsesOriginalShapeWithSameElementCount) {
+  constexpr std::int32_t kMax = std::numeric_limits<std::int32_t>::max();
   const struct {
     std::string name;
-    std::vector<std::int32_t> told;
-    std::vector<std::int64_t> stored;  // the fastest first
+    std::vector<std::int32_t> original;
+    std::vector<std::int64_t> stored;  // the fastest dimension first
     Shape expected;
   } kRows[] = {
       {"five", {2, 1, 2, 1, 2}, {4, 2}, {2, 1, 2, 1, 2}},
       {"other", {3, 3}, {4, 2}, {2, 4}},
       {"negative", {-2, -4}, {4, 2}, {2, 4}},
-      {"negative of none", {-1, 0}, {0}, {0}},
+      {"negative without elements", {-1, 0}, {0}, {0}},
       {"negative at the end", {0, 3, -1}, {0}, {0}},
-      {"large of none", {kMost, kMost, kMost, 0}, {0}, {kMost, kMost, kMost, 0}},
+      {"large without elements", {kMax, kMax, kMax, 0}, {0}, {kMax, kMax, kMax, 0}},
   };
   GgufFile file;
   for (const auto& row : kRows) {
     std::string elements;
-    for (const std::int32_t dim : row.told) elements += little(dim);
+    for (const std::int32_t dim : row.original) elements += little(dim);
     file.key("comfy.gguf.orig_shape." + row.name, ValueType::kArray,
-             gguf_array(ValueType::kI32, row.told.size(), elements));
+             gguf_array(ValueType::kI32, row.original.size(), elements));
     file.tensor(row.name, row.stored, 0, std::string(row.stored.size() == 2 ? 32 : 0, 'x'));
   }
   file.key("comfy.gguf.orig_shape.no tensor", ValueType::kArray,
@@ -301,36 +301,37 @@ TEST_F(Gguf, GivesATensorTheShapeThatItsMetadataTellIfItHasAsManyElements) {
   for (std::size_t i = 0; i < std::size(kRows); ++i) EXPECT_EQ(shape(i), kRows[i].expected) << i;
 }
 
-// ggml keeps a key whole, and compares it as a C string when it looks for one.
-TEST_F(Gguf, TakesTheFirstKeyThatIsTheAlignmentUpToANul) {
+// ggml stores a complete key, but compares keys as C strings.
+TEST_F(Gguf, UsesFirstKeyThatEqualsAlignmentUpToNul) {
   const std::string with_nul = std::string(kGgufAlignmentKey) + '\0' + "x";
   const auto aligned = [](GgufFile& file, std::string_view key, std::uint32_t alignment) {
     file.key(key, ValueType::kU32, little(alignment));
   };
-  GgufFile alone, first, second, broken;
-  aligned(alone, with_nul, 64);
+  GgufFile only, first, second, broken;
+  aligned(only, with_nul, 64);
   aligned(first, with_nul, 64);
   first.key(kGgufAlignmentKey, "no number");
   aligned(second, kGgufAlignmentKey, 64);
   second.key(with_nul, "no number");
-  for (GgufFile* file : {&alone, &first, &second}) {
+  for (GgufFile* file : {&only, &first, &second}) {
     file->alignment = 64;
     for (const char* name : {"a", "b"}) file->tensor(name, {1}, 0, "1234");
     read(file->bytes());
     EXPECT_EQ(header_.tensors[1].offset, header_.tensors[0].offset + 64);
-    EXPECT_EQ(header_.metadata[header_.metadata.size() - 1].first, with_nul) << "it is kept whole";
+    EXPECT_EQ(header_.metadata[header_.metadata.size() - 1].first, with_nul)
+        << "the complete key is kept";
   }
   aligned(broken, with_nul, 48);
   EXPECT_EQ(refused(broken.bytes()), ErrorCode::kGgufAlignment);
 }
 
-TEST_F(Gguf, WithMoreKeysThanMemoryShouldHoldIsRefused) {
+TEST_F(Gguf, RejectsTooManyKeys) {
   GgufFile many;
   many.key("k", ValueType::kU8, "1");
   std::string bytes = many.bytes();
   bytes.replace(16, 8, little<std::uint64_t>((4 << 20) + 1));
   write_file(dir_ / "m.gguf", bytes);
-  std::filesystem::resize_file(dir_ / "m.gguf", 1 << 26);  // as many keys could stand in it
+  std::filesystem::resize_file(dir_ / "m.gguf", 1 << 26);  // large enough for this many keys
   EXPECT_EQ(refused(read_file(dir_ / "m.gguf")), ErrorCode::kGgufCount);
 
   GgufFile large;
@@ -340,7 +341,7 @@ TEST_F(Gguf, WithMoreKeysThanMemoryShouldHoldIsRefused) {
   EXPECT_EQ(refused(large.bytes()), ErrorCode::kGgufCount);
 }
 
-TEST_F(Gguf, CountsNoElementsOfATensorWithAZeroDimension) {
+TEST_F(Gguf, TensorWithZeroDimensionHasNoBytes) {
   GgufFile file;
   file.tensor("w", {0, std::int64_t{1} << 62, 4}, 0, "");
   file.tensor("v", {1}, 0, "1234");
@@ -351,8 +352,8 @@ TEST_F(Gguf, CountsNoElementsOfATensorWithAZeroDimension) {
   EXPECT_EQ(header_.tensors[1].offset, header_.raw.length);
 }
 
-// A sparse file of 64 GiB whose zeros are read as tensors: the second breaks a rule.
-TEST_F(Gguf, ReadsNoFurtherThanTheFirstBrokenRule) {
+// A sparse file of 64 GiB. Its zeros are read as tensors, and the second breaks a rule.
+TEST_F(Gguf, StopsAtFirstBrokenRule) {
   write_file(dir_ / "m.gguf", "GGUF" + little<std::uint32_t>(3) +
                                   little<std::uint64_t>(2'000'000'000) + little<std::uint64_t>(0));
   std::filesystem::resize_file(dir_ / "m.gguf", std::uint64_t{64} << 30);
@@ -361,7 +362,7 @@ TEST_F(Gguf, ReadsNoFurtherThanTheFirstBrokenRule) {
   EXPECT_THROW(read_gguf(source, "m.gguf"), Error);
 }
 
-TEST_F(Gguf, OfRealModelsIsRead) {
+TEST_F(Gguf, ReadsRealModel) {
   const std::filesystem::path data = std::filesystem::path(STFS_SOURCE_DIR) / "tests/data/gguf";
   read(read_file(data / "llama-2-tiny-random.gguf"));
 

@@ -1,6 +1,6 @@
-"""llama.cpp multiplies NVFP4 and ternary weights by a tensor beside them: stfs shows the product wherever it shows values.
+"""llama.cpp multiplies NVFP4 and ternary weights by a separate scale tensor. stfs shows the product wherever it shows values.
 
-The codes alone are decoded by a mount of the same weights without scales; the decoders are tested against ggml's.
+A mount of the same weights without scales decodes the codes. Other tests compare the decoders with ggml's.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ def text(value):
 
 
 def gguf(path, tensors, architecture="llama", split=None):
-    """`tensors`: name -> (type, shape, bytes). `split`: keys of a part of several."""
+    """Writes a file. `tensors`: name -> (type, shape, bytes). `split`: the keys of a part in a split file."""
     split = split or {}
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 1 + len(split))
     head += text("general.architecture") + struct.pack("<I", 8) + text(architecture)
@@ -45,7 +45,7 @@ RNG = np.random.default_rng(1)
 def blocks(kind, shape):
     _, elements, size = TYPES[kind]
     raw = RNG.integers(0, 256, (int(np.prod(shape)) // elements, size), np.uint8)
-    if kind != "NVFP4":  # a scale that is a small number
+    if kind != "NVFP4":  # the scale is a small number
         raw[:, {"Q8_0": 0, "TQ1_0": 52, "TQ2_0": 64}[kind]:][:, :2] = np.frombuffer(np.float16(0.37).tobytes(), np.uint8)
     return kind, shape, raw.tobytes()
 
@@ -54,7 +54,7 @@ def f32(*values):
     return "F32", (len(values),), np.array(values, "<f4").tobytes()
 
 
-SCALES = {  # weight -> its scale's name and values, and the name of the scale of its inputs
+SCALES = {  # weight -> the name and values of its scale, and the name of the scale of its inputs
     "blk.0.attn_q.weight": ("blk.0.attn_q.scale", [0.0123], "blk.0.attn_q.input_scale"),
     "blk.0.attn_k.weight": ("blk.0.attn_k.weight.scale", [1.7], "blk.0.attn_k.weight.input_scale"),
     "blk.0.attn_v.weight": ("blk.0.attn_v.scale", [0.3], None),
@@ -69,7 +69,7 @@ WEIGHTS = {
 
 
 def rounded(values):
-    """To BF16, to nearest even."""
+    """Rounds to BF16, ties to even."""
     bits = np.ascontiguousarray(values, "<f4").view("<u4").astype(np.uint64)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 
@@ -100,8 +100,8 @@ class Scales(unittest.TestCase):
         values = self.values[name] if values is None else values
         self.assertEqual(np.frombuffer(raw, "<f4").tolist(), values.reshape(-1).tolist(), name)
 
-    def test_a_mount_of_stored_weights(self):
-        """Bytes stay what they are; values are products."""
+    def test_mount_shows_stored_bytes_and_scaled_values(self):
+        """Bytes are unchanged, and values are products."""
         with mounted(self.source, self.work / "mnt") as mount:
             for name, (_, _, raw) in self.tensors.items():
                 self.assertEqual((mount / name).read_bytes(), raw, name)
@@ -112,9 +112,9 @@ class Scales(unittest.TestCase):
                 self.same((mount / ".stfs/f32-slice" / name / part).read_bytes(), name, values[index])
                 stats = json.loads((mount / ".stfs/stats" / f"{name}.json").read_bytes())
                 self.assertEqual((stats["max"], stats["min"]), (float(values.max()), float(values.min())), name)
-                self.same(info("cat", "--as", "f32", mount / name, name), name)  # a weight alone, without its scale
+                self.same(info("cat", "--as", "f32", mount / name, name), name)  # only the weight, without its scale
 
-    def test_commands(self):
+    def test_commands_use_scaled_values(self):
         file = self.work / "out.safetensors"
         info("extract", "-o", file, self.source, "*.weight")
         for name, each in read_safetensors(file).items():
@@ -136,7 +136,7 @@ class Scales(unittest.TestCase):
         self.assertEqual(done.returncode, 1, done)
         self.assertIn(b"another tensor scales it", done.stderr)
 
-    def test_dequantised(self):
+    def test_dequantised_mount_shows_scaled_values(self):
         for word in ("f32", "bf16"):
             with mounted(self.source, self.work / "mnt", f"dequantize={word}") as mount:
                 self.assertEqual({row["name"] for row in json.loads((mount / ".stfs/tensors.json").read_bytes())}, self.values.keys())
@@ -148,7 +148,7 @@ class Scales(unittest.TestCase):
                         self.assertEqual(raw, rounded(values).tobytes(), name)
 
     def refused(self, name, weight, scale, values, architecture="llama"):
-        """Its values are refused, and its bytes are not."""
+        """Checks that stfs refuses the values of `weight`, but shows its bytes."""
         file = self.work / f"{name}.gguf"
         gguf(file, {weight: WEIGHTS[weight], scale: f32(*values)}, architecture)
         done = run(INFO, "list", "--dequantize=f32", file)
@@ -167,12 +167,12 @@ class Scales(unittest.TestCase):
                 (mount / ".stfs/f32" / weight).read_bytes()
         self.assertEqual(run(INFO, "stats", file, weight).returncode, 3)
 
-    def test_scales_by_names_that_llama_cpp_does_not_know(self):
-        self.refused("of-another-name", "blk.0.attn_q.weight", "blk.0.attn_q.weight_scale", [2])
-        self.refused("of-a-plain-weight", "token_embd.plain.weight", "token_embd.plain.scale", [2])
+    def test_refuses_scales_with_unknown_names(self):
+        self.refused("another-name", "blk.0.attn_q.weight", "blk.0.attn_q.weight_scale", [2])
+        self.refused("plain-weight", "token_embd.plain.weight", "token_embd.plain.scale", [2])
 
-    def test_a_scale_in_a_file_that_is_missing(self):
-        """Whether the weight has one cannot be known."""
+    def test_refuses_values_if_missing_file_may_have_scale(self):
+        """The missing file may have a scale of the weight."""
         name, (first, second) = "blk.0.attn_q", (self.work / f"m-0000{i}-of-00002.gguf" for i in (1, 2))
         split = {"split.no": 0, "split.count": 2, "split.tensors.count": 3}
         gguf(first, {f"{name}.weight": WEIGHTS[f"{name}.weight"], "n.weight": f32(1)}, split=split)
@@ -185,7 +185,7 @@ class Scales(unittest.TestCase):
         rows = json.loads(info("list", "--json", "--allow-missing", "--dequantize=f32", first))
         self.assertEqual([row["name"] for row in rows], ["n.weight"])
 
-    def test_a_gguf_file_keeps_a_scale_beside_its_weight(self):
+    def test_gguf_output_keeps_scale_with_weight(self):
         name, out = "blk.0.attn_q", self.work / "out.gguf"
         for edit in (f"drop {name}.scale", f"keep {name}.weight", f"rename s/{name}.weight/w.weight/", f"rename s/{name}.scale/w.scale/",
                      f"copy s/{name}.weight/w.weight/", f"cast {name}.scale F16", f"cast {name}.weight F32"):
@@ -204,14 +204,14 @@ class Scales(unittest.TestCase):
                 (mount / f".stfs/subset/{name}.weight.gguf").read_bytes()
             self.same((mount / f".stfs/f32/{name}.weight").read_bytes(), f"{name}.weight")
 
-    def test_refusals(self):
+    def test_refuses_scales_with_wrong_size_or_type(self):
         self.refused("too-many", "blk.0.attn_q.weight", "blk.0.attn_q.scale", [1, 2])
         self.refused("too-few", "blk.0.ffn_up_exps.weight", "blk.0.ffn_up_exps.scale", [1, 2])
-        self.refused("of-q8", "token_embd.weight", "token_embd.scale", [2])
-        self.refused("of-all-of-q8", "token_embd.weight", "token_embd.weight.scale", [2])
+        self.refused("q8", "token_embd.weight", "token_embd.scale", [2])
+        self.refused("all-q8", "token_embd.weight", "token_embd.weight.scale", [2])
 
-    def test_a_parameter_of_the_model(self):
-        """Gemma 4 has one for each expert, which is no part of the weight."""
+    def test_ignores_scale_that_is_model_parameter(self):
+        """Gemma 4 has such a parameter for each expert. It does not scale the weight."""
         name, file = "blk.0.ffn_down_exps", self.work / "gemma.gguf"
         raw = blocks("Q8_0", (3, 2, 32))
         gguf(file, {f"{name}.weight": raw, f"{name}.scale": f32(1, 2, 3)}, "gemma4")

@@ -1,4 +1,4 @@
-// Split GGUF files: the keys of a part, and the names of the others.
+// Split GGUF files: the keys of a part, and the names of the other parts.
 #include "core/base/error.h"
 #include "core/format/gguf_split.h"
 
@@ -11,7 +11,8 @@
 namespace stfs::test {
 namespace {
 
-Header with(const std::vector<std::pair<std::string, std::pair<ValueType, std::string>>>& keys) {
+Header header_with(
+    const std::vector<std::pair<std::string, std::pair<ValueType, std::string>>>& keys) {
   Header header;
   for (const auto& [key, value] : keys) {
     MetadataValue typed;
@@ -23,9 +24,9 @@ Header with(const std::vector<std::pair<std::string, std::pair<ValueType, std::s
 }
 
 Header part(int number, int count, int tensors) {
-  return with({{"split.no", {ValueType::kU16, std::to_string(number)}},
-               {"split.count", {ValueType::kU16, std::to_string(count)}},
-               {"split.tensors.count", {ValueType::kI32, std::to_string(tensors)}}});
+  return header_with({{"split.no", {ValueType::kU16, std::to_string(number)}},
+                      {"split.count", {ValueType::kU16, std::to_string(count)}},
+                      {"split.tensors.count", {ValueType::kI32, std::to_string(tensors)}}});
 }
 
 template <class Act>
@@ -39,7 +40,7 @@ std::string refusal(const Act& act) {
   return "accepted";
 }
 
-TEST(GgufSplit, IsReadFromTheThreeKeysOfAPart) {
+TEST(GgufSplit, ReadsThreeKeysOfPart) {
   const auto split = gguf_split(part(1, 3, 17), "m");
 
   ASSERT_TRUE(split);
@@ -48,26 +49,26 @@ TEST(GgufSplit, IsReadFromTheThreeKeysOfAPart) {
   EXPECT_EQ(split->tensors, 17U);
 }
 
-TEST(GgufSplit, OfAWholeFileIsNone) {
+TEST(GgufSplit, WholeFileHasNoSplit) {
   EXPECT_FALSE(gguf_split(Header(), "m"));
   EXPECT_FALSE(gguf_split(part(0, 1, 17), "m"));
   EXPECT_FALSE(gguf_split(part(0, 0, 17), "m"));
-  EXPECT_FALSE(gguf_split(with({{"general.split_count", {ValueType::kU16, "3"}}}), "m"));
+  EXPECT_FALSE(gguf_split(header_with({{"general.split_count", {ValueType::kU16, "3"}}}), "m"));
 }
 
-TEST(GgufSplit, NeedsEachKeyInItsTypeAndRange) {
+TEST(GgufSplit, RejectsMissingAndInvalidKeys) {
   const auto refused = [](const Header& header) {
     return refusal([&] { gguf_split(header, "m"); });
   };
-  EXPECT_EQ(refused(with({{"split.count", {ValueType::kU16, "3"}}})),
+  EXPECT_EQ(refused(header_with({{"split.count", {ValueType::kU16, "3"}}})),
             "m: key \"split.no\": missing in a part of a split file (GgufSplit)");
-  EXPECT_EQ(refused(with({{"split.count", {ValueType::kU32, "3"}}})),
+  EXPECT_EQ(refused(header_with({{"split.count", {ValueType::kU32, "3"}}})),
             "m: key \"split.count\": must be a 16-bit unsigned integer (GgufSplit)");
   EXPECT_EQ(refused(part(3, 3, 17)), "m: key \"split.no\": 3 of 3 parts (GgufSplit)");
   EXPECT_EQ(refused(part(0, 3, -1)), "m: key \"split.tensors.count\": -1 (GgufSplit)");
 }
 
-TEST(GgufSplit, NamesThePartsAfterTheFirst) {
+TEST(GgufSplit, NamesPartsAfterFirst) {
   EXPECT_EQ(gguf_parts("m-00001-of-00003.gguf", {.number = 0, .count = 3}, "p"),
             (std::vector<std::string>{"m-00001-of-00003.gguf", "m-00002-of-00003.gguf",
                                       "m-00003-of-00003.gguf"}));
@@ -75,7 +76,7 @@ TEST(GgufSplit, NamesThePartsAfterTheFirst) {
             "-65535-of-65535.gguf");
 }
 
-TEST(GgufSplit, NeedsTheFirstPartUnderItsName) {
+TEST(GgufSplit, RequiresFirstPartWithItsName) {
   const auto refused = [](const char* name, std::uint32_t number) {
     return refusal([&] { gguf_parts(name, {.number = number, .count = 3}, "/d/x"); });
   };
@@ -91,7 +92,7 @@ TEST(GgufSplit, NeedsTheFirstPartUnderItsName) {
   }
 }
 
-TEST(GgufSplit, KnowsThePartOfAName) {
+TEST(GgufSplit, ParsesNameOfPart) {
   const auto part = gguf_part_name("a-b-00002-of-00003.gguf");
   ASSERT_TRUE(part);
   EXPECT_EQ(part->prefix, "a-b");
@@ -105,7 +106,7 @@ TEST(GgufSplit, KnowsThePartOfAName) {
   }
 }
 
-TEST(GgufSplit, RefusesPartsThatDoNotBelongTogether) {
+TEST(GgufSplit, RejectsPartsFromDifferentFiles) {
   const GgufSplit first{.number = 0, .count = 3, .tensors = 17};
   check_gguf_part(part(2, 3, 17), 2, first, "p");
   check_gguf_tensors(17, first, "m");

@@ -1,4 +1,4 @@
-// New GGUF files: byte by byte, read back by our reader, and read by ggml's.
+// New GGUF files, compared byte by byte, and read by the readers of stfs and ggml.
 #include "core/write/writer.h"
 
 #include "core/base/error.h"
@@ -38,7 +38,7 @@ std::string text_of(const Content& content) {
   return out;
 }
 
-// GGUF files as one checkpoint.
+// Opens GGUF files as one checkpoint.
 class Sources {
  public:
   explicit Sources(const std::vector<std::string>& files) {
@@ -82,7 +82,7 @@ std::string strings(const std::vector<std::string>& texts) {
   return gguf_array(ValueType::kString, texts.size(), elements);
 }
 
-TEST(GgufWriter, OfSeveralFilesHasTheKeysOfAllInTheirOrderAndTheTensorsAnew) {
+TEST(GgufWriter, MergedFileHasAllKeysAndTensorsInOrder) {
   GgufFile a, b, expected;
   a.key("z", "first");
   a.key("words", ValueType::kArray, strings({"one", "", "three"}));
@@ -107,8 +107,8 @@ TEST(GgufWriter, OfSeveralFilesHasTheKeysOfAllInTheirOrderAndTheTensorsAnew) {
   EXPECT_TRUE(sources->metadata_conflicts().empty());
 }
 
-TEST(GgufWriter, OfPartsHasNoneOfTheKeysOfParts) {
-  // One that says that it is alone is read by itself.
+TEST(GgufWriter, MergedFileHasNoSplitKeys) {
+  // With a count of 1 each part can be read without the others.
   const auto part = [](GgufFile& file, int number) {
     file.key(kSplitNumber, ValueType::kU16, little(static_cast<std::uint16_t>(number)));
     file.key(kSplitCount, ValueType::kU16, little<std::uint16_t>(1));
@@ -130,7 +130,7 @@ TEST(GgufWriter, OfPartsHasNoneOfTheKeysOfParts) {
   EXPECT_EQ(Sources({first.bytes(), second.bytes(), third.bytes()}).merged(), expected.bytes());
 }
 
-TEST(GgufWriter, LeavesOutKeysWithDifferentValuesAndTheyAreNamed) {
+TEST(GgufWriter, OmitsAndNamesConflictingKeys) {
   GgufFile a, b;
   a.key("array", ValueType::kArray, strings({"same", "length"}));
   b.key("array", ValueType::kArray, strings({"same", "LENGTH"}));
@@ -152,7 +152,7 @@ TEST(GgufWriter, LeavesOutKeysWithDifferentValuesAndTheyAreNamed) {
             (std::vector<std::string>{"array", "long", "number", "text"}));
 }
 
-TEST(GgufWriter, TakesTheLargestAlignmentThatASourceNames) {
+TEST(GgufWriter, UsesLargestAlignmentAmongSources) {
   const auto aligned = [](std::uint32_t alignment, const std::string& name) {
     GgufFile file;
     file.key("before", name);
@@ -176,8 +176,8 @@ TEST(GgufWriter, TakesTheLargestAlignmentThatASourceNames) {
   EXPECT_EQ(Sources({plain.bytes(), aligned(8, "a")}).merged(), small.bytes());
 }
 
-// ggml compares keys as C strings: it would find what stands before a NUL.
-TEST(GgufWriter, HasNoSecondKeyThatIsAKnownOneUpToANul) {
+// ggml compares keys as C strings, so it would find the text before a NUL.
+TEST(GgufWriter, OmitsSecondKeyThatEqualsKnownKeyUpToNul) {
   const std::string alignment = std::string(kGgufAlignmentKey) + '\0';
   GgufFile a, b, expected;
   a.alignment = 64;
@@ -194,7 +194,7 @@ TEST(GgufWriter, HasNoSecondKeyThatIsAKnownOneUpToANul) {
   EXPECT_EQ(Sources({a.bytes(), b.bytes()}).merged(), expected.bytes());
 }
 
-TEST(GgufWriter, KeepsTheStoredDimensionsOfATensorWithAnotherShape) {
+TEST(GgufWriter, KeepsStoredDimensionsAndOriginalShape) {
   const auto original = [](const std::vector<std::int32_t>& dims) {
     std::string elements;
     for (const std::int32_t dim : dims) elements += little(dim);
@@ -226,7 +226,7 @@ TEST(GgufWriter, KeepsTheStoredDimensionsOfATensorWithAnotherShape) {
   EXPECT_EQ(again->tensor(*again->find("w")).shape.size(), 5U);
 }
 
-TEST(GgufWriter, OfASubsetHasItsTensorsAndAllKeys) {
+TEST(GgufWriter, SubsetHasItsTensorsAndAllKeys) {
   GgufFile file, expected;
   file.version = 2;
   file.key("k", "v");
@@ -243,7 +243,7 @@ TEST(GgufWriter, OfASubsetHasItsTensorsAndAllKeys) {
   EXPECT_EQ(Sources({file.bytes()}).file_of("*7"), expected.bytes());
 }
 
-TEST(GgufWriter, WithoutTensorsEndsAtTheLastKey) {
+TEST(GgufWriter, FileWithoutTensorsEndsAfterLastKey) {
   GgufFile a, b, expected;
   a.key("a", "1");
   b.key("b", "22");
@@ -253,7 +253,7 @@ TEST(GgufWriter, WithoutTensorsEndsAtTheLastKey) {
   EXPECT_EQ(Sources({a.bytes(), b.bytes()}).merged(), expected.bytes());
 }
 
-TEST(GgufWriter, OfASafetensorsFileTakesTheTypesThatGgufHas) {
+TEST(GgufWriter, AcceptsOnlyTypesThatGgufHas) {
   GgufFile file;
   file.tensor("a", {1}, kF32Type, "aaaa");
   Sources sources({file.bytes()});
@@ -272,13 +272,13 @@ TEST(GgufWriter, OfASafetensorsFileTakesTheTypesThatGgufHas) {
   EXPECT_EQ(sources.file_of("a"), file.bytes());
 }
 
-TEST(GgufWriter, OfALargeAlignmentTakesNoMemoryForItsZeros) {
+TEST(GgufWriter, LargeAlignmentNeedsNoMemoryForPadding) {
   GgufFile plain, wide;
   for (int i = 0; i < 5; ++i) plain.tensor("t" + std::to_string(i), {1}, kF32Type, "1234");
   wide.key(kGgufAlignmentKey, ValueType::kU32, little(std::uint32_t{1} << 31));
   const Sources sources({plain.bytes(), wide.bytes()});
   const GgufFiles files(*sources);
-  // Two gibibytes a tensor.
+  // Each tensor takes two gibibytes.
   Content content;
   ASSERT_EQ(files.make(sources->match({}), content), 0);
   EXPECT_EQ(content.size(), std::uint64_t{6} << 31);
@@ -288,7 +288,7 @@ TEST(GgufWriter, OfALargeAlignmentTakesNoMemoryForItsZeros) {
   EXPECT_EQ(zeros, std::string(100'000, '\0'));
 }
 
-TEST(GgufWriter, IsTheSameReadAtAnyOffset) {
+TEST(GgufWriter, ReadAtAnyOffsetGivesSameBytes) {
   GgufFile a, b;
   a.key("words", ValueType::kArray, strings(std::vector<std::string>(1000, "word")));
   for (int i = 0; i < 500; ++i) {
@@ -316,8 +316,8 @@ TEST(GgufWriter, IsTheSameReadAtAnyOffset) {
   }
 }
 
-// Quantised tensors become F32 in a safetensors file.
-TEST(GgufAsSafetensors, HasTheValuesOfBlocksAndTheMetadataThatHasATextInUtf8) {
+// In a safetensors file quantised tensors become F32.
+TEST(GgufAsSafetensors, HasBlockValuesAndUtf8Metadata) {
   GgufFile file;
   file.key("name", "größe");
   file.key("layers", ValueType::kU32, little<std::uint32_t>(7));
@@ -355,8 +355,8 @@ TEST(GgufAsSafetensors, HasTheValuesOfBlocksAndTheMetadataThatHasATextInUtf8) {
             (std::vector<stfs::Metadata::Entry>{{"layers", "7"}, {"name", "größe"}}));
 }
 
-// The format's readers take `__metadata__` for metadata.
-TEST(GgufAsSafetensors, LeavesOutATensorThatIsNamedAsTheMetadata) {
+// Readers of the format treat `__metadata__` as metadata.
+TEST(GgufAsSafetensors, OmitsTensorNamedMetadata) {
   GgufFile file;
   file.key("__metadata__", "x");
   file.tensor("__metadata__", {4}, 24, "abcd");
@@ -367,9 +367,9 @@ TEST(GgufAsSafetensors, LeavesOutATensorThatIsNamedAsTheMetadata) {
   EXPECT_TRUE(fits_safetensors(sources->tensor(*sources->find("b"))));
 }
 
-class GgufWriterOfGgml : public GgmlTest {
+class GgufWriterAgainstGgml : public GgmlTest {
  protected:
-  // What ggml reads of a file: keys in their order, and of each tensor all that it knows.
+  // Returns what ggml reads from a file: the keys in order, and all properties of each tensor.
   std::string read(const fs::path& path) const {
     void* context = nullptr;
     void* const file = ggml_->gguf_init_from_file(path.c_str(), {false, &context});
@@ -392,8 +392,8 @@ class GgufWriterOfGgml : public GgmlTest {
     ggml_->free(context);
     return text;
   }
-  // The header that ggml writes of a file that it has read.
-  std::string written_again(const fs::path& path) const {
+  // Reads a file with ggml, and returns the header that ggml then writes for it.
+  std::string header_from_ggml(const fs::path& path) const {
     void* const file = ggml_->gguf_init_from_file(path.c_str(), {true, nullptr});
     if (file == nullptr) return "refused";
     const fs::path again = path.string() + ".again";
@@ -403,11 +403,11 @@ class GgufWriterOfGgml : public GgmlTest {
   }
   void expect_readable(const fs::path& path, const std::string& bytes) const {
     write_file(path, bytes);
-    EXPECT_TRUE(bytes.starts_with(written_again(path)));
+    EXPECT_TRUE(bytes.starts_with(header_from_ggml(path)));
   }
 };
 
-// Tensors of all types, and keys of all types of values.
+// Adds tensors of all types with number % modulus == remainder.
 void fill(GgufFile& file, int modulus, int remainder) {
   std::mt19937_64 random(7);
   for (int type = 0; type < 43; ++type) {
@@ -421,6 +421,7 @@ void fill(GgufFile& file, int modulus, int remainder) {
   }
 }
 
+// Adds keys with all types of values.
 void add_keys(GgufFile& file) {
   file.key("z.text", "text");
   file.key("z.words", ValueType::kArray, strings({"a", "", "ccc"}));
@@ -433,7 +434,7 @@ void add_keys(GgufFile& file) {
   }
 }
 
-TEST_F(GgufWriterOfGgml, FilesOfAllTypesInPartsAreReadAsOneWholeFile) {
+TEST_F(GgufWriterAgainstGgml, GgmlReadsMergedPartsLikeWholeFile) {
   GgufFile whole, parts[3];
   add_keys(whole);
   add_keys(parts[0]);
@@ -455,7 +456,7 @@ TEST_F(GgufWriterOfGgml, FilesOfAllTypesInPartsAreReadAsOneWholeFile) {
   EXPECT_EQ(merged, whole.bytes());
 }
 
-TEST_F(GgufWriterOfGgml, SubsetsAreRead) {
+TEST_F(GgufWriterAgainstGgml, GgmlReadsSubsets) {
   GgufFile file;
   add_keys(file);
   file.alignment = 64;
@@ -467,7 +468,7 @@ TEST_F(GgufWriterOfGgml, SubsetsAreRead) {
   }
 }
 
-TEST_F(GgufWriterOfGgml, FilesOfTheCorpusWrittenAnewAreRead) {
+TEST_F(GgufWriterAgainstGgml, GgmlReadsRewrittenCorpusFiles) {
   const fs::path corpus = fs::path(STFS_SOURCE_DIR) / "tests/corpus/accepted";
   int count = 0;
   for (const auto& entry : fs::directory_iterator(corpus)) {
@@ -478,7 +479,7 @@ TEST_F(GgufWriterOfGgml, FilesOfTheCorpusWrittenAnewAreRead) {
     write_file(sources / "m.gguf", bytes);
     // ggml reads names of at most 63 bytes.
     const bool has_long_name = entry.path().stem() == "gguf-name-127-bytes";
-    EXPECT_EQ(written_again(sources / "m.gguf") == "refused", has_long_name);
+    EXPECT_EQ(header_from_ggml(sources / "m.gguf") == "refused", has_long_name);
     EXPECT_EQ(Sources({bytes}).merged(), bytes);
     ++count;
   }

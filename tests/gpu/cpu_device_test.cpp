@@ -1,4 +1,4 @@
-// Host memory as a device: the contract of every device, and the size of host memory.
+// Host memory as a device: the contract that all devices share, and the size of host memory.
 #include "tests/gpu/device_suite.h"
 #include "tests/support/files.h"
 #include "tests/support/sizes.h"
@@ -33,7 +33,7 @@ INSTANTIATE_TEST_SUITE_P(Cpu, DeviceSuite,
                                  }}),
                          name_of);
 
-// Fake files of /proc and the control groups, below a directory.
+// Writes fake /proc and cgroup files below a directory.
 class HostMemoryTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -43,7 +43,7 @@ class HostMemoryTest : public ::testing::Test {
     std::filesystem::create_directories((dir_ / name).parent_path());
     write_file(dir_ / name, text);
   }
-  // A group of cgroups v2: its limit, its use, and the inactive page cache in that use.
+  // Writes a group of cgroups v2: its limit, its use, and the inactive page cache within that use.
   void v2(const std::string& group, const std::string& limit, std::uint64_t used,
           std::uint64_t inactive) const {
     const std::string at = "sys/fs/cgroup" + group;
@@ -67,7 +67,7 @@ class HostMemoryTest : public ::testing::Test {
   TempDir dir_;
 };
 
-TEST_F(HostMemoryTest, IsTheMachinesWhereNoGroupHasALimit) {
+TEST_F(HostMemoryTest, EqualsMachineMemoryWithoutCgroupLimit) {
   expect(1024 * kMiB, 512 * kMiB);
   in_v2("/user.slice/a", "/");
   expect(1024 * kMiB, 512 * kMiB);
@@ -75,7 +75,7 @@ TEST_F(HostMemoryTest, IsTheMachinesWhereNoGroupHasALimit) {
   expect(1024 * kMiB, 512 * kMiB);
 }
 
-TEST_F(HostMemoryTest, IsWhatTheGroupsLimitLeavesWithThePageCacheThatNobodyUses) {
+TEST_F(HostMemoryTest, CountsInactivePageCacheAsAvailableUnderCgroupLimit) {
   struct Row {
     std::uint64_t limit, used, inactive, total, available;  // MiB
   };
@@ -91,7 +91,7 @@ TEST_F(HostMemoryTest, IsWhatTheGroupsLimitLeavesWithThePageCacheThatNobodyUses)
   }
 }
 
-TEST_F(HostMemoryTest, IsLimitedByTheGroupsAbove) {
+TEST_F(HostMemoryTest, AppliesLimitsFromParentCgroups) {
   in_v2("/user.slice/a/b", "/");
   v2("/user.slice/a/b", "max", 10 * kMiB, 0);
   v2("/user.slice/a", std::to_string(300 * kMiB), 40 * kMiB, 0);
@@ -99,7 +99,7 @@ TEST_F(HostMemoryTest, IsLimitedByTheGroupsAbove) {
   expect(200 * kMiB, 140 * kMiB);
 }
 
-TEST_F(HostMemoryTest, IsThatOfAContainerWhichSeesItsOwnGroupAlone) {
+TEST_F(HostMemoryTest, AppliesCgroupLimitInsideContainer) {
   v2("", std::to_string(200 * kMiB), 50 * kMiB, 0);
   for (const auto& [process, mounted] : {std::pair("/", "/"), std::pair("/docker/1", "/docker/1"),
                                          std::pair("/../2", "/"), std::pair("/x", "/docker/1")}) {
@@ -111,7 +111,7 @@ TEST_F(HostMemoryTest, IsThatOfAContainerWhichSeesItsOwnGroupAlone) {
   expect(100 * kMiB, 100 * kMiB);
 }
 
-TEST_F(HostMemoryTest, IsLimitedByCgroupsV1) {
+TEST_F(HostMemoryTest, AppliesCgroupV1Limits) {
   file("proc/self/cgroup", "5:cpu,cpuacct:/no\n4:memory:/docker/1\n0::/\n");
   file("proc/self/mountinfo",
        "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
@@ -125,7 +125,7 @@ TEST_F(HostMemoryTest, IsLimitedByCgroupsV1) {
   expect(1024 * kMiB, 512 * kMiB);
 }
 
-TEST_F(HostMemoryTest, IsTheMachinesWhereTheKernelSaysNonsense) {
+TEST_F(HostMemoryTest, EqualsMachineMemoryIfCgroupFilesAreMalformed) {
   in_v2("", "/");
   v2("", "nonsense", 0, 0);
   expect(1024 * kMiB, 512 * kMiB);
@@ -133,7 +133,7 @@ TEST_F(HostMemoryTest, IsTheMachinesWhereTheKernelSaysNonsense) {
   expect(1024 * kMiB, 512 * kMiB);
 }
 
-TEST(HostMemoryOfThisMachine, IsSome) {
+TEST(HostMemory, ReportsMemoryOnThisMachine) {
   EXPECT_GT(host_memory().available, 0u);
   EXPECT_GE(host_memory().total, host_memory().available);
   EXPECT_EQ(cpu_info().total_bytes, host_memory().total);

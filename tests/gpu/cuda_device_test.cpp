@@ -1,4 +1,4 @@
-// The CUDA back end: the contract of every device, and a driver that fails.
+// The CUDA back end: the contract that all devices share, and a driver with failing calls.
 #include "tests/gpu/device_pattern.h"
 #include "tests/gpu/device_suite.h"
 #include "tests/gpu/fake_control.h"
@@ -53,7 +53,7 @@ DeviceUnderTest on_fake_driver(const std::string& name, const Environment& envir
                 return cuda_infos().at(0);
               },
           .read = read_device,
-          .left_behind = fake_driver_report};
+          .leaks = fake_driver_report};
 }
 
 std::vector<DeviceUnderTest> devices() {
@@ -73,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(Cuda, DeviceSuite, testing::ValuesIn(devices()), name_o
 
 constexpr std::size_t kTile = 64 << 10;
 
-// Only on the fake driver.
+// Tests that run only on the fake driver.
 class CudaDevice : public testing::Test {
  protected:
   void SetUp() override {
@@ -88,7 +88,7 @@ class CudaDevice : public testing::Test {
   }
 };
 
-// Loads and maps `bytes`, with every driver call of both. Returns the mapped bytes.
+// Loads and maps `bytes` with all driver calls that stfs-gpu uses. Returns the mapped bytes.
 std::vector<std::byte> load_and_map(std::span<const std::byte> bytes) {
   const DeviceInfo info = cuda_infos().at(0);
   UniqueFd fd;
@@ -122,11 +122,11 @@ class CudaFailure : public testing::TestWithParam<const char*> {};
 constexpr std::array kFunctions{STFS_CUDA_FUNCTIONS(STFS_NAME_OF)};
 #undef STFS_NAME_OF
 
-TEST_P(CudaFailure, IsOneErrorAndNothingIsLeftBehind) {
+TEST_P(CudaFailure, FailedCallIsOneErrorWithoutLeaks) {
   if (!is_fake_driver()) GTEST_SKIP() << "not the fake driver";
   const std::string function = GetParam();
   const std::vector<std::byte> bytes = pattern(8, 7 * kTile);
-  // driver_test.cpp tests the calls that happen once in a process.
+  // driver_test.cpp tests the calls that a process makes only once.
   for (std::size_t call = 1; call <= 12; ++call) {
     SCOPED_TRACE("call " + std::to_string(call));
     configure_fake_driver({{"STFS_FAKE_CUDA_FAIL", function + ":" + std::to_string(call)}});
@@ -146,13 +146,13 @@ TEST_P(CudaFailure, IsOneErrorAndNothingIsLeftBehind) {
       EXPECT_NE(message->find(function), std::string::npos) << *message;
       EXPECT_EQ(message->find('\n'), std::string::npos) << *message;
     } else {
-      EXPECT_EQ(arrived, bytes) << "a failure that was overcome";
+      EXPECT_EQ(arrived, bytes) << "bytes of a load that succeeded despite the failure";
     }
   }
   configure_fake_driver();
 }
 
-TEST_P(CudaFailure, OfMemoryIsOneErrorToo) {
+TEST_P(CudaFailure, OutOfMemoryIsOneErrorWithoutLeaks) {
   if (!is_fake_driver()) GTEST_SKIP() << "not the fake driver";
   const std::string function = GetParam();
   configure_fake_driver({{"STFS_FAKE_CUDA_FAIL", function + ":1:2"}});
@@ -175,7 +175,7 @@ TEST_P(CudaFailure, OfMemoryIsOneErrorToo) {
 INSTANTIATE_TEST_SUITE_P(EachFunction, CudaFailure, testing::ValuesIn(kFunctions),
                          [](const auto& function) { return std::string(function.param); });
 
-TEST_F(CudaDevice, AFailureThatMattersIsNeverOvercome) {
+TEST_F(CudaDevice, FailureOfEssentialCallFailsLoad) {
   const std::vector<std::byte> bytes = pattern(8, 7 * kTile);
   for (const char* function :
        {"cuDeviceGetCount", "cuDeviceGetUuid_v2", "cuDevicePrimaryCtxRetain", "cuMemCreate",
@@ -189,7 +189,7 @@ TEST_F(CudaDevice, AFailureThatMattersIsNeverOvercome) {
   }
 }
 
-TEST_F(CudaDevice, NothingIsUnderWayWhenAnErrorLeavesTheLane) {
+TEST_F(CudaDevice, FailedLaneHasNoOperationInFlight) {
   for (const char* failure : {"cuEventRecord:3", "cuMemcpyHtoDAsync:3", "cuEventSynchronize:1",
                               "cuEventSynchronize:2", "cuMemcpyDtoHAsync:1"}) {
     SCOPED_TRACE(failure);
@@ -213,7 +213,7 @@ TEST_F(CudaDevice, NothingIsUnderWayWhenAnErrorLeavesTheLane) {
 
 // --- faults of asynchronous work
 
-TEST_F(CudaDevice, AFaultSurfacesAtTheLatestWhenTheLaneDrains) {
+TEST_F(CudaDevice, DrainReportsAsynchronousFault) {
   const std::vector<std::byte> bytes = pattern(10, 7 * kTile);
   for (int operation = 1; operation <= 7; ++operation) {
     SCOPED_TRACE(operation);
@@ -232,13 +232,14 @@ TEST_F(CudaDevice, AFaultSurfacesAtTheLatestWhenTheLaneDrains) {
     }
 
     EXPECT_NE(message.find("CUDA_ERROR_ILLEGAL_ADDRESS"), std::string::npos) << message;
-    EXPECT_THROW(lane->drain(), Error) << "it is sticky";
+    EXPECT_THROW(lane->drain(), Error) << "the fault is sticky";
   }
 }
 
-TEST_F(CudaDevice, AFaultInTheMiddleOfALoadLeavesNothingBehind) {
+TEST_F(CudaDevice, FaultDuringLoadLeaksNothing) {
   const std::vector<std::byte> bytes = pattern(10, 7 * kTile);
-  for (int operation = 1; operation <= 8; ++operation) {  // seven copies, and one back
+  for (int operation = 1; operation <= 8;
+       ++operation) {  // seven copies to the device, one copy back
     for (const char* late : {"always", "random", "never"}) {
       SCOPED_TRACE(std::string(late) + " " + std::to_string(operation));
       configure_fake_driver({{"STFS_FAKE_CUDA_FAULT", std::to_string(operation) + ":719"},
@@ -253,7 +254,7 @@ TEST_F(CudaDevice, AFaultInTheMiddleOfALoadLeavesNothingBehind) {
 
 // --- loads
 
-// A source of `bytes` bytes, and the item that is all of it.
+// A source with `bytes` bytes, and an item that covers all of them.
 class LoadedSource {
  public:
   explicit LoadedSource(std::size_t bytes) : bytes_(pattern(3, bytes)) {
@@ -281,7 +282,7 @@ class LoadedSource {
   std::vector<Item> items_;
 };
 
-TEST_F(CudaDevice, ALaneSurvivesTheSegmentsOfItsLastLoad) {
+TEST_F(CudaDevice, LaneIsReusedAfterItsSegmentsAreFreed) {
   const LoadedSource large(20 * kTile);
   const LoadedSource small(100);
   const auto device = open_cuda(cuda_infos().at(0));
@@ -291,7 +292,7 @@ TEST_F(CudaDevice, ALaneSurvivesTheSegmentsOfItsLastLoad) {
     EXPECT_EQ(source->load(*device, {.verify = true, .lanes = &lanes}).segments.size(), 1U);
 }
 
-TEST_F(CudaDevice, VerifyReadsAheadAndNoWaitKeepsAProcessorBusy) {
+TEST_F(CudaDevice, VerifyReadsAheadWithoutBusyWaiting) {
   configure_fake_driver({{"STFS_FAKE_CUDA_LATE", "always"}});
   const LoadedSource source(20 * kTile);
   const auto device = open_cuda(cuda_infos().at(0));
@@ -299,10 +300,10 @@ TEST_F(CudaDevice, VerifyReadsAheadAndNoWaitKeepsAProcessorBusy) {
   source.load(*device, {.workers = 1, .verify = true});
 
   EXPECT_EQ(fake_driver_count("peak reads back"), 2U);
-  EXPECT_LE(fake_driver_count("spinning waits"), 1U) << "one at the end of the lane";
+  EXPECT_LE(fake_driver_count("spinning waits"), 1U) << "a lane may spin once, when it ends";
 }
 
-TEST_F(CudaDevice, WithoutMachineCodeForItEveryTypeIsConverted) {
+TEST_F(CudaDevice, ConvertsOnHostWithoutMachineCode) {
   configure_fake_driver({{"STFS_FAKE_CUDA_CODE", "none"}});
   const TempDir dir;
   const std::string path = dir / "m";
@@ -330,21 +331,21 @@ TEST_F(CudaDevice, WithoutMachineCodeForItEveryTypeIsConverted) {
 
 // --- lack of device memory
 
-TEST_F(CudaDevice, NoRoomSaysWhatWasNeededAndWhatIsFree) {
+TEST_F(CudaDevice, OutOfMemoryReportsNeededAndFreeBytes) {
   configure_fake_driver({{"STFS_FAKE_CUDA_MEMORY", std::to_string(8 << 20)}});
   const auto device = open_cuda(cuda_infos().at(0));
   const auto held = device->allocate(6 << 20);
 
   try {
     device->allocate(4 << 20);
-    FAIL() << "there is no room for it";
+    FAIL() << "only 2 MiB are free";
   } catch (const OutOfDeviceMemory& error) {
     EXPECT_EQ(error.needed(), 4U << 20);
     EXPECT_EQ(error.free(), 2U << 20);
   }
 }
 
-TEST_F(CudaDevice, MemoryIsFreeAgainOnlyWhenItsLastDescriptorIs) {
+TEST_F(CudaDevice, MemoryIsFreedAfterLastDescriptorAndMapping) {
   const auto device = open_cuda(cuda_infos().at(0));
   const std::uint64_t free = device->info().free_bytes;
 
@@ -387,7 +388,7 @@ TEST_F(CudaDevice, EachDeviceHasItsOwnMemory) {
   EXPECT_EQ(infos[2].pci, "0000:3d:00.0");
 }
 
-TEST_F(CudaDevice, IsFoundByItsUuidWhateverItsNumberIsHereAndRefusedWhereItIsNotVisible) {
+TEST_F(CudaDevice, OpensByUuidAndRefusesInvisibleDevice) {
   configure_fake_driver({{"STFS_FAKE_CUDA_DEVICES", "2"}});
   const DeviceInfo first = cuda_infos().at(0);
   configure_fake_driver({{"STFS_FAKE_CUDA_DEVICES", "2"}, {"CUDA_VISIBLE_DEVICES", "1,0"}});
@@ -398,14 +399,14 @@ TEST_F(CudaDevice, IsFoundByItsUuidWhateverItsNumberIsHereAndRefusedWhereItIsNot
   EXPECT_NE(target.string().find("stfs_fake_cuda..0"), std::string::npos) << target;
   EXPECT_NO_THROW(map_cuda_segment(first, fd.get(), 2 << 20));
   EXPECT_THROW(map_cuda_segment(cuda_infos().at(0), fd.get(), 2 << 20), Error)
-      << "of another device";
+      << "the memory is on another device";
   configure_fake_driver({{"STFS_FAKE_CUDA_DEVICES", "2"}, {"CUDA_VISIBLE_DEVICES", "1"}});
   EXPECT_THROW(open_cuda(first), Error);
 }
 
 // --- misuse of a lane
 
-TEST_F(CudaDevice, ASegmentHasItsSizeAndIsWrittenUntilItIsPublished) {
+TEST_F(CudaDevice, RejectsInvalidSizesAndWritesAfterPublish) {
   const auto device = open_cuda(cuda_infos().at(0));
   EXPECT_THROW(device->allocate(0), Error);
   EXPECT_THROW(device->allocate((2 << 20) + 4096), Error);
@@ -419,7 +420,7 @@ TEST_F(CudaDevice, ASegmentHasItsSizeAndIsWrittenUntilItIsPublished) {
   EXPECT_THROW(map_cuda_segment(cuda_infos().at(0), fd.get(), 4096), Error);
 }
 
-TEST_F(CudaDevice, WhoseUnitDoesNotDivideThatOfSegmentsIsRefusedWhenItIsOpened) {
+TEST_F(CudaDevice, OpenRejectsUnsuitableGranularity) {
   for (const std::size_t unit : {std::size_t{64} << 10, std::size_t{2} << 20}) {
     configure_fake_driver({{"STFS_FAKE_CUDA_GRANULARITY", std::to_string(unit)}});
     EXPECT_NO_THROW(open_cuda(cuda_infos().at(0))) << unit;
@@ -430,7 +431,7 @@ TEST_F(CudaDevice, WhoseUnitDoesNotDivideThatOfSegmentsIsRefusedWhenItIsOpened) 
   }
 }
 
-TEST_F(CudaDevice, NothingIsSentOutsideOfItsSegment) {
+TEST_F(CudaDevice, LaneRejectsRangesOutsideSegment) {
   const auto device = open_cuda(cuda_infos().at(0));
   const auto segment = device->allocate(2 << 20);
   const auto lane = device->lane(kTile);
@@ -438,7 +439,7 @@ TEST_F(CudaDevice, NothingIsSentOutsideOfItsSegment) {
   EXPECT_THROW(lane->tile(*segment, (2 << 20) - 1, 2), Error);
   EXPECT_THROW(lane->tile(*segment, ~std::uint64_t{0}, 2), Error);
   EXPECT_THROW(lane->tile(*segment, 0, kTile + 1), Error);
-  EXPECT_THROW(lane->send(), Error) << "nothing was handed out";
+  EXPECT_THROW(lane->send(), Error) << "no tile was handed out";
   if (device->converts()) {
     ConversionCounts counts;
     lane->raw_tile(*segment, (2 << 20) - 4, 4);
@@ -448,7 +449,7 @@ TEST_F(CudaDevice, NothingIsSentOutsideOfItsSegment) {
   }
 }
 
-TEST_F(CudaDevice, FindingsNameTheDriverAndEachDevice) {
+TEST_F(CudaDevice, FindingsNameDriverAndEachDevice) {
   configure_fake_driver({{"STFS_FAKE_CUDA_DEVICES", "2"}});
 
   const std::vector<std::string> findings = cuda_findings();

@@ -1,5 +1,5 @@
-// The commands on GPUs of the fake driver that behave as real ones: they break, lack the memory
-// that they promise, and give it back late.
+// The commands on GPUs of the fake driver that have the faults of real GPUs: operations fail, free
+// memory cannot be allocated, and freed memory becomes available late.
 #include "tests/gpu/tool.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/sizes.h"
@@ -40,14 +40,14 @@ class GpuCuda : public GpuToolTest {
     for (const std::string& name : variables_) ::unsetenv(name.c_str());
   }
 
-  // Before the holder starts.
+  // Sets a variable of the holder, which must not have started yet.
   void set(const std::string& name, const std::string& value) {
     variables_.insert(name);
     ::setenv(name.c_str(), value.c_str(), 1);
   }
   void set(const std::string& name, std::uint64_t value) { set(name, std::to_string(value)); }
 
-  // A sparse source with tensors of 50 MiB, "a" to "f".
+  // Writes a sparse source with the tensors "a" to "f" of 50 MiB each. Returns its path.
   std::string source() const {
     HeaderBuilder header;
     for (const char* name : {"a", "b", "c", "d", "e", "f"})
@@ -70,7 +70,7 @@ class GpuCuda : public GpuToolTest {
     }
   }
 
-  // Device memory of another program.
+  // Takes device memory like another program, until the descriptor is closed.
   UniqueFd taken(std::uint64_t bytes) const {
     UniqueFd fd(::memfd_create(("stfs_fake_cuda." + space_ + ".0").c_str(), MFD_CLOEXEC));
     EXPECT_EQ(::ftruncate(fd.get(), static_cast<off_t>(bytes)), 0);
@@ -82,8 +82,8 @@ class GpuCuda : public GpuToolTest {
   std::set<std::string> variables_;
 };
 
-TEST_F(GpuCuda, AfterAFaultTheNextLoadGetsANewCopier) {
-  set("STFS_FAKE_CUDA_FAULT", "5");  // of each process
+TEST_F(GpuCuda, LoadAfterFaultUsesNewCopier) {
+  set("STFS_FAKE_CUDA_FAULT", "5");  // counted in each process
   write_safetensors(file("m.safetensors"),
                     {random_tensor("a", "U8", {65536}), random_tensor("b", "U8", {4096})});
   const std::string source = file("m.safetensors");
@@ -96,21 +96,21 @@ TEST_F(GpuCuda, AfterAFaultTheNextLoadGetsANewCopier) {
   EXPECT_EQ(resident(), Names{"b"});
 }
 
-TEST_F(GpuCuda, TheNextLoadOfACopierPinsNothing) {
+TEST_F(GpuCuda, LaterLoadsReusePinnedMemory) {
   set("STFS_FAKE_CUDA_REPORT", file("report"));
   const std::string path = source();
   for (const char* name : {"a", "b", "c"})
     ASSERT_EQ(load(path + "::" + name, {"--workers", "1"}).status, 0);
 
-  kill_and_wait(holder());  // its copier leaves
+  kill_and_wait(holder());  // its copier exits too
 
   EXPECT_TRUE(eventually([&] {
     return read_file(file("report")).find("pinned 3 times") != std::string::npos;
   })) << read_file(file("report"));
 }
 
-// The teardown of a context takes long on a GPU; here it takes until the test lets it go on.
-TEST_F(GpuCuda, WhileACopierEndsTheHolderAnswersAndLoads) {
+// The teardown of a context takes long on a GPU. Here it lasts until the test removes "gate".
+TEST_F(GpuCuda, HolderAnswersAndLoadsWhileCopierExits) {
   write_file(file("gate"), "");
   set("STFS_FAKE_CUDA_END", file("gate"));
   start_holder({"--copier-idle", "0"});
@@ -132,22 +132,22 @@ TEST_F(GpuCuda, WhileACopierEndsTheHolderAnswersAndLoads) {
   EXPECT_EQ(next->wait().status, 0);
 }
 
-TEST_F(GpuCuda, AnyInstanceOfAGpuIsLoadedToByItsUuid) {
+TEST_F(GpuCuda, LoadsToMigInstanceByUuid) {
   set("STFS_FAKE_CUDA_MIG", "3");
   const std::string path = source();
   set("CUDA_VISIBLE_DEVICES", "1");
   const auto uuid = gpu_json({"devices"})[0]["uuid"].get<std::string>();
   ASSERT_TRUE(uuid.starts_with("MIG-")) << uuid;
 
-  EXPECT_EQ(load(path + "::a").status, 0) << "as cuda:0 of a client that sees it";
+  EXPECT_EQ(load(path + "::a").status, 0) << "the instance is cuda:0 of a client that sees it";
   ::unsetenv("CUDA_VISIBLE_DEVICES");
   const json loaded = gpu_json({"load", "--device", uuid, path + "::a", path + "::b"});
 
   EXPECT_EQ(loaded["uuid"], uuid);
-  EXPECT_EQ(loaded["copied_bytes"], 50 * kMiB) << "the other one was there";
+  EXPECT_EQ(loaded["copied_bytes"], 50 * kMiB) << "\"a\" was loaded before";
 }
 
-TEST_F(GpuCuda, ARefusalEvictsWhateverWasPromised) {
+TEST_F(GpuCuda, FailedAllocationEvictsDespiteReportedFreeMemory) {
   set("STFS_FAKE_CUDA_MEMORY", 200 * kMiB);
   set("STFS_FAKE_CUDA_HIDDEN", 40 * kMiB);
   const std::string path = source();
@@ -158,7 +158,7 @@ TEST_F(GpuCuda, ARefusalEvictsWhateverWasPromised) {
   EXPECT_EQ(resident(), (Names{"b", "c", "d"}));
 }
 
-TEST_F(GpuCuda, MemoryThatIsGivenBackLateIsAwaitedAndNothingElseIsEvicted) {
+TEST_F(GpuCuda, WaitsForLateFreedMemoryInsteadOfEvictingMore) {
   set("STFS_FAKE_CUDA_MEMORY", 200 * kMiB);
   set("STFS_FAKE_CUDA_LAG", 5);
   const std::string path = source();
@@ -169,7 +169,7 @@ TEST_F(GpuCuda, MemoryThatIsGivenBackLateIsAwaitedAndNothingElseIsEvicted) {
   EXPECT_EQ(resident(), (Names{"b", "c", "d", "e"}));
 }
 
-TEST_F(GpuCuda, MemoryOfAnotherProgramThatEndedIsAwaited) {
+TEST_F(GpuCuda, WaitsForMemoryFromEndedProgram) {
   set("STFS_FAKE_CUDA_MEMORY", 120 * kMiB);
   set("STFS_FAKE_CUDA_LAG", 5);
   const std::string path = source();
@@ -183,15 +183,15 @@ TEST_F(GpuCuda, MemoryOfAnotherProgramThatEndedIsAwaited) {
   EXPECT_EQ(resident(), (Names{"a", "b"}));
 }
 
-TEST_F(GpuCuda, AContextThatDoesNotFitEvicts) {
+TEST_F(GpuCuda, EvictsToMakeRoomForContext) {
   set("STFS_FAKE_CUDA_MEMORY", 200 * kMiB);
   set("STFS_FAKE_CUDA_CONTEXT", 60 * kMiB);
-  set("STFS_FAKE_CUDA_LAG", 5);          // the memory of "a" goes after some looks
-  start_holder({"--copier-idle", "1"});  // s: the copier of "s" takes both orders
+  set("STFS_FAKE_CUDA_LAG", 5);          // the memory of "a" is free only after several checks
+  start_holder({"--copier-idle", "1"});  // s: the copier that loads "s" serves both attempts
   const std::string path = source();
   load_all(path, {"a"});
   EXPECT_TRUE(eventually([&] { return copier() == 0; }));
-  const UniqueFd other = taken(92 * kMiB);  // with "a" there, no context has room
+  const UniqueFd other = taken(92 * kMiB);  // while "a" is resident, no context fits
   write_safetensors(file("small.safetensors"), {random_tensor("s", "U8", {100})});
 
   load_all(file("small.safetensors"), {"s"});
@@ -199,7 +199,7 @@ TEST_F(GpuCuda, AContextThatDoesNotFitEvicts) {
   EXPECT_EQ(resident(), Names{"s"});
 }
 
-TEST_F(GpuCuda, AContextForWhichThereIsNoRoomIsSaid) {
+TEST_F(GpuCuda, ReportsMissingMemoryForContext) {
   set("STFS_FAKE_CUDA_MEMORY", 200 * kMiB);
   set("STFS_FAKE_CUDA_CONTEXT", 60 * kMiB);
   const UniqueFd other = taken(150 * kMiB);
@@ -207,7 +207,7 @@ TEST_F(GpuCuda, AContextForWhichThereIsNoRoomIsSaid) {
   expect_one_line(load(source() + "::a"), 5, "out of memory");
 }
 
-TEST_F(GpuCuda, RoomForAContextIsKeptUnlessItIsSaidOtherwise) {
+TEST_F(GpuCuda, KeepsMemoryFreeForContextsUnlessKeepFreeIsZero) {
   set("STFS_FAKE_CUDA_MEMORY", 1060 * kMiB);
   const std::string path = source();
 

@@ -1,4 +1,4 @@
-// Quantised weights in device memory as their values: --dequantize, and a mount with -o dequantize.
+// Dequantised weights in device memory: --dequantize, and a mount with -o dequantize.
 #include "tests/gpu/tool.h"
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
@@ -23,7 +23,7 @@ using Arguments = std::vector<std::string>;
 
 class GpuDequantize : public GpuToolTest {
  protected:
-  // A directory with FP8 weights in blocks of 4 by 4; the scales lie in a file of their own.
+  // Writes a directory with FP8 weights in blocks of 4 by 4. The scales are in a separate file.
   std::string model(unsigned seed = 1) const {
     std::filesystem::create_directories(file("model"));
     write_safetensors(file("model") / "model-00001-of-00002.safetensors",
@@ -64,7 +64,7 @@ class GpuDequantize : public GpuToolTest {
   }
 };
 
-TEST_F(GpuDequantize, ValuesAreThoseThatAMountShows) {
+TEST_F(GpuDequantize, ValuesEqualMountedValues) {
   const std::string source = model();
   for (const std::string type : {"bf16", "f16", "f32"}) {
     const Mounted mount({source}, {"-o", "dequantize=" + type});
@@ -79,7 +79,7 @@ TEST_F(GpuDequantize, ValuesAreThoseThatAMountShows) {
   }
 }
 
-TEST_F(GpuDequantize, AMountAndItsSourceAreOneCopyOnTheDevice) {
+TEST_F(GpuDequantize, MountAndSourceShareOneDeviceCopy) {
   const std::string source = model();
   const Mounted mount({source}, {"-o", "dequantize=bf16"});
 
@@ -89,11 +89,11 @@ TEST_F(GpuDequantize, AMountAndItsSourceAreOneCopyOnTheDevice) {
   EXPECT_EQ(load({"--dequantize", "bf16", source})["copied_bytes"], 0);
   EXPECT_EQ(load({"--dequantize", "bf16", mount.path()})["copied_bytes"], 0);
   EXPECT_EQ(load({"--dequantize", "f16", source + "::layers.0.w"})["copied_bytes"], 10 * 6 * 2);
-  EXPECT_EQ(load({source + "::layers.0.w"})["copied_bytes"], 10 * 6) << "as it is stored";
-  EXPECT_EQ(load({source + "::norm"})["copied_bytes"], 0) << "it is not quantised";
+  EXPECT_EQ(load({source + "::layers.0.w"})["copied_bytes"], 10 * 6) << "the stored bytes";
+  EXPECT_EQ(load({source + "::norm"})["copied_bytes"], 0) << "norm is not quantised";
 }
 
-TEST_F(GpuDequantize, APlainMountIsDequantizedAsItsSource) {
+TEST_F(GpuDequantize, PlainMountIsDequantizedLikeItsSource) {
   const std::string source = model();
   const Mounted mount({source});
   const Mounted values({source}, {"-o", "dequantize=f32"});
@@ -104,10 +104,10 @@ TEST_F(GpuDequantize, APlainMountIsDequantizedAsItsSource) {
               read_file(values / "layers.1.w"));
   EXPECT_EQ(load({values.path()})["copied_bytes"], 0);
   const json many = load({"--dequantize", "f32", mount / "layers.*"});
-  EXPECT_EQ(many["tensors"].size(), 2u) << "scales are no tensors";
+  EXPECT_EQ(many["tensors"].size(), 2u) << "a dequantised checkpoint shows no scales";
 }
 
-TEST_F(GpuDequantize, PartsAndTypesAreThoseOfTheValues) {
+TEST_F(GpuDequantize, SlicesAndConversionsApplyToValues) {
   const std::string source = model();
   const Mounted mount({source}, {"-o", "dequantize=bf16"});
   const std::string tensor = source + "::layers.1.w";
@@ -131,7 +131,7 @@ TEST_F(GpuDequantize, PartsAndTypesAreThoseOfTheValues) {
                   "cannot be divided by 5");
 }
 
-TEST_F(GpuDequantize, LsAndEvictKnowItByItsLabel) {
+TEST_F(GpuDequantize, EvictAcceptsLabelThatLsShows) {
   const std::string source = model();
   const std::string label =
       scales().parent_path() / "model-00001-of-00002.safetensors::layers.0.w computed as BF16 ";
@@ -150,7 +150,7 @@ TEST_F(GpuDequantize, LsAndEvictKnowItByItsLabel) {
   EXPECT_EQ(resident(), Arguments{"layers.0.w"});
 }
 
-TEST_F(GpuDequantize, PlanAndRunTakeIt) {
+TEST_F(GpuDequantize, PlanAndRunAcceptDequantize) {
   const std::string source = model();
   const json plan = gpu_json(words("plan", {"--dequantize", "f16", source + "::layers.0.w"}));
   EXPECT_EQ(plan["copy_bytes"], 10 * 6 * 2);
@@ -164,8 +164,8 @@ TEST_F(GpuDequantize, PlanAndRunTakeIt) {
       << run.out;
 }
 
-// The scales of a weight may lie in another directory than the weight.
-TEST_F(GpuDequantize, ADirectoryOfAPlainMountIsRefusedAndTheMountIsNamed) {
+// Such a directory may lack the scales of its weights.
+TEST_F(GpuDequantize, RefusesDirectoryInPlainMountAndNamesMount) {
   std::filesystem::create_directories(file("q"));
   write_safetensors(file("q/m.safetensors"),
                     {random_tensor("l/w", "F8_E4M3", {4, 4}), random_tensor("x", "F32", {3}),
@@ -186,7 +186,7 @@ TEST_F(GpuDequantize, ADirectoryOfAPlainMountIsRefusedAndTheMountIsNamed) {
   EXPECT_EQ(load({"--dequantize", "bf16", plain / ".stfs/tree/l"})["tensors"].size(), 1u);
 }
 
-TEST_F(GpuDequantize, WhatCannotBeMeantIsOneLine) {
+TEST_F(GpuDequantize, ReportsInvalidRequestsInOneLine) {
   const std::string source = model();
   const Mounted plain({source});
   const Mounted values({source}, {"-o", "dequantize=bf16"});
@@ -204,7 +204,7 @@ TEST_F(GpuDequantize, WhatCannotBeMeantIsOneLine) {
   expect_one_line(gpu(words("load", {"--dequantize", "bf16", source})), 1, "");
 }
 
-TEST_F(GpuDequantize, AScaleThatIsRewrittenIsAnotherTensor) {
+TEST_F(GpuDequantize, RewrittenScaleIsAnotherTensor) {
   const std::string source = model();
   const Mounted before({source}, {"-o", "dequantize=f32"});
   load({before / "layers.0.w"});
@@ -220,7 +220,7 @@ TEST_F(GpuDequantize, AScaleThatIsRewrittenIsAnotherTensor) {
   EXPECT_FALSE(now == old);
 }
 
-TEST_F(GpuDequantize, AConfigThatIsRewrittenIsAnotherTensor) {
+TEST_F(GpuDequantize, RewrittenConfigIsAnotherTensor) {
   const std::string source = model();
   load({"--dequantize", "f32", source + "::layers.0.w"});
 
@@ -232,7 +232,7 @@ TEST_F(GpuDequantize, AConfigThatIsRewrittenIsAnotherTensor) {
   EXPECT_TRUE(got({mount / "layers.0.w"}) == read_file(mount / "layers.0.w"));
 }
 
-TEST_F(GpuDequantize, ASourceRewrittenInMidLoadPublishesNothing) {
+TEST_F(GpuDequantize, SourceRewrittenInMidLoadPublishesNothing) {
   MidLoad load = mid_load("F8_E4M3", {"--dequantize", "bf16"});
   const UniqueFd source(::open(large().c_str(), O_WRONLY | O_CLOEXEC));
   ASSERT_EQ(::pwrite(source.get(), "x", 1, 200'000), 1);

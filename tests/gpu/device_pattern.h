@@ -1,4 +1,4 @@
-// Test bytes for a device, and a function that sends them.
+// Makes test bytes for a device, sends them, and reads them back.
 #pragma once
 
 #include "tools/gpu/device/device.h"
@@ -10,7 +10,7 @@
 
 namespace stfs::gpu::test {
 
-// `size` bytes that depend on the seed and their position.
+// Returns `size` bytes that depend on the seed and their position.
 std::vector<std::byte> pattern(std::uint64_t seed, std::size_t size);
 
 // Sends `bytes` to [at, at+size) of the segment in tiles of `tile_bytes`.

@@ -24,8 +24,8 @@ std::uint64_t next_random(std::uint64_t& state) {
   return state;
 }
 
-// Elements of `dtype` that fill whole bytes. Types of at most 16 bits: every code. Wider types:
-// values on both sides of each rounding boundary, and random bits.
+// Returns elements of `dtype` that fill whole bytes. For a type of at most 16 bits they are all its
+// codes; for a wider type, values on both sides of each rounding boundary, and random bits.
 std::vector<std::byte> elements_of(DType dtype, std::uint64_t& count) {
   const unsigned bits = type_info(dtype).bits();
   if (bits <= 16) {
@@ -73,9 +73,9 @@ void DeviceSuite::SetUp() {
   }
 }
 
-void DeviceSuite::TearDown() { EXPECT_EQ(GetParam().left_behind(), ""); }
+void DeviceSuite::TearDown() { EXPECT_EQ(GetParam().leaks(), ""); }
 
-TEST_P(DeviceSuite, SaysWhatItIs) {
+TEST_P(DeviceSuite, ReportsItsProperties) {
   const auto device = open_device(info_);
 
   const DeviceInfo info = device->info();
@@ -89,7 +89,7 @@ TEST_P(DeviceSuite, SaysWhatItIs) {
   EXPECT_GE(device->default_workers(), 1U);
 }
 
-TEST_P(DeviceSuite, WhatIsSentArrivesWhereItWasSentTo) {
+TEST_P(DeviceSuite, SentBytesArriveAtTheirOffset) {
   const auto device = open_device(info_);
   const auto segment = device->allocate(2 * kSegmentGranularity);
   const auto lane = device->lane(kSuiteTile);
@@ -103,7 +103,7 @@ TEST_P(DeviceSuite, WhatIsSentArrivesWhereItWasSentTo) {
   EXPECT_EQ(GetParam().read(mapped->address(), bytes.size()), bytes);
 }
 
-TEST_P(DeviceSuite, TilesMayBeOfAnySizeAndAtAnyOffset) {
+TEST_P(DeviceSuite, AcceptsTilesWithAnySizeAndOffset) {
   const auto device = open_device(info_);
   const auto segment = device->allocate(kSegmentGranularity);
   const auto lane = device->lane(kSuiteTile);
@@ -124,7 +124,7 @@ TEST_P(DeviceSuite, TilesMayBeOfAnySizeAndAtAnyOffset) {
   EXPECT_EQ(GetParam().read(mapped->address(), bytes.size()), bytes);
 }
 
-TEST_P(DeviceSuite, ManyLanesFillOneSegmentTogether) {
+TEST_P(DeviceSuite, FillsOneSegmentThroughManyLanes) {
   const auto device = open_device(info_);
   const auto segment = device->allocate(2 * kSegmentGranularity);
   const std::vector<std::byte> bytes = pattern(3, segment->bytes());
@@ -148,7 +148,7 @@ TEST_P(DeviceSuite, ManyLanesFillOneSegmentTogether) {
   EXPECT_EQ(GetParam().read(mapped->address(), bytes.size()), bytes);
 }
 
-TEST_P(DeviceSuite, ReadingBackSeesWhatWasSentBeforeAndTwoReadsMayBeUnderWay) {
+TEST_P(DeviceSuite, ReadBackSeesEarlierTilesWithTwoReadsInFlight) {
   const auto device = open_device(info_);
   const auto segment = device->allocate(kSegmentGranularity);
   const auto lane = device->lane(kSuiteTile);
@@ -163,7 +163,7 @@ TEST_P(DeviceSuite, ReadingBackSeesWhatWasSentBeforeAndTwoReadsMayBeUnderWay) {
   }
 }
 
-TEST_P(DeviceSuite, ALaneThatIsDroppedLeavesNothingUnderWay) {
+TEST_P(DeviceSuite, DroppedLaneFinishesItsOperations) {
   const auto device = open_device(info_);
   const auto segment = device->allocate(kSegmentGranularity);
   const std::vector<std::byte> bytes = pattern(5, 5 * kSuiteTile);
@@ -196,7 +196,7 @@ TEST_P(DeviceSuite, PublishedMemoryOutlivesItsDevice) {
   EXPECT_EQ(GetParam().read(mapped->address(), bytes.size()), bytes);
 }
 
-TEST_P(DeviceSuite, AMappingOutlivesItsDescriptorAndOtherMappings) {
+TEST_P(DeviceSuite, MappingOutlivesItsDescriptorAndOtherMappings) {
   const auto device = open_device(info_);
   const auto segment = device->allocate(kSegmentGranularity);
   const std::vector<std::byte> bytes = pattern(7, segment->bytes());
@@ -214,24 +214,24 @@ TEST_P(DeviceSuite, AMappingOutlivesItsDescriptorAndOtherMappings) {
   EXPECT_EQ(GetParam().read(second->address(), bytes.size()), bytes);
 }
 
-TEST_P(DeviceSuite, TheDescriptorIsNotInheritedByAccident) {
+TEST_P(DeviceSuite, PublishedDescriptorIsCloseOnExec) {
   const auto device = open_device(info_);
   const UniqueFd fd = device->allocate(kSegmentGranularity)->publish();
 
   EXPECT_NE(fcntl(fd.get(), F_GETFD) & FD_CLOEXEC, 0);
 }
 
-TEST_P(DeviceSuite, WhatIsNoSegmentIsNotMapped) {
+TEST_P(DeviceSuite, RejectsDescriptorThatIsNotASegment) {
   const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
 
   EXPECT_THROW(map_segment(info_, null.get(), 2 << 20), Error);
   EXPECT_THROW(map_segment(info_, -1, 2 << 20), Error);
 }
 
-// Device and host convert every type to the same bits, for each of the three targets.
-TEST_P(DeviceSuite, ConvertsToTheBitsThatTheHostMakes) {
+// Covers every floating-point type and each of the three target types.
+TEST_P(DeviceSuite, ConvertsToSameBitsAsHost) {
   const auto device = open_device(info_);
-  if (!device->converts()) GTEST_SKIP() << "there are no kernels for it in this build";
+  if (!device->converts()) GTEST_SKIP() << "this build has no kernels for the device";
   const auto lane = device->lane(kSuiteTile);
   for (int type = 0; type < kDTypeCount; ++type) {
     const auto from = static_cast<DType>(type);
@@ -246,7 +246,9 @@ TEST_P(DeviceSuite, ConvertsToTheBitsThatTheHostMakes) {
       const auto segment = device->allocate((expected.size() + (2 << 20)) >> 21 << 21);
 
       ConversionCounts counts;
-      const std::size_t step = kSuiteTile / type_info(from).bits();  // elements, in whole bytes
+      const std::size_t step =
+          kSuiteTile /
+          type_info(from).bits();  // a unit of 8 elements, so that each tile is whole bytes
       for (std::uint64_t first = 0; first < count; first += step * 8) {
         const std::uint64_t number = std::min<std::uint64_t>(step * 8, count - first);
         const std::size_t raw_bytes = number * type_info(from).bits() / 8;
@@ -267,7 +269,7 @@ TEST_P(DeviceSuite, ConvertsToTheBitsThatTheHostMakes) {
 
 TEST_P(DeviceSuite, LanesConvertWithoutWaitingForEachOther) {
   const auto device = open_device(info_);
-  if (!device->converts()) GTEST_SKIP() << "there are no kernels for it in this build";
+  if (!device->converts()) GTEST_SKIP() << "this build has no kernels for the device";
   const auto segment = device->allocate(kSegmentGranularity);
   const auto first = device->lane(kSuiteTile);
   const auto second = device->lane(kSuiteTile);
@@ -286,9 +288,9 @@ TEST_P(DeviceSuite, LanesConvertWithoutWaitingForEachOther) {
   EXPECT_EQ(back, expected);
 }
 
-TEST_P(DeviceSuite, CountsOfEachItemAreItsOwn) {
+TEST_P(DeviceSuite, CountsEachItemSeparately) {
   const auto device = open_device(info_);
-  if (!device->converts()) GTEST_SKIP() << "there are no kernels for it in this build";
+  if (!device->converts()) GTEST_SKIP() << "this build has no kernels for the device";
   const auto segment = device->allocate(kSegmentGranularity);
   const auto lane = device->lane(kSuiteTile);
   const std::vector<float> values{65520.0F, 1.0F, -1e30F, -65519.0F};  // two are out of F16's range

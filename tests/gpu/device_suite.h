@@ -1,5 +1,5 @@
-// The contract of every device: one test suite, instantiated for each back end. The bodies are in
-// device_suite.cpp.
+// The contract that all devices share: one test suite, instantiated for each back end.
+// device_suite.cpp has the tests.
 #pragma once
 
 #include "tools/gpu/device/device.h"
@@ -17,13 +17,14 @@ namespace stfs::gpu::test {
 
 struct DeviceUnderTest {
   std::string name;
-  // Prepares and returns the device. With `may_be_absent`, its exception skips the test.
+  // Prepares the device and returns its properties. If `may_be_absent`, an exception skips the
+  // test.
   std::function<DeviceInfo()> info;
   bool may_be_absent = false;
-  // Reads `size` bytes at an address of map_segment().
+  // Reads `size` bytes at an address in a mapping from map_segment().
   std::function<std::vector<std::byte>(std::uint64_t address, std::size_t size)> read;
-  // After each test: one line per leak; empty without one.
-  std::function<std::string()> left_behind = [] { return std::string(); };
+  // Called after each test. Returns one line per leak, or "" if nothing has leaked.
+  std::function<std::string()> leaks = [] { return std::string(); };
 };
 
 inline void PrintTo(const DeviceUnderTest& device, std::ostream* out) { *out << device.name; }

@@ -1,4 +1,4 @@
-// Loading of the driver. A process loads its driver once, so each test runs a process.
+// Loading the driver. A process loads its driver once, so each test runs a process.
 #include "tests/support/files.h"
 #include "tests/support/process.h"
 
@@ -14,7 +14,7 @@ using namespace stfs::test;
 
 namespace {
 
-// What stfs-gpu says of GPUs.
+// Runs `stfs-gpu devices` with this driver.
 Outcome probe(std::vector<std::string> environment, const std::string& driver = STFS_FAKE_DRIVER) {
   environment.push_back("STFS_GPU_DRIVER=" + driver);
   return run({STFS_GPU_BINARY, "devices"}, {.environment = environment});
@@ -26,35 +26,35 @@ void expect_one_line(const Outcome& outcome, const std::string& part) {
   EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
 }
 
-TEST(CudaDriver, ThatIsNotThereIsOneLine) {
+TEST(CudaDriver, MissingDriverIsOneLine) {
   const Outcome outcome = probe({}, "/nonexistent/libcuda.so.1");
 
   expect_one_line(outcome, "there is no NVIDIA driver: /nonexistent/libcuda.so.1");
 }
 
-TEST(CudaDriver, ThatLacksAFunctionSaysWhich) {
+TEST(CudaDriver, ReportsMissingFunction) {
   expect_one_line(probe({}, "libm.so.6"), "libm.so.6: no function cuInit");
 }
 
-TEST(CudaDriver, ThatCannotStartSaysWhy) {
+TEST(CudaDriver, ReportsWhyItCannotStart) {
   // 803: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH.
   expect_one_line(probe({"STFS_FAKE_CUDA_FAIL=cuInit:1:803"}), "cuInit: error 803");
   expect_one_line(probe({"STFS_FAKE_CUDA_FAIL=cuDriverGetVersion:1"}),
                   "cuDriverGetVersion: CUDA_ERROR_UNKNOWN");
 }
 
-TEST(CudaDriver, WithoutADeviceSaysSo) {
+TEST(CudaDriver, ReportsMissingDevice) {
   expect_one_line(probe({"STFS_FAKE_CUDA_DEVICES=0"}),
                   "cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected");
 }
 
-TEST(CudaDriver, WithoutAnErrorsNameGivesItsNumber) {
+TEST(CudaDriver, ReportsErrorWithoutNameByNumber) {
   expect_one_line(probe({"STFS_FAKE_CUDA_FAIL=cuInit:1,cuGetErrorName:1"}), "cuInit: error 999");
   expect_one_line(probe({"STFS_FAKE_CUDA_FAIL=cuInit:1,cuGetErrorString:1"}),
                   "cuInit: CUDA_ERROR_UNKNOWN\n");
 }
 
-TEST(CudaDriver, IsAskedForItsDevicesWithoutLeavingAnythingBehind) {
+TEST(CudaDriver, ListingDevicesLeaksNothing) {
   const TempDir directory;
   const std::string report = directory / "report";
 

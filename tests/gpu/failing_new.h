@@ -1,5 +1,5 @@
-// An operator new that fails on demand, for code that must not allocate. It replaces the run-time
-// library's in programs that link it.
+// An operator new that fails on demand, to test code when memory is exhausted. It replaces the
+// operator new of the run-time library in programs that link this file.
 #pragma once
 
 namespace stfs::gpu::test {

@@ -12,7 +12,7 @@
 namespace stfs::gpu::test {
 namespace {
 
-// Set before main(), so before anything loads the driver.
+// Set before main(), and therefore before the driver is loaded.
 const bool kIsChosen = setenv("STFS_GPU_DRIVER", STFS_FAKE_DRIVER, 0) == 0;
 
 constexpr std::array kVariables{

@@ -5,9 +5,9 @@
 // operations run as late as possible, or at random times; a copy from pinned memory reads the
 // memory only then. New memory contains garbage. Misuse, such as freeing memory that a stream still
 // uses, is recorded for the test, and kills the context as on a GPU: after a fault every call of
-// the process fails, also those that give back.
+// the process fails, including calls that free something.
 //
-// Device memory is a memfd, so that a descriptor keeps it and other processes can map it.
+// Device memory is a memfd, because a descriptor must keep it and other processes must map it.
 #include "tests/gpu/fake_driver.h"
 
 #include "tests/gpu/fake_machine.h"
@@ -28,7 +28,7 @@ const Hardware& hardware_of(const Machine& m, CUdevice device) {
   return m.settings.hardware[static_cast<std::size_t>(m.hardware_of(device))];
 }
 
-// Reports, and ends no sooner than the test permits.
+// Writes the report, then waits until the test lets the process exit.
 [[gnu::destructor]] void end() {
   Machine& m = machine();
   const std::scoped_lock lock(m.mutex);
@@ -52,7 +52,7 @@ extern "C" {
 void stfs_fake_cuda_configure() {
   Machine& m = machine();
   std::unique_lock lock(m.mutex);
-  m.begin_anew(lock);
+  m.forget_fault(lock);
   m.settings = Settings();
   m.calls.clear();
   m.operations = 0;
@@ -136,7 +136,7 @@ CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
   return CUDA_SUCCESS;
 }
 
-// The first version does not know instances.
+// The first version does not support instances, so it returns the GPU's UUID.
 #undef cuDeviceGetUuid
 CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
   BEGIN(cuDeviceGetUuid);
@@ -214,7 +214,7 @@ CUresult cuCtxPushCurrent(CUcontext handle) {
   BEGIN(cuCtxPushCurrent);
   auto* const context = reinterpret_cast<Context*>(handle);
   if (context == nullptr || context->retained == 0) {
-    m.misuse("cuCtxPushCurrent: the context is gone");
+    m.misuse("cuCtxPushCurrent: the context was released");
     return CUDA_ERROR_INVALID_CONTEXT;
   }
   current_contexts().push_back(context);
@@ -227,7 +227,7 @@ CUresult cuCtxPopCurrent(CUcontext* handle) {
   std::unique_lock lock(m.mutex);
   const CUresult answer = begin("cuCtxPopCurrent");
   if (current_contexts().empty()) {
-    m.misuse("cuCtxPopCurrent: there is none");
+    m.misuse("cuCtxPopCurrent: no context is current");
     return CUDA_ERROR_INVALID_CONTEXT;
   }
   *handle = reinterpret_cast<CUcontext>(current_contexts().back());
@@ -242,7 +242,7 @@ CUresult cuModuleLoadData(CUmodule* handle, const void* image) {
   BEGIN_IN_CONTEXT(cuModuleLoadData);
   std::uint32_t magic = 0;
   std::memcpy(&magic, image, sizeof magic);
-  if (magic != 0xba55ed50) return CUDA_ERROR_INVALID_IMAGE;  // of a fat binary
+  if (magic != 0xba55ed50) return CUDA_ERROR_INVALID_IMAGE;  // not a fat binary
   if (!m.settings.has_code) return CUDA_ERROR_NO_BINARY_FOR_GPU;
   const std::uint64_t number = m.next_handle++;
   m.modules.insert(number);
@@ -268,7 +268,7 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule handle, const char* 
   return CUDA_SUCCESS;
 }
 
-// The only kernel, stfs_convert, as a loop.
+// Runs the only kernel, stfs_convert, as a loop.
 CUresult cuLaunchKernel(CUfunction, unsigned int grid_x, unsigned int, unsigned int,
                         unsigned int block_x, unsigned int, unsigned int, unsigned int,
                         CUstream handle, void** parameters, void**) {

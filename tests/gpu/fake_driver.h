@@ -1,21 +1,21 @@
-// Functions of the fake driver beyond CUDA's, for tests. Found with dlsym(3).
+// Functions of the fake driver that CUDA does not have. Tests find them with dlsym(3).
 //
-// Environment variables configure it. They are read when the library is loaded and by
-// stfs_fake_cuda_configure(), which tests call while nothing is in use:
+// Environment variables configure the driver. It reads them when it is loaded and in
+// stfs_fake_cuda_configure(), which tests call while no resource of the driver is in use:
 //
 //   STFS_FAKE_CUDA_DEVICES=N          number of devices; default 1. 0: cuInit fails
 //   CUDA_VISIBLE_DEVICES=1,0          devices that this process sees, in order; numbers or UUIDs
 //   STFS_FAKE_CUDA_MIG=N              each GPU is divided into N instances. A process sees one: the
-//                                     first, or that of CUDA_VISIBLE_DEVICES
+//                                     first, or the one in CUDA_VISIBLE_DEVICES
 //   STFS_FAKE_CUDA_MEMORY=BYTES       memory of each device; default 4 GiB
-//   STFS_FAKE_CUDA_HIDDEN=BYTES       memory that is reported free and cannot be had
+//   STFS_FAKE_CUDA_HIDDEN=BYTES       memory that is reported free and cannot be allocated
 //   STFS_FAKE_CUDA_CONTEXT=BYTES      memory that the context of a process takes
-//   STFS_FAKE_CUDA_LAG=N              memory that other processes gave back stays taken for N looks
-//                                     at the device (cuMemGetInfo, or an allocation)
+//   STFS_FAKE_CUDA_LAG=N              memory that other processes freed stays unavailable for N
+//                                     calls of cuMemGetInfo or an allocating function
 //   STFS_FAKE_CUDA_SPACE=NAME         processes with the same name share device memory; default:
 //                                     each process has its own
-//   STFS_FAKE_CUDA_LATE=always        operations run only when waited for; "random" (default): some
-//                                     run earlier; "never": all run at once, on another thread
+//   STFS_FAKE_CUDA_LATE=always        operations run only when a caller waits; "random" (default):
+//                                     some run earlier; "never": all run at once, on another thread
 //   STFS_FAKE_CUDA_FAIL=FUNCTION:N[:ERROR],...
 //                                     the Nth call fails with this CUresult (default 999). A
 //                                     function that frees something frees it and then fails
@@ -26,7 +26,8 @@
 //   STFS_FAKE_CUDA_READ_ONLY=refused  cuMemSetAccess refuses read-only access
 //   STFS_FAKE_CUDA_CODE=none          no binary has machine code for the device
 //   STFS_FAKE_CUDA_MODE=exclusive     the compute mode: one process at a time
-//   STFS_FAKE_CUDA_END=FILE           a process that had a context ends when this file is gone
+//   STFS_FAKE_CUDA_END=FILE           a process that had a context exits only after this file is
+//                                     removed
 //   STFS_FAKE_CUDA_REPORT=FILE        file to which the report is appended at process exit
 #pragma once
 
@@ -37,12 +38,12 @@ extern "C" {
 // Reads the environment again, and resets call counts, misuse and a fault.
 void stfs_fake_cuda_configure();
 
-// Leaks and misuse, one per line; empty without any. Truncated to `size` bytes with the terminating
-// zero.
+// Writes leaks and misuse, one per line, or "". The text is truncated to `size`
+// bytes including the terminating zero.
 void stfs_fake_cuda_report(char* text, std::size_t size);
 
-// A number since stfs_fake_cuda_configure(): "peak reads back", the most copies to the host that
-// were queued at a time; "spinning waits", which keep a processor busy; else the calls of a
-// function.
+// Returns a number since stfs_fake_cuda_configure(): for "peak reads back", the largest number of
+// queued copies to the host; for "spinning waits", the waits that keep a processor busy; for the
+// name of a function, its calls.
 std::size_t stfs_fake_cuda_count(const char* what);
 }

@@ -29,8 +29,9 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-// CUDA_VISIBLE_DEVICES: numbers or the beginnings of UUIDs, up to the first that there is not. With
-// MIG a process sees one instance: the first, unless another one is named by its UUID.
+// Returns the devices in CUDA_VISIBLE_DEVICES, which has numbers or beginnings of UUIDs. The first
+// entry that names no device ends the list. With MIG a process sees only one instance: the first,
+// unless the variable names another by its UUID.
 std::vector<int> visible(const std::vector<Hardware>& hardware, bool is_mig) {
   std::vector<int> found;
   const char* chosen = std::getenv("CUDA_VISIBLE_DEVICES");
@@ -50,7 +51,7 @@ std::vector<int> visible(const std::vector<Hardware>& hardware, bool is_mig) {
   return found;
 }
 
-// The range of an ordered map that holds [address, address + size); null without one.
+// Returns the range of an ordered map that contains [address, address + size), or null.
 template <class Ranges>
 typename Ranges::mapped_type holder_of(const Ranges& ranges, std::uint64_t address,
                                        std::size_t size) {
@@ -62,9 +63,10 @@ typename Ranges::mapped_type holder_of(const Ranges& ranges, std::uint64_t addre
   return is_inside ? found : nullptr;
 }
 
-// Sums the memfds of this name that a process has open, by file.
+// The sizes of files by device and inode.
 using Files = std::map<std::pair<dev_t, ino_t>, std::size_t>;
-void look_into(const std::filesystem::path& process, const std::string& name, Files& sizes) {
+// Adds the memfds with this name that a process has open to `sizes`.
+void add_memfds(const std::filesystem::path& process, const std::string& name, Files& sizes) {
   std::error_code error;
   std::filesystem::directory_iterator entry(process / "fd", error);
   while (!error && entry != std::filesystem::directory_iterator()) {
@@ -177,7 +179,7 @@ std::string Machine::report() const {
   return text;
 }
 
-void Machine::begin_anew(std::unique_lock<std::mutex>& lock) {
+void Machine::forget_fault(std::unique_lock<std::mutex>& lock) {
   if (fault == CUDA_SUCCESS) return;
   auto old_events = std::exchange(events, {});
   auto old_streams = std::exchange(streams, {});
@@ -193,7 +195,7 @@ void Machine::begin_anew(std::unique_lock<std::mutex>& lock) {
     context.retained = 0;
     if (context.memory >= 0) close(std::exchange(context.memory, -1));
   }
-  lock.unlock();  // ~StreamThread joins its thread; with the fault its operations do nothing
+  lock.unlock();  // ~StreamThread joins its thread, which runs no operation after a fault
   old_events.clear();
   old_streams.clear();
   old_defaults.clear();
@@ -204,19 +206,19 @@ void Machine::begin_anew(std::unique_lock<std::mutex>& lock) {
 std::size_t Machine::used(int hardware) {
   const std::string name = memory_name(hardware);
   Files own;
-  look_into("/proc/self", name, own);
+  add_memfds("/proc/self", name, own);
   if (settings.space.empty()) return sum_of(own);
   Files all = own;
   std::error_code error;
   for (const auto& process : std::filesystem::directory_iterator("/proc", error)) {
     if (std::isdigit(static_cast<unsigned char>(process.path().filename().string()[0])) != 0)
-      look_into(process.path(), name, all);
+      add_memfds(process.path(), name, all);
   }
   const std::size_t others = sum_of(all) - sum_of(own);
-  std::size_t& said = others_used_[hardware];
-  if (others < said && looks_left_ == 0) looks_left_ = settings.lag;
-  if (others >= said || looks_left_ == 0 || --looks_left_ == 0) said = others;
-  return sum_of(own) + std::max(said, others);
+  std::size_t& reported = others_used_[hardware];
+  if (others < reported && checks_left_ == 0) checks_left_ = settings.lag;
+  if (others >= reported || checks_left_ == 0 || --checks_left_ == 0) reported = others;
+  return sum_of(own) + std::max(reported, others);
 }
 
 bool Machine::has_room(int hardware, std::size_t size) {
@@ -262,7 +264,7 @@ void Machine::must_be_idle(const Region& region, const char* function) {
 }
 
 Machine& machine() {
-  static Machine& instance = *new Machine;  // outlives every thread
+  static Machine& instance = *new Machine;  // never destroyed, because threads may outlive main()
   return instance;
 }
 

@@ -1,4 +1,4 @@
-// The state of the fake driver: devices, memory, streams. fake_driver.h has its settings;
+// The state of the fake driver: devices, memory, streams. fake_driver.h describes its settings;
 // fake_driver.cpp, fake_memory.cpp and fake_streams.cpp have the functions of the driver.
 //
 // Thread safety: Machine::mutex guards all of it. Lifetime: the machine outlives every thread.
@@ -58,7 +58,7 @@ struct Allocation {
     close(fd);
   }
 
-  int fd;  // open, so that Machine::used() of other processes finds it
+  int fd;  // open, so that Machine::used() in other processes finds it
   std::size_t size;
   int hardware;
   std::byte* shadow = nullptr;
@@ -84,7 +84,7 @@ class Addresses {
   std::size_t size_;
 };
 
-// A range that the device can address: a mapped allocation, or memory of cuMemAlloc.
+// A range that the device can address: a mapped allocation, or memory from cuMemAlloc.
 struct DeviceRange : Region {
   std::shared_ptr<Allocation> allocation;
   std::map<int, CUmemAccess_flags> access;  // by ordinal
@@ -128,22 +128,22 @@ enum class Late { kAlways, kRandom, kNever };
 // Removes a version suffix: cuMemFree_v2 becomes cuMemFree.
 std::string plain_name(const std::string& function);
 
-// A device, or with STFS_FAKE_CUDA_MIG an instance of one: what has memory of its own.
+// A unit with its own memory: a GPU, or with STFS_FAKE_CUDA_MIG an instance of a GPU.
 struct Hardware {
   int gpu = 0;
-  int instance = -1;  // of MIG; -1: the whole GPU
+  int instance = -1;  // the MIG instance; -1: the whole GPU
 
-  CUuuid uuid() const;      // of the instance
-  CUuuid gpu_uuid() const;  // of the GPU
+  CUuuid uuid() const;      // the instance's UUID, if this is an instance
+  CUuuid gpu_uuid() const;  // the UUID of the GPU
   std::string uuid_text() const;
   std::string name() const;
 };
 
-// Of the environment (fake_driver.h).
+// The settings in the environment (fake_driver.h).
 struct Settings {
   Settings();
 
-  std::vector<Hardware> hardware;    // all
+  std::vector<Hardware> hardware;    // also contains invisible devices
   std::vector<int> visible_devices;  // index of each ordinal in `hardware`
   std::size_t memory = 0;
   std::size_t hidden = 0;
@@ -175,8 +175,8 @@ class StreamThread {
   // Waits until `position` operations are done.
   void demand(std::unique_lock<std::mutex>& lock, std::uint64_t position);
 
-  const bool is_blocking;     // waits for the default stream, and that for it
-  bool is_capturing = false;  // a graph
+  const bool is_blocking;     // it and the default stream wait for each other
+  bool is_capturing = false;  // a graph capture is active
   bool is_invalidated = false;
 
  private:
@@ -208,11 +208,11 @@ class Machine {
   Settings settings;
   bool is_initialized = false;
   bool has_had_context = false;
-  CUresult fault = CUDA_SUCCESS;  // sticky: of the process
+  CUresult fault = CUDA_SUCCESS;  // sticky: every later call in the process fails with it
   std::map<std::string, std::size_t> calls;
   std::size_t operations = 0;
   std::size_t spinning_waits = 0;
-  std::size_t reads_back = 0;  // queued
+  std::size_t reads_back = 0;  // queued copies to the host
   std::size_t peak_reads_back = 0;
   std::vector<std::string> misuses;
 
@@ -232,14 +232,15 @@ class Machine {
 
   void misuse(const std::string& what) { misuses.push_back("misuse: " + what); }
 
-  // Leaks and misuse. After a fault nothing can be given back, so nothing leaks.
+  // Returns leaks and misuse. After a fault nothing counts as leaked, because no call can free
+  // anything.
   std::string report() const;
 
-  // Forgets a process that has met a fault.
-  void begin_anew(std::unique_lock<std::mutex>& lock);
+  // After a fault, drops all resources and clears the fault, as a new process would.
+  void forget_fault(std::unique_lock<std::mutex>& lock);
 
-  // Bytes of a device that can be had no more, without what is hidden. With STFS_FAKE_CUDA_LAG,
-  // memory that other processes gave back counts a while longer.
+  // Returns the bytes of a device that are in use, without the hidden bytes. With
+  // STFS_FAKE_CUDA_LAG, memory that other processes freed counts for a while longer.
   std::size_t used(int hardware);
 
   std::string memory_name(int hardware) const {
@@ -251,38 +252,40 @@ class Machine {
 
   bool has_room(int hardware, std::size_t size);
 
-  // A descriptor of new device memory; -1 without room.
+  // Returns a descriptor of new device memory, or -1 if there is not enough.
   int take(int hardware, std::size_t size);
 
-  // New device memory, full of garbage; null without room.
+  // Returns new device memory filled with garbage, or null if there is not enough.
   std::shared_ptr<Allocation> allocate(int ordinal, std::size_t size);
 
-  // The range with [address, address + size), if the device may access it so; else null.
+  // Returns the range that contains [address, address + size), or null if no range does or the
+  // device may not access it.
   std::shared_ptr<DeviceRange> range_at(std::uint64_t address, std::size_t size, int ordinal,
                                         bool to_write) const;
   std::shared_ptr<Pinned> pinned_at(const void* host, std::size_t size) const;
 
-  // What a driver does that loses memory under running work: the context is dead from then on.
+  // Called before a region is freed. If a stream still uses it, records the misuse and causes a
+  // fault, because on a GPU the context would be dead.
   void must_be_idle(const Region& region, const char* function);
 
  private:
-  std::map<int, std::size_t> others_used_;  // by hardware, as was said last
-  std::size_t looks_left_ = 0;              // until it is said anew
+  std::map<int, std::size_t> others_used_;  // bytes last reported, by hardware
+  std::size_t checks_left_ = 0;             // until the current number is reported
 };
 
 Machine& machine();
 
-// The contexts that this thread has pushed, the current one last.
+// Returns the contexts that this thread has pushed. The last is the current context.
 std::vector<Context*>& current_contexts();
 
 // --- the beginning of every function
 
-// Counts a call. Returns the error that the settings give it, or the fault of the process.
+// Counts a call. Returns the error that the settings choose for it, or the fault of the process.
 CUresult begin(const char* function);
 
 bool is_device(const Machine& m, int ordinal);
 
-// The stream of a handle; the context's default stream for the null handle.
+// Returns the stream of a handle. The null handle is the context's default stream.
 std::shared_ptr<StreamThread> stream_of(Machine& m, Context& context, CUstream handle);
 
 inline std::byte* host_bytes(const DeviceRange& range, std::uint64_t address) {
@@ -310,7 +313,7 @@ T as_handle(std::uint64_t number) {
   if (current_contexts().empty()) return CUDA_ERROR_INVALID_CONTEXT; \
   [[maybe_unused]] Context& context = *current_contexts().back()
 
-// For functions that free: they free even when the settings give them an error, but not after a
+// For functions that free: they free even if the settings choose an error for them, but not after a
 // fault.
 #define BEGIN_GIVING_BACK(name)                        \
   Machine& m = machine();                              \

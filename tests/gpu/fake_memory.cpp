@@ -1,4 +1,4 @@
-// The fake driver's memory: device memory by descriptor, other memory, copies.
+// The fake driver's memory: device memory with a descriptor, other memory, copies.
 #include "tests/gpu/fake_machine.h"
 #include "tests/gpu/fake_streams.h"
 
@@ -12,7 +12,7 @@ using namespace stfs::gpu::test::fake;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
-constexpr std::size_t kStaged = 64 << 10;  // bytes that a "synchronous" copy may still copy later
+constexpr std::size_t kStaged = 64 << 10;  // largest "synchronous" copy that may complete later
 
 bool is_whole(std::size_t size) { return size != 0 && size % kGranularity == 0; }
 
@@ -20,7 +20,7 @@ bool is_whole(std::size_t size) { return size != 0 && size % kGranularity == 0; 
 
 extern "C" {
 
-// --- memory by descriptor
+// --- memory with a descriptor
 
 CUresult cuMemGetInfo(std::size_t* free, std::size_t* total) {
   BEGIN_IN_CONTEXT(cuMemGetInfo);
@@ -247,7 +247,7 @@ CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, std::size_t size) {
     std::memcpy(target, from, size);
     return CUDA_SUCCESS;
   }
-  // Small copies are staged: the source is free, but the bytes may arrive later.
+  // Small copies are staged: the caller may reuse the source, but the bytes may arrive later.
   const auto* const bytes = static_cast<const std::byte*>(from);
   stream_of(m, context, nullptr)
       ->give({[target, staged = std::vector(bytes, bytes + size)] {

@@ -1,5 +1,5 @@
 // The fake driver's streams, events and captures of graphs. It records no graph: a capture only
-// stands in the way of others.
+// makes other calls fail.
 #include "tests/gpu/fake_streams.h"
 
 #include "tests/gpu/fake_machine.h"
@@ -15,7 +15,7 @@ CUstreamCaptureMode& capture_mode() {
   return mode;
 }
 
-// Whether a stream captures; its capture is lost then.
+// Returns true if a stream is capturing. Invalidates the captures of all such streams.
 bool spoils_capture(Machine& m) {
   bool is_spoilt = false;
   for (const auto& [number, stream] : m.streams) {
@@ -143,7 +143,7 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph* graph) {
   return stream->is_invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
 }
 
-// The default stream takes part in the captures of those that are not "non-blocking".
+// The default stream takes part in the captures of streams that are not "non-blocking".
 CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
   BEGIN_IN_CONTEXT(cuStreamIsCapturing);
   *status = CU_STREAM_CAPTURE_STATUS_NONE;

@@ -1,4 +1,4 @@
-// Tensors of GGUF files in device memory: their blocks as they are, or their values.
+// Tensors of GGUF files in device memory: their stored blocks, or their values.
 #include "tests/gguf/gguf_file.h"
 #include "tests/gpu/tool.h"
 #include "tests/support/checkpoint_writer.h"
@@ -18,7 +18,7 @@ namespace {
 
 class GpuGguf : public GpuToolTest {
  protected:
-  // A matrix of 4 by 512 elements of Q6_K and of Q8_0, and a vector of F16.
+  // Writes a file with a 4 by 512 matrix in Q6_K, one in Q8_0, and a vector in F16.
   std::string source() const {
     GgufFile gguf;
     gguf.key("general.architecture", "llama");
@@ -45,7 +45,7 @@ class GpuGguf : public GpuToolTest {
   }
 };
 
-TEST_F(GpuGguf, BlocksAreLoadedAsTheyAre) {
+TEST_F(GpuGguf, LoadsStoredBlocksUnchanged) {
   const std::string path = source();
   const Mounted mount({path});
 
@@ -57,7 +57,7 @@ TEST_F(GpuGguf, BlocksAreLoadedAsTheyAre) {
   EXPECT_EQ(gpu_json({"get", "--device", device(), path + "::Q6_K"})[0]["dtype"], "Q6_K");
 }
 
-TEST_F(GpuGguf, ValuesOfBlocksAreThoseOfTheMount) {
+TEST_F(GpuGguf, ConvertedBlocksEqualMountedValues) {
   const std::string path = source();
   const Mounted mount({path});
 
@@ -74,8 +74,8 @@ TEST_F(GpuGguf, ValuesOfBlocksAreThoseOfTheMount) {
   EXPECT_EQ(got({"--as", "f16", path + "::Q8_0"}).size(), 2048U * 2);
 }
 
-TEST_F(GpuGguf, TensorsOfASplitFileAreLoadedByTheirPathsInAMount) {
-  // The names of blobs, as in a Hub's cache, do not say which part they are.
+TEST_F(GpuGguf, LoadsTensorsInSplitFileByMountedPath) {
+  // The names of blobs, as in the Hub's cache, do not contain the number of the part.
   std::filesystem::create_directories(file("blobs"));
   for (int i = 0; i < 2; ++i) {
     GgufFile part;
@@ -103,7 +103,7 @@ TEST_F(GpuGguf, TensorsOfASplitFileAreLoadedByTheirPathsInAMount) {
             json::parse("[2,2,2,2,2]"));
 }
 
-TEST_F(GpuGguf, WhatTheHostConvertsForADeviceIsSaid) {
+TEST_F(GpuGguf, ReportsConversionOnHost) {
   const Outcome outcome = load({"--as", "f16", source() + "::*"});
 
   const bool is_host = device() == "cpu";
@@ -112,7 +112,7 @@ TEST_F(GpuGguf, WhatTheHostConvertsForADeviceIsSaid) {
       << outcome.err;
 }
 
-TEST_F(GpuGguf, AShardIsWholeBlocksOrAnErrorOfOneLine) {
+TEST_F(GpuGguf, RefusesShardsThatCutStoredBlocks) {
   const std::string path = source();
   const Mounted mount({path});
 

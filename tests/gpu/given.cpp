@@ -19,7 +19,7 @@ namespace {
 constexpr std::size_t kSegmentBytes = 2 << 20;
 constexpr std::size_t kAlignment = 512;
 
-// Each byte as the code point of its value.
+// Encodes each byte as the code point with its value.
 std::string code_points(const std::string& bytes) {
   std::string text;
   for (const char c : bytes) {

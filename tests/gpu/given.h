@@ -1,5 +1,5 @@
-// Tensors as `stfs-gpu run` gives them to a process: a memfd, and their list in the environment.
-// For tests of stfs_gpu.h without a holder and a mount.
+// Passes tensors as `stfs-gpu run` passes them to its command: in a memfd, with a list that the
+// environment names. For tests of stfs_gpu.h without a holder and a mount.
 #pragma once
 
 #include "tests/support/checkpoint_writer.h"
@@ -12,16 +12,17 @@ namespace stfs::gpu::test {
 
 using namespace stfs::test;
 
-// One entry of the list. Strings are not checked, so tests can write wrong ones.
+// One entry of the list. Strings are not checked, so that tests can write invalid ones.
 struct GivenTensor {
-  std::string name;  // in the checkpoint; the label is "/w/model.safetensors::NAME"
+  std::string name;  // the name in the checkpoint; the label is "/w/model.safetensors::NAME"
   std::string dtype = "F32";
   Shape shape;
   std::string bytes;
   std::string device = "cpu";
 };
 
-// Sets STFS_GPU_TENSORS during a scope: tensors in one sealed segment, at multiples of 512 bytes.
+// Sets STFS_GPU_TENSORS during a scope. The tensors are in one sealed segment, at multiples of 512
+// bytes.
 class Given {
  public:
   explicit Given(const std::vector<GivenTensor>& tensors);
@@ -37,7 +38,7 @@ class Given {
   std::string json_;
 };
 
-// Sets STFS_GPU_TENSORS to a list of any text.
+// Sets STFS_GPU_TENSORS to a list with this text, which need not be valid.
 class GivenText {
  public:
   explicit GivenText(const std::string& text);
@@ -49,7 +50,7 @@ class GivenText {
   int list_ = -1;
 };
 
-// A memfd with these bytes, not closed on exec.
+// Returns a sealed memfd with these bytes. It is not close-on-exec.
 int memfd_of(const std::string& name, const std::string& bytes);
 
 }  // namespace stfs::gpu::test

@@ -1,4 +1,4 @@
-/* The public header alone is valid C99: compiled with -std=c99 -pedantic. */
+/* The public header is valid C99 by itself. Compiled with -std=c99 -pedantic. */
 #include "tools/gpu/library/include/stfs_gpu.h"
 
 #include <stddef.h>

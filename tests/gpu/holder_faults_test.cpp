@@ -1,4 +1,4 @@
-// Hostile clients of the holder: refused, bounded and logged, and other clients are still served.
+// Hostile clients of the holder: it refuses, limits and logs them, and still serves other clients.
 #include "tests/gpu/tool.h"
 #include "tests/gpu/wire.h"
 #include "tests/support/failing_calls.h"
@@ -48,7 +48,8 @@ class GpuHolderFaults : public GpuToolTest {
     return fd;
   }
 
-  // Writes until the holder has read nothing for `patience`. Returns the bytes written.
+  // Writes until all is sent or the holder has read nothing for `patience`. Returns the bytes
+  // written.
   static std::size_t push(const UniqueFd& fd, std::string_view bytes,
                           std::chrono::milliseconds patience = std::chrono::milliseconds(500)) {
     std::size_t sent = 0;
@@ -71,7 +72,7 @@ class GpuHolderFaults : public GpuToolTest {
     });
   }
 
-  std::uint64_t of_holder(const char* name) const {
+  std::uint64_t status_value(const char* name) const {
     std::ifstream file("/proc/" + std::to_string(running_->pid()) + "/status");
     std::string word;
     std::uint64_t value = 0;
@@ -80,12 +81,12 @@ class GpuHolderFaults : public GpuToolTest {
     }
     return 0;
   }
-  std::uint64_t most_kilobytes() const { return of_holder("VmHWM:"); }
+  std::uint64_t peak_kilobytes() const { return status_value("VmHWM:"); }
   std::size_t holder_descriptors() const {
     return names_in("/proc/" + std::to_string(running_->pid()) + "/fd").size();
   }
 
-  // Other clients are still served.
+  // Checks that the holder still serves other clients.
   void expect_others_served() const {
     EXPECT_TRUE(running_->running()) << running_->err();
     const Outcome outcome = gpu({"get", "--device", device(), tensor_});
@@ -98,14 +99,14 @@ class GpuHolderFaults : public GpuToolTest {
   std::string tensor_;
 };
 
-// Sanitizers delay the reuse of freed memory.
+// Larger with sanitizers, because they delay the reuse of freed memory.
 #ifdef STFS_SANITIZED
-constexpr std::uint64_t kMostKilobytes = 4'000'000;
+constexpr std::uint64_t kMaxKilobytes = 4'000'000;
 #else
-constexpr std::uint64_t kMostKilobytes = 800'000;
+constexpr std::uint64_t kMaxKilobytes = 800'000;
 #endif
 
-TEST_F(GpuHolderFaults, RandomBytesEndTheConnectionThatSentThem) {
+TEST_F(GpuHolderFaults, RandomBytesEndOnlyTheirConnection) {
   RandomBytes random(4);
   for (int i = 0; i < 200; ++i) {
     const UniqueFd fd = connected();
@@ -121,8 +122,8 @@ TEST_F(GpuHolderFaults, RandomBytesEndTheConnectionThatSentThem) {
   expect_others_served();
 }
 
-// 2^32 + 1 workers are not 1 worker.
-TEST_F(GpuHolderFaults, MoreWorkersThanANumberOfThemCanBeAreRefused) {
+// 2^32 + 1 workers must not become 1 worker.
+TEST_F(GpuHolderFaults, RejectsOverflowingNumberOfWorkers) {
   Channel channel(greeted(), {});
   channel.wait();
   const DeviceInfo chosen = find_device(device());
@@ -143,7 +144,7 @@ TEST_F(GpuHolderFaults, MoreWorkersThanANumberOfThemCanBeAreRefused) {
   expect_others_served();
 }
 
-TEST_F(GpuHolderFaults, HalfMessagesHoldUpNobodyAndAreBounded) {
+TEST_F(GpuHolderFaults, IncompleteMessagesAreLimitedAndDelayNoOtherClient) {
   const std::string half = frame(std::string(60 << 20, ' ')).substr(0, 59 << 20);
   std::vector<UniqueFd> hogs;
   for (int i = 0; i < 8; ++i) {
@@ -153,12 +154,12 @@ TEST_F(GpuHolderFaults, HalfMessagesHoldUpNobodyAndAreBounded) {
 
   expect_others_served();
 
-  EXPECT_LT(most_kilobytes(), kMostKilobytes);
+  EXPECT_LT(peak_kilobytes(), kMaxKilobytes);
   EXPECT_TRUE(eventually(
       [&] { return running_->err().find("disconnected a client") != std::string::npos; }));
 }
 
-TEST_F(GpuHolderFaults, DescriptorsThatAreSentAreNeverTaken) {
+TEST_F(GpuHolderFaults, DoesNotAcceptDescriptors) {
   const std::size_t before = holder_descriptors();
   for (int i = 0; i < 50; ++i) {
     Channel channel(connected(), {});
@@ -173,7 +174,7 @@ TEST_F(GpuHolderFaults, DescriptorsThatAreSentAreNeverTaken) {
   expect_others_served();
 }
 
-TEST_F(GpuHolderFaults, RequestsWhoseAnswersNobodyReadsArePutOff) {
+TEST_F(GpuHolderFaults, StopsReadingRequestsWhileAnswersAreUnread) {
   const Mounted mount({small("n.safetensors")});
   ASSERT_EQ(gpu({"load", "--device", device(), mount.path().string()}).status, 0);
   std::string many;
@@ -187,11 +188,11 @@ TEST_F(GpuHolderFaults, RequestsWhoseAnswersNobodyReadsArePutOff) {
   }
 
   EXPECT_LT(taken, 16u << 20) << "bytes of requests";
-  EXPECT_LT(most_kilobytes(), kMostKilobytes);
+  EXPECT_LT(peak_kilobytes(), kMaxKilobytes);
   expect_others_served();
 }
 
-TEST_F(GpuHolderFaults, WithoutDescriptorsItRefusesAndGoesOn) {
+TEST_F(GpuHolderFaults, RefusesClientsWhenOutOfDescriptorsAndKeepsRunning) {
   kill_and_wait(running_->pid());
   running_ = std::make_unique<Process>(
       std::vector<std::string>{"prlimit", "--nofile=40:40", STFS_GPU_BINARY, "holder"});
@@ -206,7 +207,7 @@ TEST_F(GpuHolderFaults, WithoutDescriptorsItRefusesAndGoesOn) {
     if (::recv(fd.get(), &c, 1, MSG_DONTWAIT) == 0) ++cut;
   }
   EXPECT_GT(cut, 0);
-  // The holder sleeps in poll(2) and does not spin on the connection.
+  // The holder sleeps in poll(2) instead of retrying accept4(2) in a loop.
   EXPECT_TRUE(eventually([&] {
     std::ifstream status("/proc/" + std::to_string(running_->pid()) + "/status");
     std::string line;
@@ -220,7 +221,7 @@ TEST_F(GpuHolderFaults, WithoutDescriptorsItRefusesAndGoesOn) {
   EXPECT_TRUE(eventually([&] { return holder() > 0; }));
 }
 
-TEST_F(GpuHolderFaults, ClientsBeyondTheMostAreRefusedAndLogged) {
+TEST_F(GpuHolderFaults, RefusesAndLogsClientsBeyondLimit) {
   rlimit limit{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
   if (limit.rlim_max < 3000) GTEST_SKIP() << "needs 3000 open files";
@@ -246,7 +247,7 @@ class GpuFailingCalls : public GpuToolTest {
     if (!IsSkipped()) GpuToolTest::SetUp();
   }
 
-  // In the holder that `load` starts and in its copier.
+  // Loads with a holder and a copier in which pthread_create fails from call `first` on.
   Outcome load_without_threads_from(const std::string& first) const {
     return gpu(
         {"load", "--device", "cpu", "--verify", "--workers", "4", "--tile", "4096",
@@ -255,14 +256,14 @@ class GpuFailingCalls : public GpuToolTest {
   }
 };
 
-TEST_F(GpuFailingCalls, OfThreadsThatWouldHelpToCopyOnlyTakeLonger) {
+TEST_F(GpuFailingCalls, LoadSucceedsIfOnlyAdditionalThreadsFail) {
   const Outcome loaded = load_without_threads_from("2");
 
   EXPECT_EQ(loaded.status, 0) << loaded.err;
   EXPECT_EQ(resident(), std::vector<std::string>{"a"});
 }
 
-TEST_F(GpuFailingCalls, OfTheFirstThreadAreAnErrorOfTheLoad) {
+TEST_F(GpuFailingCalls, FailureToStartFirstThreadFailsLoad) {
   const Outcome loaded = load_without_threads_from("1");
 
   expect_one_line(loaded, 5, "the copier ended");
@@ -270,7 +271,7 @@ TEST_F(GpuFailingCalls, OfTheFirstThreadAreAnErrorOfTheLoad) {
 }
 
 // After ENOMEM the connection stays in the queue, and poll(2) reports it at once.
-TEST_F(GpuFailingCalls, OfAccept4AreLoggedOnceAndTheClientWaits) {
+TEST_F(GpuFailingCalls, Accept4FailureIsLoggedOnceAndClientWaits) {
   const std::string flag = file("now").string();
   const Process holding(
       {STFS_GPU_BINARY, "holder"},

@@ -1,4 +1,4 @@
-// The holder's path: a holder unlinks only its own socket.
+// The socket at which a holder listens, and its file. A holder unlinks only its own socket.
 #include "tools/gpu/holder/holder_socket.h"
 
 #include "core/base/error.h"
@@ -26,18 +26,18 @@ class HolderSocketTest : public ::testing::Test {
   std::optional<HolderSocket> listen() const { return HolderSocket::listen_at(path()); }
 
   std::string path() const { return dir_ / "gpu.sock"; }
-  bool is_there() const { return std::filesystem::exists(path()); }
+  bool exists() const { return std::filesystem::exists(path()); }
 
   int bound(const UniqueFd& fd) const { return at_path(::bind, fd, path()); }
   int connected(const UniqueFd& fd) const { return at_path(::connect, fd, path()); }
-  // Whether a client can connect to the path; it then waits in the listener's queue.
+  // Returns true if a client can connect to the path. Its connection stays in the listener's queue.
   bool is_reached() const { return connected(new_socket(SOCK_NONBLOCK)) == 0; }
 
  private:
   TempDir dir_;
 };
 
-TEST_F(HolderSocketTest, IsForThisUserAloneAndForOneHolder) {
+TEST_F(HolderSocketTest, AllowsOneHolderAndOnlyItsUser) {
   const std::optional<HolderSocket> first = listen();
 
   ASSERT_TRUE(first.has_value());
@@ -48,28 +48,28 @@ TEST_F(HolderSocketTest, IsForThisUserAloneAndForOneHolder) {
   EXPECT_TRUE(is_reached());
 }
 
-TEST_F(HolderSocketTest, RetiresWhenNobodyHasConnected) {
+TEST_F(HolderSocketTest, RetiresIfNoClientHasConnected) {
   std::optional<HolderSocket> socket = listen();
 
   EXPECT_TRUE(socket->retire());
 
-  EXPECT_FALSE(is_there());
+  EXPECT_FALSE(exists());
   EXPECT_FALSE(std::filesystem::exists(path() + ".gone"));
 }
 
-TEST_F(HolderSocketTest, DoesNotRetireWhileAClientWaits) {
+TEST_F(HolderSocketTest, DoesNotRetireWhileClientWaits) {
   std::optional<HolderSocket> socket = listen();
   const UniqueFd client = new_socket(SOCK_NONBLOCK);
   ASSERT_EQ(connected(client), 0);
 
   EXPECT_FALSE(socket->retire());
 
-  EXPECT_TRUE(is_reached()) << "it listens where it did";
+  EXPECT_TRUE(is_reached()) << "it still listens at its path";
   socket->remove();
-  EXPECT_FALSE(is_there());
+  EXPECT_FALSE(exists());
 }
 
-TEST_F(HolderSocketTest, WhosePathIsAnothersByNowLeavesItAlone) {
+TEST_F(HolderSocketTest, DoesNotRemoveSocketOfAnotherHolder) {
   std::optional<HolderSocket> removed = listen();
   std::optional<HolderSocket> retired;
   std::filesystem::remove(path());
@@ -85,7 +85,7 @@ TEST_F(HolderSocketTest, WhosePathIsAnothersByNowLeavesItAlone) {
   EXPECT_TRUE(is_reached());
 }
 
-TEST_F(HolderSocketTest, ReplacesASocketWithoutAListenerAndNothingElse) {
+TEST_F(HolderSocketTest, ReplacesOnlySocketWithoutListener) {
   ASSERT_EQ(bound(new_socket(SOCK_NONBLOCK)), 0);  // closed at once
   EXPECT_TRUE(listen().has_value());
 
@@ -98,10 +98,10 @@ TEST_F(HolderSocketTest, ReplacesASocketWithoutAListenerAndNothingElse) {
   const UniqueFd other = new_socket(SOCK_NONBLOCK, SOCK_DGRAM);
   ASSERT_EQ(bound(other), 0);
   EXPECT_THROW(listen(), Error);
-  EXPECT_TRUE(is_there()) << "somebody uses it, though no stream can reach it";
+  EXPECT_TRUE(exists()) << "a datagram socket may be in use, although connect(2) fails";
 }
 
-TEST_F(HolderSocketTest, ThatWasRemovedListensAtItsPathAgain) {
+TEST_F(HolderSocketTest, RestoresItsRemovedPath) {
   std::optional<HolderSocket> socket = listen();
   EXPECT_FALSE(socket->is_lost());
   std::filesystem::remove(path());
@@ -113,10 +113,10 @@ TEST_F(HolderSocketTest, ThatWasRemovedListensAtItsPathAgain) {
   EXPECT_TRUE(is_reached());
   EXPECT_FALSE(socket->retire()) << "a client waits";
   socket->remove();
-  EXPECT_FALSE(is_there());
+  EXPECT_FALSE(exists());
 }
 
-TEST_F(HolderSocketTest, IsMadeAgainInADirectoryThatWasMadeAgain) {
+TEST_F(HolderSocketTest, RestoresItsPathInRecreatedDirectory) {
   const std::filesystem::path directory = path() + ".d";
   std::filesystem::create_directory(directory);
   std::optional<HolderSocket> socket = HolderSocket::listen_at(directory / "gpu.sock");
@@ -124,7 +124,8 @@ TEST_F(HolderSocketTest, IsMadeAgainInADirectoryThatWasMadeAgain) {
 
   EXPECT_TRUE(socket->is_lost());
   EXPECT_FALSE(socket->restore());
-  EXPECT_FALSE(std::filesystem::exists(directory)) << "who removed it wants it gone";
+  EXPECT_FALSE(std::filesystem::exists(directory))
+      << "the holder must not create a directory that a user has removed";
   std::filesystem::create_directory(directory);
   std::filesystem::permissions(directory, std::filesystem::perms::owner_all);
   EXPECT_TRUE(socket->restore());
@@ -132,7 +133,7 @@ TEST_F(HolderSocketTest, IsMadeAgainInADirectoryThatWasMadeAgain) {
   EXPECT_FALSE(socket->is_lost());
 }
 
-TEST_F(HolderSocketTest, IsNotMadeAgainWhereAnotherUserMayWrite) {
+TEST_F(HolderSocketTest, DoesNotRestorePathThatAnotherUserMayWrite) {
   namespace fs = std::filesystem;
   const fs::path directory = path() + ".d";
   const fs::path other = path() + ".other";
@@ -156,7 +157,7 @@ TEST_F(HolderSocketTest, IsNotMadeAgainWhereAnotherUserMayWrite) {
   EXPECT_TRUE(fs::is_empty(other));
 }
 
-TEST_F(HolderSocketTest, WhosePathIsAnothersIsLostAndTakesNothingBack) {
+TEST_F(HolderSocketTest, DoesNotRestorePathTakenByAnotherFile) {
   std::optional<HolderSocket> first = listen();
   std::filesystem::remove(path());
   std::optional<HolderSocket> second = listen();
@@ -171,16 +172,16 @@ TEST_F(HolderSocketTest, WhosePathIsAnothersIsLostAndTakesNothingBack) {
   EXPECT_EQ(read_file(path()), "precious");
 }
 
-TEST_F(HolderSocketTest, IsNotRestoredWhileAnotherBeginsToListen) {
+TEST_F(HolderSocketTest, DoesNotWaitForLockWhenRestoring) {
   std::optional<HolderSocket> socket = listen();
   std::filesystem::remove(path());
   const UniqueFd lock(::open((path() + ".lock").c_str(), O_RDWR | O_CLOEXEC));
   ASSERT_EQ(::flock(lock.get(), LOCK_EX), 0);
 
-  EXPECT_FALSE(socket->restore()) << "and the holder answers meanwhile";
+  EXPECT_FALSE(socket->restore()) << "it returns without waiting for the lock";
 }
 
-TEST_F(HolderSocketTest, WithoutItsDirectoryRetiresAndIsRemovedWithoutAnError) {
+TEST_F(HolderSocketTest, RetiresWithoutErrorIfDirectoryWasRemoved) {
   std::optional<HolderSocket> socket;
   {
     const TempDir other;

@@ -1,4 +1,4 @@
-// The holder and its copiers: deaths of processes, limits, sockets.
+// The holder and its copiers: processes that die, limits, sockets.
 #include "core/base/error.h"
 #include "tests/gpu/tool.h"
 #include "tests/gpu/wire.h"
@@ -28,8 +28,8 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-// The number of bytes in the holder's answer to this user; 255 when connecting fails.
-int answered_as(uid_t user, const std::string& path) {
+// Returns the number of bytes in the holder's answer to this user, or 255 if connecting fails.
+int answer_bytes_as(uid_t user, const std::string& path) {
   if (::setresuid(user, user, user) != 0) return 255;
   const UniqueFd fd = new_socket();
   if (at_path(::connect, fd, path) != 0) return 255;
@@ -45,7 +45,7 @@ class GpuHolder : public GpuToolTest {
     return gpu({"load", "--device", device(), tensor});
   }
 
-  // Lowers the limit of a process to its open descriptors.
+  // Lowers the limit of open files so that the process can open no more.
   static void allow_no_descriptors(pid_t pid) { allow_descriptors(pid, 0); }
   static void allow_descriptors(pid_t pid, rlim_t count) {
     rlimit limit{};
@@ -62,7 +62,7 @@ class GpuHolder : public GpuToolTest {
   }
 };
 
-TEST_F(GpuHolder, IsStartedByTheFirstLoadAndIsNobodysChild) {
+TEST_F(GpuHolder, FirstLoadStartsHolderInItsOwnSession) {
   const auto source = small();
 
   EXPECT_EQ(load(source.string() + "::a").status, 0);
@@ -77,8 +77,8 @@ TEST_F(GpuHolder, IsStartedByTheFirstLoadAndIsNobodysChild) {
   EXPECT_EQ(holder(), pid);
 }
 
-// The holder's first files get the numbers of the closed standard descriptors.
-TEST_F(GpuHolder, IsStartedByACallerThatClosedItsStandardDescriptors) {
+// The files that the holder opens first get the numbers of the closed standard descriptors.
+TEST_F(GpuHolder, StartsWithClosedStandardDescriptors) {
   const std::string tensor = small().string() + "::a";
   for (const char* closed : {"<&-", "2>&-", "<&- 2>&-"}) {
     const Outcome outcome = run({"/bin/bash", "-c", std::string(R"("$@" )") + closed, "bash",
@@ -90,7 +90,7 @@ TEST_F(GpuHolder, IsStartedByACallerThatClosedItsStandardDescriptors) {
   }
 }
 
-TEST_F(GpuHolder, WhatIsPrintedGoesToNoFileThatTookTheNumberOfAClosedOne) {
+TEST_F(GpuHolder, OutputNeverGoesToFileThatReusesDescriptor1) {
   const std::string tensor = small().string() + "::a";
 
   const Outcome outcome = run({"/bin/bash", "-c", R"("$@" >&-)", "bash", STFS_GPU_BINARY, "load",
@@ -100,13 +100,13 @@ TEST_F(GpuHolder, WhatIsPrintedGoesToNoFileThatTookTheNumberOfAClosedOne) {
   EXPECT_EQ(resident(), Names{"a"});
 }
 
-TEST_F(GpuHolder, ThatCannotStartIsAnErrorOfOneLine) {
+TEST_F(GpuHolder, FailedStartIsOneLine) {
   write_file(socket(), "");
 
   expect_one_line(load(small().string() + "::a"), 5, "non-socket");
 }
 
-TEST_F(GpuHolder, ARelativeSocketInADirectoryThatHasGoneIsAnErrorOfOneLine) {
+TEST_F(GpuHolder, RelativeSocketInRemovedDirectoryIsOneLine) {
   const Outcome outcome =
       run({"/bin/bash", "-c", R"(mkdir gone && cd gone && rmdir ../gone && STFS_GPU_SOCKET=s "$@")",
            "bash", STFS_GPU_BINARY, "ls"},
@@ -115,7 +115,7 @@ TEST_F(GpuHolder, ARelativeSocketInADirectoryThatHasGoneIsAnErrorOfOneLine) {
   expect_one_line(outcome, 5, "stfs-gpu: s: No such file or directory");
 }
 
-TEST_F(GpuHolder, TwoLoadsAtOnceStartOneHolderAndCopyOnce) {
+TEST_F(GpuHolder, ConcurrentLoadsStartOneHolderAndCopyOnce) {
   const auto source = small();
   std::vector<std::unique_ptr<Process>> loads;
   for (int i = 0; i < 6; ++i) {
@@ -135,7 +135,7 @@ TEST_F(GpuHolder, TwoLoadsAtOnceStartOneHolderAndCopyOnce) {
   EXPECT_EQ(resident().size(), 3u);
 }
 
-TEST_F(GpuHolder, AClientKilledInMidLoadLeavesNothing) {
+TEST_F(GpuHolder, ClientKilledInMidLoadLeavesNoTensor) {
   MidLoad load = mid_load();
   load.client->signal(SIGKILL);
   load.client->wait();
@@ -146,19 +146,19 @@ TEST_F(GpuHolder, AClientKilledInMidLoadLeavesNothing) {
   EXPECT_EQ(resident(), Names{"a"});
 }
 
-TEST_F(GpuHolder, ACopierThatDoesNotStopIsKilledAndTheNextLoadIsServed) {
+TEST_F(GpuHolder, KillsCopierThatDoesNotStopAndServesNextLoad) {
   MidLoad load = mid_load();
   load.client->signal(SIGKILL);
   load.client->wait();
 
   const auto source = small();
-  EXPECT_EQ(this->load(source.string() + "::a").status, 0) << "its copier hangs for ever";
+  EXPECT_EQ(this->load(source.string() + "::a").status, 0) << "its copier never continues";
   EXPECT_EQ(resident(), Names{"a"});
   EXPECT_NE(copier(), load.copier);
 }
 
-// Where SIGCHLD is ignored, waitpid(2) returns no status of a child.
-TEST_F(GpuHolder, ACopierKilledInMidLoadFailsThatLoadAlone) {
+// If SIGCHLD is ignored, waitpid(2) does not return the status of a child.
+TEST_F(GpuHolder, CopierKilledInMidLoadFailsOnlyThatLoad) {
   const Process ignoring({STFS_GPU_BINARY, "holder"}, {.ignored_signals = {SIGCHLD}});
   ASSERT_TRUE(eventually([&] { return holder() > 0; })) << ignoring.err();
   MidLoad load = mid_load();
@@ -172,7 +172,7 @@ TEST_F(GpuHolder, ACopierKilledInMidLoadFailsThatLoadAlone) {
   EXPECT_EQ(this->load(source.string() + "::a").status, 0);
 }
 
-TEST_F(GpuHolder, ACopierKilledIdleIsReplaced) {
+TEST_F(GpuHolder, KilledIdleCopierIsReplaced) {
   const auto source = small();
   load(source.string() + "::a");
   const pid_t first = copier();
@@ -185,10 +185,10 @@ TEST_F(GpuHolder, ACopierKilledIdleIsReplaced) {
 
   EXPECT_EQ(load(source.string() + "::b").status, 0);
   EXPECT_EQ(resident(), (Names{"a", "b"}));
-  EXPECT_TRUE(bytes() == before) << "memory outlives the process that made it";
+  EXPECT_TRUE(bytes() == before) << "memory outlives the process that allocated it";
 }
 
-TEST_F(GpuHolder, ACopierGoesAwayWhenIdleAndTheMemoryStays) {
+TEST_F(GpuHolder, IdleCopierExitsAndTensorsStay) {
   start_holder({"--copier-idle", "0"});
   const auto source = small();
   EXPECT_EQ(load(source.string() + "::a").status, 0);
@@ -198,7 +198,7 @@ TEST_F(GpuHolder, ACopierGoesAwayWhenIdleAndTheMemoryStays) {
   EXPECT_EQ(load(source.string() + "::b").status, 0);
 }
 
-TEST_F(GpuHolder, GoesOnWhenNobodyReadsItsLog) {
+TEST_F(GpuHolder, KeepsRunningIfItsLogIsClosed) {
   const Process unread(
       {"/bin/bash", "-c", R"("$1" holder 2>&1 >/dev/null | true)", "bash", STFS_GPU_BINARY});
   ASSERT_TRUE(eventually([&] { return holder() > 0; }));
@@ -206,14 +206,14 @@ TEST_F(GpuHolder, GoesOnWhenNobodyReadsItsLog) {
   const std::string source = small().string();
   ASSERT_EQ(load(source + "::a").status, 0);
 
-  kill_and_wait(copier());  // logged
+  kill_and_wait(copier());  // the holder logs this
 
   EXPECT_EQ(load(source + "::b").status, 0);
   EXPECT_EQ(holder(), pid);
   EXPECT_EQ(resident(), (Names{"a", "b"}));
 }
 
-TEST_F(GpuHolder, AHolderKilledInMidLoadIsToldAndItsCopierGoes) {
+TEST_F(GpuHolder, KilledInMidLoadFailsLoadAndEndsCopier) {
   MidLoad load = mid_load();
   const UniqueFd copier_end(
       ::open(("/proc/" + std::to_string(load.copier)).c_str(), O_RDONLY | O_DIRECTORY));
@@ -222,16 +222,16 @@ TEST_F(GpuHolder, AHolderKilledInMidLoadIsToldAndItsCopierGoes) {
 
   expect_one_line(load.client->wait(), 5, "holder");
   EXPECT_TRUE(eventually([&] { return ::faccessat(copier_end.get(), "stat", F_OK, 0) != 0; }))
-      << "the copier goes on for nobody";
+      << "the copier still runs without its holder";
   const auto source = small();
-  EXPECT_EQ(this->load(source.string() + "::a").status, 0) << "another one is started";
+  EXPECT_EQ(this->load(source.string() + "::a").status, 0) << "another holder is started";
   EXPECT_EQ(resident(), Names{"a"});
 }
 
-TEST_F(GpuHolder, ADescriptorWithoutRoomInMidLoadFailsThatLoadAlone) {
+TEST_F(GpuHolder, DescriptorLimitInMidLoadFailsOnlyThatLoad) {
   MidLoad load = mid_load();
   const pid_t pid = holder();
-  allow_descriptors(pid, 6);  // the open ones; poll(2) refuses more too
+  allow_descriptors(pid, 6);  // as many as are open; poll(2) accepts no more
   load.signal_copier(SIGCONT);
 
   expect_one_line(load.client->wait(), 5, "too many open files in the holder");
@@ -240,14 +240,14 @@ TEST_F(GpuHolder, ADescriptorWithoutRoomInMidLoadFailsThatLoadAlone) {
   EXPECT_EQ(this->load(small().string() + "::a").status, 0);
 }
 
-// Runs `act` when a load has named its source and waits for the copier of another load.
-class GpuNamed : public GpuToolTest {
+// Runs `act` after a load has named its source and while it waits for the copier of another load.
+class GpuQueuedLoad : public GpuToolTest {
  protected:
   Outcome load_after(const std::function<void()>& act) const {
     MidLoad other = mid_load();
     const auto client =
         start({"load", "--device", device(), "--verify", file("m.safetensors").string() + "::a"});
-    EXPECT_TRUE(eventually([&] {  // it connects to the holder after it named its source
+    EXPECT_TRUE(eventually([&] {  // it connects to the holder after it has named its source
       const std::string fds = "/proc/" + std::to_string(client->pid()) + "/fd";
       std::error_code error;
       for (const auto& entry : std::filesystem::directory_iterator(fds, error)) {
@@ -263,7 +263,7 @@ class GpuNamed : public GpuToolTest {
   }
 };
 
-TEST_F(GpuNamed, ASourceThatIsLinkedBeforeItIsCopiedIsLoaded) {
+TEST_F(GpuQueuedLoad, SucceedsIfSourceIsLinkedBeforeCopy) {
   const auto source = small();
 
   const Outcome loaded =
@@ -273,7 +273,7 @@ TEST_F(GpuNamed, ASourceThatIsLinkedBeforeItIsCopiedIsLoaded) {
   EXPECT_EQ(resident(), Names{"a"});
 }
 
-TEST_F(GpuNamed, ASourceThatIsRewrittenBeforeItIsCopiedIsNot) {
+TEST_F(GpuQueuedLoad, FailsIfSourceIsRewrittenBeforeCopy) {
   const auto source = small();
   const auto other = small("other.safetensors");
   ASSERT_EQ(run({"touch", "-r", source, other}).status, 0);
@@ -284,7 +284,7 @@ TEST_F(GpuNamed, ASourceThatIsRewrittenBeforeItIsCopiedIsNot) {
   EXPECT_EQ(resident(), Names{});
 }
 
-TEST_F(GpuHolder, ALimitIsKeptByEvictionOrSaid) {
+TEST_F(GpuHolder, EvictsToKeepMemoryLimitOrReportsIt) {
   const std::uint64_t mib = 1 << 20;
   write_safetensors(file("m.safetensors"),
                     {random_tensor("a", "U8", {2 * mib}), random_tensor("b", "U8", {2 * mib}),
@@ -308,7 +308,7 @@ TEST_F(GpuHolder, ALimitIsKeptByEvictionOrSaid) {
                   5, "out of memory");
 }
 
-TEST_F(GpuHolder, AProgramThatIsGoneFailsEveryLoadAtOnce) {
+TEST_F(GpuHolder, RemovedProgramFailsEveryLoadAtOnce) {
   const auto program = file("stfs-gpu-copy");
   std::filesystem::copy_file(STFS_GPU_BINARY, program);
   Process running({program.string(), "holder"});
@@ -322,7 +322,7 @@ TEST_F(GpuHolder, AProgramThatIsGoneFailsEveryLoadAtOnce) {
   expect_one_line(second->wait(), 5, "could not be started");
 }
 
-TEST_F(GpuHolder, LeavesWhenItIsIdleForAsLongAsItWasTold) {
+TEST_F(GpuHolder, ExitsAfterExitIdleSeconds) {
   start_holder({"--exit-idle", "1", "--copier-idle", "0"});
   const auto source = small();
   load(source.string() + "::a");
@@ -332,7 +332,7 @@ TEST_F(GpuHolder, LeavesWhenItIsIdleForAsLongAsItWasTold) {
   EXPECT_EQ(load(source.string() + "::a").status, 0);
 }
 
-// A holder whose socket cannot be found would keep its tensors for ever.
+// A holder without its socket must not keep its tensors for ever, because no client can reach it.
 class GpuLostHolder : public GpuHolder {
  protected:
   void SetUp() override {
@@ -347,7 +347,8 @@ class GpuLostHolder : public GpuHolder {
     std::filesystem::permissions(runtime(), std::filesystem::perms::owner_all);
   }
 
-  // A holder that looks each second, with the tensor "a" and a lease of this process on it.
+  // Starts a holder that checks its socket every second, loads the tensor "a", and leases it to
+  // this process.
   void hold_a() {
     first_.emplace(std::vector<std::string>{STFS_GPU_BINARY, "holder", "--exit-idle", "1"});
     ASSERT_TRUE(eventually([&] { return holder() == first_->pid(); })) << first_->err();
@@ -372,7 +373,7 @@ class GpuLostHolder : public GpuHolder {
   std::optional<Client> client_;
 };
 
-TEST_F(GpuLostHolder, ListensAgainWhereItsSocketWasRemoved) {
+TEST_F(GpuLostHolder, ListensAgainAfterItsSocketWasRemoved) {
   hold_a();
   client_.reset();
 
@@ -384,18 +385,18 @@ TEST_F(GpuLostHolder, ListensAgainWhereItsSocketWasRemoved) {
   }
 }
 
-TEST_F(GpuLostHolder, WithoutItsDirectoryEndsWhenTheLastLeaseHasEnded) {
+TEST_F(GpuLostHolder, EndsWithLastLeaseIfDirectoryWasRemoved) {
   hold_a();
   std::filesystem::remove_all(runtime());
   ASSERT_TRUE(says("no longer exists: the holder ends when no process"));
-  EXPECT_EQ(client_->list().size(), 1U) << "it serves who is connected";
+  EXPECT_EQ(client_->list().size(), 1U) << "it still serves connected clients";
 
   client_.reset();
 
-  EXPECT_EQ(first_->wait().status, 0) << "though the tensor was never evicted";
+  EXPECT_EQ(first_->wait().status, 0) << "it ends although the tensor was not evicted";
 }
 
-TEST_F(GpuLostHolder, IsNotEndedInMidLoad) {
+TEST_F(GpuLostHolder, DoesNotEndInMidLoad) {
   start_holder({"--exit-idle", "1"});
   const pid_t pid = holder();
   const MidLoad load = mid_load();
@@ -412,9 +413,9 @@ TEST_F(GpuLostHolder, IsNotEndedInMidLoad) {
 }
 
 // poll(2) fails with EINVAL for more descriptors than RLIMIT_NOFILE.
-TEST_F(GpuHolder, AnErrorOfPollEndsItWithALine) {
+TEST_F(GpuHolder, PollErrorEndsItWithOneLine) {
 #ifdef STFS_SANITIZED
-  GTEST_SKIP() << "the sanitizer needs descriptors to look at an exception's type";
+  GTEST_SKIP() << "the sanitizer needs descriptors to find an exception's type";
 #endif
   Process running({STFS_GPU_BINARY, "holder"});
   ASSERT_TRUE(eventually([&] { return holder() == running.pid(); })) << running.err();
@@ -431,7 +432,7 @@ TEST_F(GpuHolder, AnErrorOfPollEndsItWithALine) {
   EXPECT_NE(outcome.err.find("stfs-gpu: poll: "), std::string::npos) << outcome.err;
 }
 
-TEST_F(GpuHolder, ACopierWhosePollFailsIsReplaced) {
+TEST_F(GpuHolder, CopierWithFailedPollIsReplaced) {
   start_holder({"--copier-idle", "1000"});
   const auto source = small();
   ASSERT_EQ(load(source.string() + "::a").status, 0);
@@ -445,8 +446,8 @@ TEST_F(GpuHolder, ACopierWhosePollFailsIsReplaced) {
   EXPECT_EQ(load(source.string() + "::b").status, 0);
 }
 
-TEST_F(GpuHolder, SignalsThatWereIgnoredStayIgnored) {
-  // As nohup(1) does.
+TEST_F(GpuHolder, IgnoredSignalsStayIgnored) {
+  // nohup(1) ignores signals in the same way.
   Process process(
       {"/bin/sh", "-c", R"(trap '' HUP INT; exec "$@")", "sh", STFS_GPU_BINARY, "holder"});
   ASSERT_TRUE(eventually([&] { return holder() > 0; })) << process.err();
@@ -462,7 +463,7 @@ TEST_F(GpuHolder, SignalsThatWereIgnoredStayIgnored) {
   EXPECT_FALSE(std::filesystem::exists(socket()));
 }
 
-TEST_F(GpuHolder, ASecondOneLeavesTheFirstAlone) {
+TEST_F(GpuHolder, SecondHolderDoesNotReplaceFirst) {
   start_holder({});
   const pid_t first = holder();
 
@@ -472,7 +473,7 @@ TEST_F(GpuHolder, ASecondOneLeavesTheFirstAlone) {
   EXPECT_EQ(holder(), first);
 }
 
-TEST_F(GpuHolder, OneThatIsTooBusyToAnswerIsNotReplaced) {
+TEST_F(GpuHolder, BusyHolderIsNotReplaced) {
   const UniqueFd busy = listening(socket(), 0);
   std::vector<UniqueFd> waiting;
   for (int i = 0; i < 3; ++i) {
@@ -489,7 +490,7 @@ TEST_F(GpuHolder, OneThatIsTooBusyToAnswerIsNotReplaced) {
   EXPECT_EQ(after.st_ino, before.st_ino);
 }
 
-TEST_F(GpuHolder, ADirectoryOfAnotherUserIsRefused) {
+TEST_F(GpuHolder, RefusesRuntimeDirectoryThatAnotherUserMayWrite) {
   const auto source = small();
   const auto theirs = file("theirs");
   std::filesystem::create_directory(theirs);
@@ -506,8 +507,8 @@ TEST_F(GpuHolder, ADirectoryOfAnotherUserIsRefused) {
   expect_one_line(load_there(), 5, "not a directory that only this user can write to");
 }
 
-TEST_F(GpuHolder, AForeignUserIsRefusedAndLogged) {
-  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to be someone else";
+TEST_F(GpuHolder, RefusesAndLogsOtherUsers) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to act as another user";
   Process running({STFS_GPU_BINARY, "holder"});
   ASSERT_TRUE(eventually([&] { return holder() > 0; }));
   // Let everyone connect, so that the holder itself must refuse.
@@ -515,19 +516,19 @@ TEST_F(GpuHolder, AForeignUserIsRefusedAndLogged) {
   ASSERT_EQ(::chmod(file("").c_str(), 0755), 0);
 
   const pid_t foreign = ::fork();
-  if (foreign == 0) ::_exit(answered_as(65534, socket()));
+  if (foreign == 0) ::_exit(answer_bytes_as(65534, socket()));
   int status = -1;
   ASSERT_EQ(::waitpid(foreign, &status, 0), foreign);
 
-  EXPECT_EQ(status, 0) << "an answer was given";
+  EXPECT_EQ(status, 0) << "the holder has sent an answer";
   EXPECT_TRUE(eventually([&] {
     return running.err().find("refused a connection of user 65534") != std::string::npos;
   }));
   EXPECT_GT(holder(), 0);
 }
 
-TEST_F(GpuHolder, AClientDoesNotTalkToAForeignHolder) {
-  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to be someone else";
+TEST_F(GpuHolder, ClientRefusesHolderOfAnotherUser) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to act as another user";
   const auto source = small();
   for (const auto& path : {file(""), source}) {
     ASSERT_EQ(::chmod(path.c_str(), 0755), 0);
@@ -535,12 +536,12 @@ TEST_F(GpuHolder, AClientDoesNotTalkToAForeignHolder) {
   ASSERT_EQ(::chmod(file("").c_str(), 0777), 0);
   Process theirs({"setpriv", "--reuid=65534", "--clear-groups", STFS_GPU_BINARY, "holder"});
   ASSERT_TRUE(eventually([&] { return std::filesystem::exists(socket()) || !theirs.running(); }));
-  if (!theirs.running()) GTEST_SKIP() << "the other user cannot run the program here";
+  if (!theirs.running()) GTEST_SKIP() << "the other user cannot run the program";
 
   expect_one_line(load(source.string() + "::a"), 5, "another user");
 }
 
-TEST_F(GpuHolder, TakesASocketThatWasHandedOver) {
+TEST_F(GpuHolder, ListensOnPassedSocket) {
   const UniqueFd listener = listening(socket(), 16);
   const std::string script =
       "exec 3<&" + std::to_string(100) +
@@ -555,10 +556,10 @@ TEST_F(GpuHolder, TakesASocketThatWasHandedOver) {
   gpu({"evict", "--all"});
 
   EXPECT_EQ(activated.wait().status, 0);
-  EXPECT_TRUE(std::filesystem::exists(socket())) << "systemd owns the path";
+  EXPECT_TRUE(std::filesystem::exists(socket())) << "the path belongs to systemd";
 }
 
-TEST_F(GpuHolder, WhatWasHandedOverMustListen) {
+TEST_F(GpuHolder, RefusesPassedDescriptorThatDoesNotListen) {
   for (const char* script :
        {"exec 3</dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$1\" holder",
         "exec 3<&-; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$1\" holder",

@@ -27,7 +27,7 @@ using namespace stfs::test;
 
 namespace {
 
-constexpr std::uint64_t kMost = ~std::uint64_t{0};
+constexpr std::uint64_t kMax = ~std::uint64_t{0};
 
 ItemRequest request() {
   return {.path = "/w/m.safetensors",
@@ -41,7 +41,7 @@ ItemRequest request() {
           .as = std::nullopt};
 }
 
-Item with(const std::function<void(ItemRequest&)>& change) {
+Item changed_item(const std::function<void(ItemRequest&)>& change) {
   ItemRequest changed = request();
   change(changed);
   return Item(changed);
@@ -49,7 +49,7 @@ Item with(const std::function<void(ItemRequest&)>& change) {
 
 std::string refusal(const std::function<void(ItemRequest&)>& change) {
   try {
-    with(change);
+    changed_item(change);
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUsage);
     return error.what();
@@ -57,8 +57,8 @@ std::string refusal(const std::function<void(ItemRequest&)>& change) {
   return "";
 }
 
-TEST(GpuItem, KnowsItsSizeTypeAndShape) {
-  const Item item = with([](ItemRequest& r) {
+TEST(GpuItem, ReturnsItsSizeTypeAndShape) {
+  const Item item = changed_item([](ItemRequest& r) {
     r.slice = "1:3,::2";
     r.as = DType::kF16;
   });
@@ -71,7 +71,7 @@ TEST(GpuItem, KnowsItsSizeTypeAndShape) {
   EXPECT_TRUE(item.converts());
 }
 
-TEST(GpuItem, KeysDifferInEachThingThatMakesOtherBytes) {
+TEST(GpuItem, DifferentBytesHaveDifferentKeys) {
   const std::string key = Item(request()).key();
   const std::vector<std::function<void(ItemRequest&)>> changes{
       [](ItemRequest& r) { r.version = "v2"; }, [](ItemRequest& r) { r.offset += 4; },
@@ -82,61 +82,61 @@ TEST(GpuItem, KeysDifferInEachThingThatMakesOtherBytes) {
       [](ItemRequest& r) { r.slice = "0:2"; }, [](ItemRequest& r) { r.slice = ":,0:2"; },
       [](ItemRequest& r) { r.slice = "0"; }, [](ItemRequest& r) { r.slice = "0:1"; },
       [](ItemRequest& r) { r.as = DType::kF16; }, [](ItemRequest& r) { r.as = DType::kBF16; },
-      // Parts of a key do not run into each other.
+      // Adjacent fields of a key are kept apart.
       [](ItemRequest& r) { r.version = "v+1", r.offset = 2; },
       [](ItemRequest& r) { r.version = "v", r.offset = 12; }};
 
   std::set<std::string> keys{key};
   for (const auto& change : changes) {
-    const std::string other = with(change).key();
+    const std::string other = changed_item(change).key();
     EXPECT_TRUE(keys.insert(other).second) << other;
   }
 }
 
-TEST(GpuItem, KeysAreEqualForTheSameBytesHoweverTheyAreNamed) {
+TEST(GpuItem, SameBytesHaveSameKey) {
   const std::string key = Item(request()).key();
-  const std::string part = with([](ItemRequest& r) { r.slice = "1:3"; }).key();
+  const std::string part = changed_item([](ItemRequest& r) { r.slice = "1:3"; }).key();
 
-  EXPECT_EQ(with([](ItemRequest& r) { r.path = "/hard/link"; }).key(), key);
-  EXPECT_EQ(with([](ItemRequest& r) { r.tensor = "other"; }).key(), key);
-  EXPECT_EQ(with([](ItemRequest& r) { r.as = DType::kF32; }).key(), key);
+  EXPECT_EQ(changed_item([](ItemRequest& r) { r.path = "/hard/link"; }).key(), key);
+  EXPECT_EQ(changed_item([](ItemRequest& r) { r.tensor = "other"; }).key(), key);
+  EXPECT_EQ(changed_item([](ItemRequest& r) { r.as = DType::kF32; }).key(), key);
   for (const char* whole : {"...", ":", ":,:", "0:4", "-4:", "0:100,::1"}) {
-    EXPECT_EQ(with([&](ItemRequest& r) { r.slice = whole; }).key(), key) << whole;
+    EXPECT_EQ(changed_item([&](ItemRequest& r) { r.slice = whole; }).key(), key) << whole;
   }
   for (const char* same : {"1:3,:", "-3:-1", "1:3:1", "1:3,...", "+1:03"}) {
-    EXPECT_EQ(with([&](ItemRequest& r) { r.slice = same; }).key(), part) << same;
+    EXPECT_EQ(changed_item([&](ItemRequest& r) { r.slice = same; }).key(), part) << same;
   }
 }
 
-TEST(GpuItem, RefusesWhatLiesOutsideItsFile) {
+TEST(GpuItem, RejectsRangesOutsideItsFile) {
   EXPECT_NE(refusal([](ItemRequest& r) { r.offset = 1000 - 95; }), "");
   EXPECT_EQ(refusal([](ItemRequest& r) { r.offset = 1000 - 96; }), "");
-  EXPECT_NE(refusal([](ItemRequest& r) { r.offset = kMost; }), "");
-  EXPECT_NE(refusal([](ItemRequest& r) { r.offset = kMost - 95; }), "");
+  EXPECT_NE(refusal([](ItemRequest& r) { r.offset = kMax; }), "");
+  EXPECT_NE(refusal([](ItemRequest& r) { r.offset = kMax - 95; }), "");
   EXPECT_NE(refusal([](ItemRequest& r) { r.source_size = 0; }), "");
 }
 
-TEST(GpuItem, RefusesShapesWhoseSizeOverflows) {
+TEST(GpuItem, RejectsShapesWithOverflowingSize) {
   const auto shaped = [](std::vector<std::uint64_t> shape, DType dtype = DType::kF32) {
     return refusal([&](ItemRequest& r) {
       r.shape = shape;
       r.dtype = dtype;
-      r.source_size = kMost;
+      r.source_size = kMax;
       r.offset = 0;
     });
   };
 
-  EXPECT_NE(shaped({kMost}), "");
-  EXPECT_NE(shaped({kMost, kMost}), "");
+  EXPECT_NE(shaped({kMax}), "");
+  EXPECT_NE(shaped({kMax, kMax}), "");
   EXPECT_NE(shaped({std::uint64_t{1} << 32, std::uint64_t{1} << 32}), "");
-  EXPECT_NE(shaped({std::uint64_t{1} << 61}, DType::kU8), "") << "2^64 bits";
+  EXPECT_NE(shaped({std::uint64_t{1} << 61}, DType::kU8), "") << "2^64 bits overflow";
   EXPECT_EQ(shaped({(std::uint64_t{1} << 61) - 1}, DType::kU8), "");
-  EXPECT_EQ(shaped({0, kMost, kMost}), "");
-  EXPECT_EQ(shaped({kMost, kMost, 0}), "");
-  EXPECT_NE(shaped({3}, DType::kF4), "") << "12 bits are no whole bytes";
+  EXPECT_EQ(shaped({0, kMax, kMax}), "");
+  EXPECT_EQ(shaped({kMax, kMax, 0}), "");
+  EXPECT_NE(shaped({3}, DType::kF4), "") << "12 bits are not whole bytes";
 }
 
-TEST(GpuItem, RefusesMoreThan64DimensionsAndSaysSo) {
+TEST(GpuItem, RejectsMoreThan64Dimensions) {
   for (const std::size_t rank : {65U, 1'000'000U}) {
     const std::string text = refusal([&](ItemRequest& r) { r.shape.assign(rank, 1); });
     EXPECT_NE(text.find("more than 64 dimensions"), std::string::npos) << text;
@@ -144,7 +144,7 @@ TEST(GpuItem, RefusesMoreThan64DimensionsAndSaysSo) {
   EXPECT_EQ(refusal([](ItemRequest& r) { r.shape.assign(64, 1); }), "");
 }
 
-TEST(GpuItem, RefusesSlicesThatAreNone) {
+TEST(GpuItem, RejectsInvalidSlices) {
   for (const char* slice : {"4", "-5", ":,:,:", "a", "::0", "0 ", "::-1", ",", "..,"}) {
     const std::string text = refusal([&](ItemRequest& r) { r.slice = slice; });
     EXPECT_NE(text.find("shape is ["), std::string::npos) << text;
@@ -154,10 +154,10 @@ TEST(GpuItem, RefusesSlicesThatAreNone) {
     r.shape = {2, 3};
     r.slice = "0";
   });
-  EXPECT_NE(halves, "") << "ends in the middle of a byte";
+  EXPECT_NE(halves, "") << "the slice ends inside a byte";
 }
 
-TEST(GpuItem, OfABlockTypeTakesAnyPartOfItsValuesAndOnlyWholeBlocksOfItsBytes) {
+TEST(GpuItem, SlicesConvertedBlocksAnywhereAndStoredBlocksAtBoundaries) {
   const TempDir dir;
   std::string blocks;
   std::vector<float> values;
@@ -170,7 +170,7 @@ TEST(GpuItem, OfABlockTypeTakesAnyPartOfItsValuesAndOnlyWholeBlocksOfItsBytes) {
   }
   write_file(dir / "m", blocks);
   const LocalFile file((dir / "m").string());
-  const auto of_blocks = [&](ItemRequest& r) {
+  const auto use_blocks = [&](ItemRequest& r) {
     r.version = file.token();
     r.source_size = file.size();
     r.offset = 0;
@@ -178,14 +178,14 @@ TEST(GpuItem, OfABlockTypeTakesAnyPartOfItsValuesAndOnlyWholeBlocksOfItsBytes) {
     r.shape = {64};
     r.slice = "3:40";
   };
-  const std::string refused = refusal(of_blocks);
+  const std::string refused = refusal(use_blocks);
   EXPECT_TRUE(
       refused.ends_with(": slice \"3:40\": begins or ends inside a block of 32 elements (with f32, "
                         "any part is possible)"))
       << refused;
   for (const DType as : {DType::kF32, DType::kBF16}) {
-    const Item item = with([&](ItemRequest& r) {
-      of_blocks(r);
+    const Item item = changed_item([&](ItemRequest& r) {
+      use_blocks(r);
       r.as = as;
     });
     EXPECT_TRUE(item.cuts_blocks());
@@ -195,7 +195,7 @@ TEST(GpuItem, OfABlockTypeTakesAnyPartOfItsValuesAndOnlyWholeBlocksOfItsBytes) {
     std::vector<std::byte> bytes(item.bytes());
     ASSERT_EQ(item.content({&file}).copy(0, bytes), 0);
     for (std::size_t i = 0; i < 37; ++i) {
-      float value = 0;  // each is exact in 16 bits
+      float value = 0;  // each value is exact in 16 bits
       if (as == DType::kF32) {
         std::memcpy(&value, &bytes[4 * i], 4);
       } else {
@@ -206,7 +206,7 @@ TEST(GpuItem, OfABlockTypeTakesAnyPartOfItsValuesAndOnlyWholeBlocksOfItsBytes) {
   }
 }
 
-TEST(GpuItem, RefusesConversionsThatThereAreNone) {
+TEST(GpuItem, RejectsUnsupportedConversions) {
   for (const DType from : {DType::kBool, DType::kU8, DType::kI64, DType::kC64}) {
     EXPECT_NE(refusal([&](ItemRequest& r) {
                 r.dtype = from;
@@ -221,21 +221,21 @@ TEST(GpuItem, RefusesConversionsThatThereAreNone) {
   }
 }
 
-TEST(GpuItem, RefusesOneLineOfEscapedText) {
+TEST(GpuItem, ErrorEscapesControlCharacters) {
   const std::string text = refusal([](ItemRequest& r) {
     r.tensor = "evil\x1b[31m\nname";
-    r.offset = kMost;
+    r.offset = kMax;
   });
 
   EXPECT_EQ(text.find('\x1b'), std::string::npos);
   EXPECT_EQ(text.find('\n'), std::string::npos);
 }
 
-TEST(GpuItem, AConvertedSizeMayNotOverflow) {
-  const Item item = with([](ItemRequest& r) {
+TEST(GpuItem, ConvertedSizeDoesNotOverflow) {
+  const Item item = changed_item([](ItemRequest& r) {
     r.dtype = DType::kF4;
     r.shape = {(std::uint64_t{1} << 62) - 2};
-    r.source_size = kMost;
+    r.source_size = kMax;
     r.offset = 0;
     r.as = DType::kF16;
   });
@@ -243,17 +243,17 @@ TEST(GpuItem, AConvertedSizeMayNotOverflow) {
   EXPECT_EQ(item.bytes(), 2 * ((std::uint64_t{1} << 62) - 2));
 }
 
-TEST(GpuItem, AnEmptyTensorIsAnItemOfNoBytes) {
-  const Item item = with([](ItemRequest& r) { r.shape = {0, 5}; });
+TEST(GpuItem, EmptyTensorHasNoBytes) {
+  const Item item = changed_item([](ItemRequest& r) { r.shape = {0, 5}; });
 
   EXPECT_EQ(item.bytes(), 0u);
   EXPECT_EQ(item.elements(), 0u);
   EXPECT_EQ(item.shape(), (std::vector<std::uint64_t>{0, 5}));
 }
 
-TEST(GpuItem, ItsLabelIsThatOfThePersonWhoAskedAndStaysWhenTheSourceChanges) {
+TEST(GpuItem, LabelNamesRequestAndNotVersion) {
   const auto label = [](const char* version) {
-    return with([&](ItemRequest& r) {
+    return changed_item([&](ItemRequest& r) {
              r.version = version;
              r.slice = "0:2";
              r.as = DType::kF16;
@@ -266,7 +266,7 @@ TEST(GpuItem, ItsLabelIsThatOfThePersonWhoAskedAndStaysWhenTheSourceChanges) {
   EXPECT_EQ(label("v1"), label("v2"));
 }
 
-TEST(GpuItem, ItsRecipesAreTheBytesOfTheSlice) {
+TEST(GpuItem, RawAndConvertedContentEqualSlice) {
   const TempDir dir;
   std::string bytes;
   for (int i = 0; i < 24; ++i) {
@@ -312,7 +312,7 @@ Item computed_with(const std::function<void(ItemRequest&)>& change) {
   return Item(std::move(request));
 }
 
-TEST(GpuItem, TheKeyOfAComputedTensorIsItsIdentityAndNotItsPlace) {
+TEST(GpuItem, ComputedTensorIsKeyedByIdentityAndNotByPath) {
   const std::string key = computed_with([](ItemRequest&) {}).key();
   const std::vector<std::function<void(ItemRequest&)>> others{
       [](ItemRequest& r) { r.computed->identity[0] = 'b'; },
@@ -329,7 +329,7 @@ TEST(GpuItem, TheKeyOfAComputedTensorIsItsIdentityAndNotItsPlace) {
             key);
 }
 
-TEST(GpuItem, TheLabelOfAComputedTensorSaysTypeAndScheme) {
+TEST(GpuItem, LabelForComputedTensorHasTypeAndScheme) {
   EXPECT_EQ(computed_with([](ItemRequest& r) { r.dtype = DType::kBF16; }).label(),
             "/w/codes::w computed as BF16 (FP8 with scales)");
 }

@@ -1,4 +1,4 @@
-// Tensors that layers compute, in device memory: deltas, adapters and edits.
+// Tensors in device memory that layers have computed: deltas, adapters and edits.
 #include "tests/archives/archive_file.h"
 #include "tests/gpu/tool.h"
 #include "tests/support/checkpoint_reader.h"
@@ -37,7 +37,7 @@ class GpuLayers : public GpuToolTest {
                "cast other F16\nrename s/large/renamed/\nreshape l.w.weight [32,64]\n");
   }
 
-  // "plain" alone is the same for every seed.
+  // Only "plain" is the same for every seed.
   static std::vector<stfs::test::Tensor> tensors(unsigned seed) {
     return {random_tensor("l.w.weight", "BF16", {64, 32}, seed),
             random_tensor("large", "BF16", {1 << 12, 512}, seed + 10),
@@ -64,7 +64,7 @@ class GpuLayers : public GpuToolTest {
   }
 };
 
-TEST_F(GpuLayers, EveryTensorOfAMountWithLayersHasTheBytesThatTheMountShows) {
+TEST_F(GpuLayers, LoadedTensorsEqualMountedTensors) {
   const std::vector<Arguments> all{
       {"delta=" + delta()},
       {"lora=" + adapter()},
@@ -80,26 +80,26 @@ TEST_F(GpuLayers, EveryTensorOfAMountWithLayersHasTheBytesThatTheMountShows) {
     const json loaded = load({"--tile", "4096", mount.path()});
     EXPECT_EQ(loaded["tensors"].size(), 4u);
     naming.push_back(base());
-    EXPECT_EQ(load(naming)["copied_bytes"], 0) << "a mount and its source are one copy";
+    EXPECT_EQ(load(naming)["copied_bytes"], 0) << "a mount and its source share one copy";
     for (const auto& entry : std::filesystem::directory_iterator(mount.path())) {
       EXPECT_TRUE(got({entry.path()}) == read_file(entry.path())) << layers[0] << entry.path();
     }
   }
 }
 
-TEST_F(GpuLayers, PartsAndTypesAreThoseOfWhatIsShown) {
+TEST_F(GpuLayers, SlicesAndConversionsApplyToLayeredTensors) {
   const Mounted mount({base()}, {"-o", "delta=" + delta(), "-o", "edit=" + edits()});
-  const auto is_as = [&](const Arguments& more, const std::string& shown) {
+  const auto expect_loaded_as = [&](const Arguments& more, const std::string& shown) {
     load(more);
     EXPECT_TRUE(got(more) == read_file(mount / shown)) << shown;
   };
-  is_as({mount / ".stfs/slice/l.w.weight/3:5,::2"}, ".stfs/slice/l.w.weight/3:5,::2");
-  is_as({mount / ".stfs/f32/other"}, ".stfs/f32/other");
-  is_as({"--as", "f32", mount / "renamed"}, ".stfs/f32/renamed");
-  is_as({"--shard", "1/4@0", mount / "renamed"}, ".stfs/slice/renamed/1024:2048");
+  expect_loaded_as({mount / ".stfs/slice/l.w.weight/3:5,::2"}, ".stfs/slice/l.w.weight/3:5,::2");
+  expect_loaded_as({mount / ".stfs/f32/other"}, ".stfs/f32/other");
+  expect_loaded_as({"--as", "f32", mount / "renamed"}, ".stfs/f32/renamed");
+  expect_loaded_as({"--shard", "1/4@0", mount / "renamed"}, ".stfs/slice/renamed/1024:2048");
 }
 
-TEST_F(GpuLayers, LsAndEvictKnowAPatchedTensorByItsLabel) {
+TEST_F(GpuLayers, EvictAcceptsLabelThatLsShows) {
   load({"--delta", delta(), base() + "::large"});
   const json rows = gpu_json({"ls"});
   ASSERT_EQ(rows.size(), 1u) << rows;
@@ -108,11 +108,11 @@ TEST_F(GpuLayers, LsAndEvictKnowAPatchedTensorByItsLabel) {
   EXPECT_EQ(gpu({"evict", "--force", label}).out, "evicted 1 tensor\n");
 }
 
-TEST_F(GpuLayers, ATensorWhoseChecksumDoesNotHoldIsNotLoaded) {
+TEST_F(GpuLayers, RefusesTensorWithWrongChecksum) {
   const std::filesystem::path shard = file("weight_v000001") / "model-00000-of-00001.safetensors";
   std::string bytes = read_file(shard);
   const std::string good = bytes;
-  bytes[bytes.size() / 2] ^= 1;  // in the frame of "large", by far the longest
+  bytes[bytes.size() / 2] ^= 1;  // in the frame of "large", which is by far the longest
   write_file(shard, bytes);
 
   const Outcome failed = gpu(words("load", {"--delta", delta(), base()}));
@@ -123,7 +123,7 @@ TEST_F(GpuLayers, ATensorWhoseChecksumDoesNotHoldIsNotLoaded) {
   EXPECT_EQ(load({"--delta", delta(), base()})["tensors"].size(), 4u);
 }
 
-TEST_F(GpuLayers, ADeltaThatIsRewrittenIsAnotherTensor) {
+TEST_F(GpuLayers, RewrittenDeltaIsAnotherTensor) {
   const auto first = load({"--delta", delta(), base() + "::other"});
   write_safetensors(file("new.safetensors"), tensors(3));
   std::filesystem::remove_all(delta());
@@ -134,7 +134,7 @@ TEST_F(GpuLayers, ADeltaThatIsRewrittenIsAnotherTensor) {
   EXPECT_TRUE(got({"--delta", delta(), base() + "::other"}) == tensors(3)[2].bytes);
 }
 
-TEST_F(GpuLayers, CompressedAndTransposedArraysAreLoadedWithoutALayer) {
+TEST_F(GpuLayers, LoadsCompressedAndTransposedArrays) {
   const std::string numbers = random_tensor("w", "F32", {4, 6}, 5).bytes;
   ZipFile archive;
   archive.add("stored.npy", npy_file("<f4", "(4, 6)", numbers));

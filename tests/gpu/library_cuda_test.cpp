@@ -26,7 +26,7 @@ namespace {
 
 using ::testing::IsSubstring;
 
-// Reads device memory as a CUDA program does.
+// Reads device memory like a CUDA program.
 std::string read_device(std::uint64_t pointer, std::size_t size, int ordinal) {
   const CudaDriver& cuda = cuda_driver();
   CUdevice device = 0;
@@ -44,7 +44,7 @@ std::string read_device(std::uint64_t pointer, std::size_t size, int ordinal) {
 class LibraryCuda : public ::testing::Test {
  protected:
   void SetUp() override {
-    // Once per process, because the driver is loaded once.
+    // The same values in all tests, because a process loads the driver only once.
     const std::string space = "library" + std::to_string(::getpid());
     ::setenv("STFS_GPU_DRIVER", STFS_FAKE_DRIVER, 1);
     ::setenv("STFS_FAKE_CUDA_SPACE", space.c_str(), 1);
@@ -68,7 +68,7 @@ class LibraryCuda : public ::testing::Test {
 
   std::string source() const { return dir_ / "m.safetensors"; }
 
-  // Acquires tensors; with a device, loads missing ones. Null on failure.
+  // Acquires tensors. If a device is given, loads missing tensors. Returns null on failure.
   stfs_gpu_tensors* acquire(const std::vector<std::string>& tensors, const char* device) {
     std::vector<std::string> names;
     std::vector<const char*> pointers;
@@ -99,7 +99,7 @@ class LibraryCuda : public ::testing::Test {
   int status_ = STFS_GPU_OK;
 };
 
-TEST_F(LibraryCuda, APointerIsTheDevicesOwn) {
+TEST_F(LibraryCuda, ReturnsPointerOfChosenDevice) {
   const stfs_gpu_tensors* tensors = acquire({"w"}, "cuda:1");
   ASSERT_NE(tensors, nullptr) << stfs_gpu_last_error();
 
@@ -111,7 +111,7 @@ TEST_F(LibraryCuda, APointerIsTheDevicesOwn) {
   EXPECT_EQ(read_device(info.pointer, info.bytes, 1), kTensor.bytes);
 }
 
-TEST_F(LibraryCuda, ExportsAreOfTheDevice) {
+TEST_F(LibraryCuda, ExportsTensorOnItsDevice) {
   const stfs_gpu_tensors* tensors = acquire({"w"}, "cuda:1");
   ASSERT_NE(tensors, nullptr) << stfs_gpu_last_error();
   DLManagedTensorVersioned* exported = nullptr;
@@ -135,7 +135,7 @@ TEST_F(LibraryCuda, ExportsAreOfTheDevice) {
   EXPECT_EQ(stfs_gpu_export(tensors, 0, STFS_GPU_EXPORT_COPY, &exported), STFS_GPU_USAGE);
 }
 
-// A program that works on cuda:0: its context is current, and it has a stream.
+// A program that uses cuda:0: its context is current, and it has a stream.
 class Program {
  public:
   explicit Program(unsigned flags = CU_STREAM_NON_BLOCKING) {
@@ -161,7 +161,7 @@ class Program {
     CUgraph graph = nullptr;
     return function<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture")(stream, &graph);
   }
-  // Of this stream's memory.
+  // Returns true if this program can read the byte at `pointer`.
   bool is_mapped(std::uint64_t pointer) const {
     char byte = 0;
     return cuda.cuMemcpyDtoH(&byte, pointer, 1) == CUDA_SUCCESS;
@@ -182,7 +182,7 @@ class Program {
   CUcontext context_ = nullptr;
 };
 
-TEST_F(LibraryCuda, WhatEndsWhileAKernelReadsItStaysUntilTheEndOfThat) {
+TEST_F(LibraryCuda, ReleasedTensorStaysMappedWhileStreamReadsIt) {
   for (const bool is_exported : {false, true}) {
     SCOPED_TRACE(is_exported);
     const stfs_gpu_tensors* tensors = acquire({"w"}, "cuda:0");
@@ -212,7 +212,7 @@ TEST_F(LibraryCuda, WhatEndsWhileAKernelReadsItStaysUntilTheEndOfThat) {
   }
 }
 
-TEST_F(LibraryCuda, WhileAStreamCapturesWhatIsReleasedStaysMapped) {
+TEST_F(LibraryCuda, ReleasedTensorStaysMappedDuringStreamCapture) {
   ASSERT_NE(acquire({"v"}, "cuda:0"), nullptr) << stfs_gpu_last_error();
   for (const unsigned flags : {CU_STREAM_DEFAULT, CU_STREAM_NON_BLOCKING}) {
     const stfs_gpu_tensors* tensors = acquire({"w"}, "cuda:0");
@@ -233,7 +233,7 @@ TEST_F(LibraryCuda, WhileAStreamCapturesWhatIsReleasedStaysMapped) {
   }
 }
 
-TEST_F(LibraryCuda, WhatIsOnSeveralDevicesIsSaid) {
+TEST_F(LibraryCuda, ReportsTensorsOnSeveralDevices) {
   ASSERT_NE(acquire({"w"}, "cuda:0"), nullptr) << stfs_gpu_last_error();
   ASSERT_NE(acquire({"v"}, "cuda:1"), nullptr) << stfs_gpu_last_error();
 
@@ -249,7 +249,7 @@ TEST_F(LibraryCuda, WhatIsOnSeveralDevicesIsSaid) {
   EXPECT_NE(acquire({"w", "v"}, nullptr), nullptr) << stfs_gpu_last_error();  // both are on cuda:1
 }
 
-TEST_F(LibraryCuda, ADeviceThatIsNotThereIsSaid) {
+TEST_F(LibraryCuda, ReportsUnknownDevice) {
   EXPECT_EQ(acquire({"w"}, "cuda:7"), nullptr);
   EXPECT_EQ(status_, STFS_GPU_DEVICE);
   EXPECT_PRED_FORMAT2(IsSubstring, "cuda:7", stfs_gpu_last_error());

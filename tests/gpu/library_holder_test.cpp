@@ -1,4 +1,4 @@
-// The functions of stfs_gpu.h with a holder: loads, shared segments, leases; on host memory.
+// The functions of stfs_gpu.h with a holder, in host memory: loads, shared segments, leases.
 #include "core/base/dlpack.h"
 #include "core/base/posix.h"
 #include "tests/gpu/failing_new.h"
@@ -86,7 +86,8 @@ class LibraryHolder : public ::testing::Test {
   }
   void release() { stfs_gpu_release(std::exchange(acquired_, nullptr)); }
 
-  // Loads tensors "t0", "t1".. with the bytes 1, 2.., each into a segment of its own.
+  // Loads the tensors "t0", "t1", ... with the bytes 1, 2, ..., each into a separate segment.
+  // Returns their names.
   std::vector<std::string> load_many(std::size_t count) {
     const std::string path = dir_ / "many.safetensors";
     std::vector<Tensor> many;
@@ -118,14 +119,14 @@ class LibraryHolder : public ::testing::Test {
     return {reinterpret_cast<const char*>(info.pointer), info.bytes};
   }
 
-  // The number of the next opened descriptor.
+  // Returns the number that the next opened descriptor gets.
   static rlim_t lowest_descriptor() {
     const int lowest = ::dup(STDIN_FILENO);
     ::close(lowest);
     return static_cast<rlim_t>(lowest);
   }
 
-  // Lowers the limit of open files to what is open now and `more`, during a scope.
+  // During a scope, lowers the limit of open files so that only `more` can be opened.
   class FewFiles {
    public:
     explicit FewFiles(rlim_t more) {
@@ -141,7 +142,8 @@ class LibraryHolder : public ::testing::Test {
     rlimit before_{};
   };
 
-  // Processes with a lease on a tensor, from `stfs-gpu ls`; nothing if it is not resident.
+  // Returns the processes with a lease on a tensor, or nullopt if it is not resident. Asks
+  // `stfs-gpu ls`.
   std::optional<std::vector<pid_t>> users(const std::string& tensor) const {
     for (const auto& row : nlohmann::json::parse(run({STFS_GPU_BINARY, "ls", "--json"}).out)) {
       if (row.at("label") == name(tensor)) return row.at("users").get<std::vector<pid_t>>();
@@ -163,9 +165,9 @@ class LibraryHolder : public ::testing::Test {
   stfs_gpu_tensors* acquired_ = nullptr;
 };
 
-const std::vector<pid_t> kNobody;
+const std::vector<pid_t> kNoUsers;
 
-TEST_F(LibraryHolder, AcquiresTheValuesOfQuantizedWeights) {
+TEST_F(LibraryHolder, AcquiresDequantizedWeights) {
   const std::string path = dir_ / "q.safetensors";
   const std::vector<float> scales{3, 5};
   write_safetensors(
@@ -191,7 +193,7 @@ TEST_F(LibraryHolder, AcquiresTheValuesOfQuantizedWeights) {
   EXPECT_STREQ(info.name, "w");
   EXPECT_EQ(info.label, path + "::w computed as BF16 (FP8 with scales)");
 
-  // The files beside the checkpoint are read anew.
+  // The files beside the checkpoint are read again.
   write_config("[1, 3]");
   ASSERT_EQ(acquire({path}, options), STFS_GPU_OK) << stfs_gpu_last_error();
   EXPECT_EQ(bytes_of(acquired_, 0), three + three + three + five);
@@ -201,7 +203,7 @@ TEST_F(LibraryHolder, AcquiresTheValuesOfQuantizedWeights) {
                       std::string(stfs_gpu_last_error()));
 }
 
-TEST_F(LibraryHolder, LoadsWhatLayersShow) {
+TEST_F(LibraryHolder, LoadsTensorsWithLayers) {
   const std::string path = (dir_ / "m.safetensors").string();
   write_safetensors(path, {{"w", "F32", {1}, std::string("\0\0\x80\x3f", 4)}});  // 1.0
   write_file(dir_ / "edits", "cast w BF16\nrename s/w/v/\n");
@@ -217,7 +219,7 @@ TEST_F(LibraryHolder, LoadsWhatLayersShow) {
   EXPECT_EQ(acquire({path + "::v"}, options), STFS_GPU_USAGE);
 }
 
-TEST_F(LibraryHolder, LoadsWhatIsMissing) {
+TEST_F(LibraryHolder, LoadsMissingTensors) {
   const stfs_gpu_acquire_options options = loading();
 
   ASSERT_EQ(acquire({name("c"), name("a.*")}, options), STFS_GPU_OK) << stfs_gpu_last_error();
@@ -229,7 +231,7 @@ TEST_F(LibraryHolder, LoadsWhatIsMissing) {
   EXPECT_EQ(users("c"), std::vector<pid_t>{::getpid()});
 }
 
-TEST_F(LibraryHolder, FindsWhereATensorIsResident) {
+TEST_F(LibraryHolder, FindsResidentTensorWithoutNamedDevice) {
   stfs_gpu_acquire_options options = STFS_GPU_ACQUIRE_OPTIONS_INIT;
 
   EXPECT_EQ(acquire({name("a.w")}, options), STFS_GPU_DEVICE);
@@ -245,7 +247,7 @@ TEST_F(LibraryHolder, FindsWhereATensorIsResident) {
   EXPECT_EQ(bytes_of(acquired_, 0), tensors_[0].bytes);
 }
 
-TEST_F(LibraryHolder, TakesTheOptionsOfLoad) {
+TEST_F(LibraryHolder, AcceptsOptionsOfLoad) {
   stfs_gpu_acquire_options options = loading();
   options.shard = "1/2@0";
   options.as = "f32";
@@ -259,7 +261,7 @@ TEST_F(LibraryHolder, TakesTheOptionsOfLoad) {
   EXPECT_EQ(rows.at(0).at("pinned"), true);
 }
 
-TEST_F(LibraryHolder, ATensorIsLeasedUntilItsLastUserHasGone) {
+TEST_F(LibraryHolder, LeaseLastsUntilLastUserReleasesTensor) {
   ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
   stfs_gpu_tensors* second = std::exchange(acquired_, nullptr);
   ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
@@ -272,14 +274,14 @@ TEST_F(LibraryHolder, ATensorIsLeasedUntilItsLastUserHasGone) {
   release();
   EXPECT_EQ(users("a.w"), std::vector<pid_t>{::getpid()});
   exported->deleter(exported);
-  EXPECT_EQ(users("a.w"), kNobody);
+  EXPECT_EQ(users("a.w"), kNoUsers);
 }
 
-TEST_F(LibraryHolder, AForkedChildNeverEndsALeaseOfItsParent) {
+TEST_F(LibraryHolder, ForkedChildDoesNotEndLeaseOfParent) {
   ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
   DLManagedTensorVersioned* exported = nullptr;
   ASSERT_EQ(stfs_gpu_export(acquired_, 0, 0, &exported), STFS_GPU_OK);
-  release();  // the export alone keeps it
+  release();  // only the export keeps the lease
 
   const pid_t child = ::fork();
   if (child == 0) {
@@ -295,11 +297,11 @@ TEST_F(LibraryHolder, AForkedChildNeverEndsALeaseOfItsParent) {
   EXPECT_EQ(
       std::memcmp(exported->dl_tensor.data, tensors_[0].bytes.data(), tensors_[0].bytes.size()), 0);
   exported->deleter(exported);
-  EXPECT_EQ(users("a.w"), kNobody);
+  EXPECT_EQ(users("a.w"), kNoUsers);
 }
 
-// Passes the messages between a client and the holder on, and calls `before` with the bytes of a
-// client first.
+// Forwards messages between a client and the holder. Calls `before` with the bytes from the client
+// before it forwards them.
 class Relay {
  public:
   Relay(const std::string& path, const std::string& holder,
@@ -308,7 +310,7 @@ class Relay {
     EXPECT_EQ(at_path(::bind, listener_, path), 0);
     EXPECT_EQ(::listen(listener_.get(), 1), 0);
     EXPECT_EQ(at_path(::connect, holder_, holder), 0);
-    thread_ = std::thread([this] { pass_on(); });
+    thread_ = std::thread([this] { forward_all(); });
   }
   ~Relay() {
     ::shutdown(listener_.get(), SHUT_RDWR);
@@ -319,18 +321,19 @@ class Relay {
   Relay& operator=(const Relay&) = delete;
 
  private:
-  void pass_on() {
+  void forward_all() {
     const UniqueFd client(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     std::array<pollfd, 2> polled{{{client.get(), POLLIN, 0}, {holder_.get(), POLLIN, 0}}};
     while (::poll(polled.data(), polled.size(), -1) > 0) {
-      if (polled[0].revents != 0 && !moves(client.get(), holder_.get(), before_)) return;
-      if (polled[1].revents != 0 && !moves(holder_.get(), client.get(), [](std::string_view) {}))
+      if (polled[0].revents != 0 && !forward(client.get(), holder_.get(), before_)) return;
+      if (polled[1].revents != 0 && !forward(holder_.get(), client.get(), [](std::string_view) {}))
         return;
     }
   }
 
-  // One message of the kernel, with its descriptors; false at the end of the connection.
-  static bool moves(int from, int to, const std::function<void(std::string_view)>& before) {
+  // Forwards the bytes and descriptors of one recvmsg(2). Returns false at the end of the
+  // connection.
+  static bool forward(int from, int to, const std::function<void(std::string_view)>& before) {
     std::array<char, 65536> bytes;
     alignas(cmsghdr) std::array<char, CMSG_SPACE(64 * sizeof(int))> control;
     iovec piece{bytes.data(), bytes.size()};
@@ -360,8 +363,8 @@ class Relay {
   std::thread thread_;
 };
 
-// A holder that frees the memory of a lease that ended must not find it mapped.
-TEST_F(LibraryHolder, ALeaseIsGivenBackWhenItsMemoryIsUnmapped) {
+// The holder may free memory when its lease ends, so the client must unmap it first.
+TEST_F(LibraryHolder, LeaseEndsOnlyAfterMemoryIsUnmapped) {
   const auto is_mapped = [] {
     return read_file("/proc/self/maps").find("memfd:stfs-gpu") != std::string::npos;
   };
@@ -392,18 +395,18 @@ TEST_F(LibraryHolder, ALeaseIsGivenBackWhenItsMemoryIsUnmapped) {
   EXPECT_EQ(mapped, 0);
 }
 
-TEST_F(LibraryHolder, WhatAFailedAcquireLeasedIsGivenBack) {
+TEST_F(LibraryHolder, FailedAcquireReleasesItsLeases) {
   ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
   release();
 
   EXPECT_NE(acquire({name("a.w"), name("nothing")}, loading()), STFS_GPU_OK);
 
   EXPECT_EQ(acquired_, nullptr);
-  EXPECT_EQ(users("a.w"), kNobody);
+  EXPECT_EQ(users("a.w"), kNoUsers);
 }
 
-// Runs `work` in a child process that may have `more` files open, and never more; returns what it
-// returns, as text.
+// Runs `work` in a child process that can open only `more` files and cannot raise this limit.
+// Returns the result of `work`.
 std::string with_few_files(rlim_t more, const std::function<std::string()>& work) {
   int ends[2];
   EXPECT_EQ(::pipe(ends), 0);
@@ -426,7 +429,8 @@ std::string with_few_files(rlim_t more, const std::function<std::string()>& work
   return text;
 }
 
-std::string acquired_anew(const std::vector<std::string>& names) {
+// Acquires the tensors over a new connection. Returns the first byte of each, or the error.
+std::string first_bytes_or_error(const std::vector<std::string>& names) {
   std::vector<const char*> pointers;
   for (const std::string& name : names) pointers.push_back(name.c_str());
   stfs_gpu_connection* connection = nullptr;
@@ -445,7 +449,7 @@ std::string acquired_anew(const std::vector<std::string>& names) {
   return first_bytes;
 }
 
-TEST_F(LibraryHolder, MoreSegmentsThanFilesMayBeOpenAreAcquiredAndTheirLeasesEndWithTheProcess) {
+TEST_F(LibraryHolder, AcquiresMoreSegmentsThanOpenFileLimitAndLeasesEndWithProcess) {
 #ifdef STFS_SANITIZED
   GTEST_SKIP() << "the sanitizer needs descriptors";
 #endif
@@ -453,14 +457,15 @@ TEST_F(LibraryHolder, MoreSegmentsThanFilesMayBeOpenAreAcquiredAndTheirLeasesEnd
   std::string expected;
   for (std::size_t i = 0; i < names.size(); ++i) expected += static_cast<char>(i + 1);
 
-  EXPECT_EQ(with_few_files(kSegmentsAtOnce + 20, [&] { return acquired_anew(names); }), expected);
+  EXPECT_EQ(with_few_files(kSegmentsAtOnce + 20, [&] { return first_bytes_or_error(names); }),
+            expected);
 
   EXPECT_TRUE(eventually([&] { return nothing_is_leased(); }));
 }
 
-TEST_F(LibraryHolder, AnAcquireThatLacksDescriptorsRaisesTheLimit) {
+TEST_F(LibraryHolder, AcquireRaisesSoftDescriptorLimit) {
 #ifdef STFS_SANITIZED
-  GTEST_SKIP() << "the sanitizer needs descriptors to look at an exception's type";
+  GTEST_SKIP() << "the sanitizer needs descriptors to find an exception's type";
 #endif
   ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
   // Two segments, and a limit that allows one descriptor.
@@ -481,21 +486,21 @@ TEST_F(LibraryHolder, AnAcquireThatLacksDescriptorsRaisesTheLimit) {
   EXPECT_EQ(users("a.w"), std::vector<pid_t>{::getpid()});
 }
 
-TEST_F(LibraryHolder, AnAcquireThatLacksDescriptorsForGoodSaysSoAndLeasesNothing) {
+TEST_F(LibraryHolder, AcquireBeyondHardDescriptorLimitFailsWithoutLease) {
 #ifdef STFS_SANITIZED
-  GTEST_SKIP() << "the sanitizer needs descriptors to look at an exception's type";
+  GTEST_SKIP() << "the sanitizer needs descriptors to find an exception's type";
 #endif
   const std::vector<std::string> names = load_many(60);
 
-  const std::string error = with_few_files(30, [&] { return acquired_anew(names); });
+  const std::string error = with_few_files(30, [&] { return first_bytes_or_error(names); });
 
   EXPECT_PRED_FORMAT2(IsSubstring, "too many open files: this process may have ", error);
   EXPECT_TRUE(eventually([&] { return nothing_is_leased(); }));
 }
 
-TEST_F(LibraryHolder, AnAcquireThatCannotOpenAFileLoadsNothingASecondTime) {
+TEST_F(LibraryHolder, FailedAcquireDoesNotLoadTensorTwice) {
 #ifdef STFS_SANITIZED
-  GTEST_SKIP() << "the sanitizer needs descriptors to look at an exception's type";
+  GTEST_SKIP() << "the sanitizer needs descriptors to find an exception's type";
 #endif
   ASSERT_EQ(acquire({name("c")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
   release();
@@ -510,7 +515,7 @@ TEST_F(LibraryHolder, AnAcquireThatCannotOpenAFileLoadsNothingASecondTime) {
   EXPECT_EQ(nlohmann::json::parse(run({STFS_GPU_BINARY, "ls", "--json"}).out).size(), 1U);
 }
 
-TEST_F(LibraryHolder, AnAcquireAfterTheHoldersDeathFindsTheNextHolder) {
+TEST_F(LibraryHolder, AcquireAfterHolderDiedUsesNextHolder) {
   ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
   stfs_gpu_tensors* kept = std::exchange(acquired_, nullptr);
   kill_holder();
@@ -521,16 +526,16 @@ TEST_F(LibraryHolder, AnAcquireAfterTheHoldersDeathFindsTheNextHolder) {
 
   ASSERT_EQ(acquire({name("c")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
 
-  // The next holder numbers segments and tensors from 1 again.
+  // The next holder again numbers segments and tensors from 1.
   EXPECT_EQ(bytes_of(acquired_, 0), tensors_[2].bytes);
   EXPECT_EQ(bytes_of(kept, 0), tensors_[0].bytes);
   stfs_gpu_release(kept);
   EXPECT_EQ(users("c"), std::vector<pid_t>{::getpid()}) << "the lease ended with its holder";
   release();
-  EXPECT_EQ(users("c"), kNobody);
+  EXPECT_EQ(users("c"), kNoUsers);
 }
 
-TEST_F(LibraryHolder, AReleaseEndsTheLeaseOnWhatWasAcquiredAndOnNothingElse) {
+TEST_F(LibraryHolder, ReleaseEndsOnlyItsOwnLease) {
   ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
   stfs_gpu_tensors* evicted = std::exchange(acquired_, nullptr);
   ASSERT_EQ(run({STFS_GPU_BINARY, "evict", "--all"}).status, 0);
@@ -540,10 +545,10 @@ TEST_F(LibraryHolder, AReleaseEndsTheLeaseOnWhatWasAcquiredAndOnNothingElse) {
 
   EXPECT_EQ(users("a.w"), std::vector<pid_t>{::getpid()});
   release();
-  EXPECT_EQ(users("a.w"), kNobody);
+  EXPECT_EQ(users("a.w"), kNoUsers);
 }
 
-TEST_F(LibraryHolder, AReleaseNeedsNoMemory) {
+TEST_F(LibraryHolder, ReleaseNeedsNoMemory) {
   ASSERT_EQ(acquire({name("a.*"), name("c")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
   DLManagedTensorVersioned* exported = nullptr;
   ASSERT_EQ(stfs_gpu_export(acquired_, 2, 0, &exported), STFS_GPU_OK);
@@ -554,10 +559,10 @@ TEST_F(LibraryHolder, AReleaseNeedsNoMemory) {
     exported->deleter(exported);
   }
 
-  for (const Tensor& tensor : tensors_) EXPECT_EQ(users(tensor.name), kNobody) << tensor.name;
+  for (const Tensor& tensor : tensors_) EXPECT_EQ(users(tensor.name), kNoUsers) << tensor.name;
 }
 
-TEST_F(LibraryHolder, ManyLeasesAreReleasedInOneCall) {
+TEST_F(LibraryHolder, OneCallReleasesManyLeases) {
   std::vector<Tensor> many;
   for (int i = 0; i < 3000; ++i)
     many.push_back(random_tensor("t" + std::to_string(i), "U8", {1}, 1));
@@ -571,7 +576,7 @@ TEST_F(LibraryHolder, ManyLeasesAreReleasedInOneCall) {
   EXPECT_TRUE(nothing_is_leased());
 }
 
-TEST_F(LibraryHolder, AChangedSourceIsAnotherTensor) {
+TEST_F(LibraryHolder, ChangedSourceIsAnotherTensor) {
   ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
   stfs_gpu_tensors* before = std::exchange(acquired_, nullptr);
   const Tensor changed = random_tensor("a.w", "F32", {4, 6}, 9);
@@ -585,7 +590,7 @@ TEST_F(LibraryHolder, AChangedSourceIsAnotherTensor) {
   stfs_gpu_release(before);
 }
 
-TEST_F(LibraryHolder, AnotherMountAtThePathIsAnotherSource) {
+TEST_F(LibraryHolder, AnotherMountAtSamePathIsAnotherSource) {
   const std::string mountpoint = dir_ / "mount";
   std::filesystem::create_directory(mountpoint);
   const Tensor other = random_tensor("a.w", "F32", {4, 6}, 9);
@@ -601,7 +606,7 @@ TEST_F(LibraryHolder, AnotherMountAtThePathIsAnotherSource) {
   }
 }
 
-TEST_F(LibraryHolder, AnotherFileInTheDirectoryMayBeItsCheckpoint) {
+TEST_F(LibraryHolder, FindsCheckpointInDirectoryAgain) {
   const std::filesystem::path directory = dir_ / "d";
   std::filesystem::create_directory(directory);
   std::filesystem::copy(source(), directory / "other.safetensors");
@@ -636,10 +641,10 @@ TEST_F(LibraryHolder, ManyThreadsAcquireAndReleaseOnOneConnection) {
   for (std::thread& thread : threads) thread.join();
 
   EXPECT_EQ(failures, 0);
-  for (const Tensor& tensor : tensors_) EXPECT_EQ(users(tensor.name), kNobody) << tensor.name;
+  for (const Tensor& tensor : tensors_) EXPECT_EQ(users(tensor.name), kNoUsers) << tensor.name;
 }
 
-TEST_F(LibraryHolder, StartsAHolderWhereNoneListens) {
+TEST_F(LibraryHolder, StartsHolderIfNoneListens) {
   const std::string other = dir_ / "other";
   stfs_gpu_connection* connection = nullptr;
 

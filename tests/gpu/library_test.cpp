@@ -1,4 +1,4 @@
-// The C ABI of stfs_gpu.h with inherited tensors: no holder, no mount, no GPU.
+// The C ABI of stfs_gpu.h with inherited tensors, without a holder, a mount or a GPU.
 #include "core/base/dlpack.h"
 #include "core/base/posix.h"
 #include "tests/gpu/failing_new.h"
@@ -38,7 +38,7 @@ const std::vector<GivenTensor> kTwo{
 
 std::string label(const std::string& name) { return "/w/model.safetensors::" + name; }
 
-// A connection and its tensors, during a scope.
+// Connects during a scope.
 struct Connection {
   Connection() { EXPECT_EQ(stfs_gpu_connect(nullptr, 0, &handle), STFS_GPU_OK) << error(); }
   ~Connection() { close(); }
@@ -51,6 +51,7 @@ struct Connection {
   stfs_gpu_connection* handle = nullptr;
 };
 
+// Acquired tensors, released at the end of a scope.
 struct Tensors {
   Tensors() = default;
   ~Tensors() { release(); }
@@ -80,7 +81,7 @@ struct Tensors {
   stfs_gpu_tensors* handle = nullptr;
 };
 
-// The number of mappings of the inherited segment in this process.
+// Returns the number of mappings of the inherited segment in this process.
 std::size_t mappings() {
   const std::string maps = read_file("/proc/self/maps");
   std::size_t count = 0;
@@ -89,7 +90,7 @@ std::size_t mappings() {
   return count;
 }
 
-TEST(Library, ReadsWhatThisProcessWasGiven) {
+TEST(Library, ReadsInheritedTensors) {
   const Given given(kTwo);
   Connection connection;
   Tensors tensors;
@@ -116,7 +117,7 @@ TEST(Library, ReadsWhatThisProcessWasGiven) {
   EXPECT_EQ(tensors.bytes(1), kTwo[1].bytes);
 }
 
-TEST(Library, ReadsTheValuesOfAnyFloatingTypeAsFloat) {
+TEST(Library, ReadsEveryFloatingTypeAsFloat) {
   const Given given({{.name = "w", .shape = {2}, .bytes = floats({1, -2.5F})},
                      {.name = "h", .dtype = "BF16", .shape = {2}, .bytes = {"\x80\x3f\x20\xc0", 4}},
                      {.name = "q", .dtype = "F4", .shape = {2}, .bytes = "\x21"},
@@ -145,7 +146,7 @@ TEST(Library, ReadsTheValuesOfAnyFloatingTypeAsFloat) {
   EXPECT_EQ(read(9, 1), STFS_GPU_USAGE);
 }
 
-TEST(Library, GivesTensorsInTheOrderAskedForAndMapsASegmentOnce) {
+TEST(Library, ReturnsTensorsInRequestedOrderAndMapsSegmentOnce) {
   const Given given(kTwo);
   Connection connection;
   Tensors tensors;
@@ -163,7 +164,7 @@ TEST(Library, GivesTensorsInTheOrderAskedForAndMapsASegmentOnce) {
   EXPECT_EQ(mappings(), 0U);
 }
 
-TEST(Library, ATensorWithoutBytesHasNoPointer) {
+TEST(Library, EmptyTensorHasNoPointer) {
   const Given given({{.name = "none", .shape = {0, 3}, .bytes = ""},
                      {.name = "scalar", .shape = {}, .bytes = floats({7})}});
   Connection connection;
@@ -181,7 +182,7 @@ TEST(Library, ATensorWithoutBytesHasNoPointer) {
   exported->deleter(exported);
 }
 
-TEST(Library, HostMemoryCannotBeWrittenTo) {
+TEST(Library, MapsHostMemoryReadOnly) {
   const Given given(kTwo);
   Connection connection;
   Tensors tensors;
@@ -190,14 +191,15 @@ TEST(Library, HostMemoryCannotBeWrittenTo) {
 
   EXPECT_EXIT(
       {
-        ::signal(SIGSEGV, SIG_DFL);  // a sanitizer would report it
+        ::signal(SIGSEGV, SIG_DFL);  // otherwise a sanitizer reports the signal
         *value = 0;
       },
       testing::KilledBySignal(SIGSEGV), "");
 }
 
-// A name of a safetensors file may have a NUL, and one of a GGUF file any byte but that.
-TEST(Library, NamesHaveTheirLengthAndAreAnyBytes) {
+// A name in a safetensors file may contain NUL. A name in a GGUF file may contain any byte except
+// NUL.
+TEST(Library, AcceptsAnyBytesInNames) {
   using namespace std::string_literals;
   const std::vector<GivenTensor> named{
       {.name = "a\0b"s, .dtype = "U8", .shape = {1}, .bytes = "1"},
@@ -227,7 +229,7 @@ TEST(Library, NamesHaveTheirLengthAndAreAnyBytes) {
   }
 }
 
-TEST(Library, NullIsAnErrorAndNeverACrash) {
+TEST(Library, NullIsAnErrorAndNotACrash) {
   const Given given(kTwo);
   Connection connection;
   Tensors tensors;
@@ -250,13 +252,13 @@ TEST(Library, NullIsAnErrorAndNeverACrash) {
   EXPECT_EQ(stfs_gpu_export(tensors.handle, 0, 0, nullptr), STFS_GPU_USAGE);
   EXPECT_EQ(stfs_gpu_export_unversioned(tensors.handle, 0, 0, nullptr), STFS_GPU_USAGE);
   tensors.release();
-  EXPECT_EQ(mappings(), 0U);  // a failed acquire leaves no mapping
+  EXPECT_EQ(mappings(), 0U);  // the failed calls have left no mapping
   EXPECT_EQ(stfs_gpu_count(nullptr), 0U);
   stfs_gpu_release(nullptr);
   stfs_gpu_disconnect(nullptr);
 }
 
-TEST(Library, WhatCannotBeMeantIsSaid) {
+TEST(Library, ReportsInvalidRequests) {
   const Given given(kTwo);
   Connection connection;
   Tensors tensors;
@@ -281,7 +283,7 @@ TEST(Library, WhatCannotBeMeantIsSaid) {
   EXPECT_EQ(stfs_gpu_export(tensors.handle, 0, 4, &exported), STFS_GPU_USAGE);
 }
 
-TEST(Library, TheLastErrorIsTheThreadsOwnAndOneForBothHeaders) {
+TEST(Library, LastErrorIsPerThreadAndSharedByBothHeaders) {
   EXPECT_EQ(stfs_gpu_connect(nullptr, 0, nullptr), STFS_GPU_USAGE);
   const std::string mine = stfs_gpu_last_error();
   std::string others = "unset";
@@ -293,7 +295,7 @@ TEST(Library, TheLastErrorIsTheThreadsOwnAndOneForBothHeaders) {
   EXPECT_EQ(stfs_last_error(), mine);
 }
 
-TEST(Library, TensorsOnSeveralDevicesAreRefusedAndSaidWhere) {
+TEST(Library, RefusesTensorsOnSeveralDevicesAndNamesThem) {
   std::vector<GivenTensor> given = kTwo;
   given.push_back({.name = "far", .shape = {1}, .bytes = "1234", .device = "GPU-1111"});
   const Given environment(given);
@@ -309,7 +311,7 @@ TEST(Library, TensorsOnSeveralDevicesAreRefusedAndSaidWhere) {
       << Connection::error();
 }
 
-TEST(Library, AnExportOutlivesReleaseAndDisconnect) {
+TEST(Library, ExportOutlivesReleaseAndDisconnect) {
   const Given given(kTwo);
   Connection connection;
   Tensors tensors;
@@ -337,7 +339,7 @@ TEST(Library, AnExportOutlivesReleaseAndDisconnect) {
   EXPECT_EQ(mappings(), 0U);
 }
 
-TEST(Library, AnExportedCopyIsTheConsumersOwn) {
+TEST(Library, ExportedCopyIsIndependent) {
   const Given given(kTwo);
   Connection connection;
   Tensors tensors;
@@ -351,11 +353,11 @@ TEST(Library, AnExportedCopyIsTheConsumersOwn) {
   std::memset(copy->dl_tensor.data, 0, 24);
   EXPECT_EQ(tensors.bytes(0), kTwo[0].bytes);
   tensors.release();
-  EXPECT_EQ(mappings(), 0U);  // a copy does not keep the original
+  EXPECT_EQ(mappings(), 0U);  // the copy does not keep the original mapped
   copy->deleter(copy);
 }
 
-TEST(Library, AnUnversionedExportOfReadOnlyMemoryIsRefused) {
+TEST(Library, RefusesUnversionedExportOfReadOnlyMemory) {
   const Given given(kTwo);
   Connection connection;
   Tensors tensors;
@@ -371,8 +373,8 @@ TEST(Library, AnUnversionedExportOfReadOnlyMemoryIsRefused) {
   exported->deleter(exported);
 }
 
-// The codes as numbers from DLPack's specification, independent of our header.
-TEST(Library, TypesHaveTheCodesOfDLPack) {
+// The codes are numbers from DLPack's specification, so that they do not depend on our header.
+TEST(Library, TypesHaveDLPackCodes) {
   struct Row {
     const char* dtype;
     unsigned code;
@@ -407,7 +409,7 @@ TEST(Library, TypesHaveTheCodesOfDLPack) {
   }
 }
 
-TEST(Library, InAForkedChildHandlesAreUselessAndHarmless) {
+TEST(Library, HandlesFailHarmlesslyInForkedChild) {
   const Given given(kTwo);
   Connection connection;
   Tensors tensors;
@@ -427,7 +429,7 @@ TEST(Library, InAForkedChildHandlesAreUselessAndHarmless) {
     stfs_gpu_release(tensors.handle);
     stfs_gpu_disconnect(connection.handle);
     wrong |= (mappings() != 1) << 2;
-    // A child may connect for itself.
+    // The child may open its own connection.
     Connection own;
     Tensors others;
     wrong |= (others.acquire(own.handle, {label("b")}) != STFS_GPU_OK) << 3;
@@ -443,7 +445,7 @@ TEST(Library, InAForkedChildHandlesAreUselessAndHarmless) {
   EXPECT_EQ(mappings(), 0U);
 }
 
-TEST(Library, AnExportEndsWithoutMemoryInAForkedChildToo) {
+TEST(Library, ForkedChildDropsExportWithoutMemory) {
   const Given given(kTwo);
   Connection connection;
   Tensors tensors;
@@ -466,8 +468,8 @@ TEST(Library, AnExportEndsWithoutMemoryInAForkedChildToo) {
   EXPECT_EQ(mappings(), 0U);
 }
 
-// Here, since this program can do without memory.
-TEST(StartThread, LeavesTheSignalsAsTheyWereWithoutMemory) {
+// This test is in this program because only this program can make operator new fail.
+TEST(StartThread, RestoresSignalMaskWhenOutOfMemory) {
   sigset_t before;
   pthread_sigmask(SIG_SETMASK, nullptr, &before);
   bool has_started = false;
@@ -491,7 +493,7 @@ TEST(StartThread, LeavesTheSignalsAsTheyWereWithoutMemory) {
   }
 }
 
-TEST(Library, AListThatIsNoneIsRefused) {
+TEST(Library, RejectsInheritedListThatIsNotAList) {
   for (const char* text : {"", "{}", "[1]", R"([{"name":"w"}])", "[", "[[[[[["}) {
     const GivenText given(text);
     stfs_gpu_connection* connection = nullptr;
@@ -503,7 +505,7 @@ TEST(Library, AListThatIsNoneIsRefused) {
   }
 }
 
-TEST(Library, AListThatNamesMemoryOutsideItsSegmentIsRefused) {
+TEST(Library, RejectsInheritedListWithRangesOutsideSegment) {
   const Given honest(kTwo);
   const auto changed = [&honest](const std::string& from, const std::string& to) {
     std::string text = honest.json();
@@ -519,7 +521,7 @@ TEST(Library, AListThatNamesMemoryOutsideItsSegmentIsRefused) {
 
     EXPECT_EQ(stfs_gpu_connect(nullptr, 0, &connection), STFS_GPU_DEVICE) << text;
   }
-  // Mapping a segment that is shorter than stated fails: no later SIGBUS.
+  // Mapping a segment that is shorter than stated fails, because a later access would raise SIGBUS.
   std::string longer = honest.json();
   for (std::size_t at; (at = longer.find(":2097152")) != std::string::npos;)
     longer.replace(at, 8, ":4194304");
@@ -529,7 +531,7 @@ TEST(Library, AListThatNamesMemoryOutsideItsSegmentIsRefused) {
   EXPECT_EQ(tensors.acquire(connection.handle, {}), STFS_GPU_DEVICE);
 }
 
-TEST(Library, WithoutAHolderItSaysWhereNoneListens) {
+TEST(Library, ReportsSocketWithoutHolder) {
   const TempDir dir;
   const std::string path = dir / "socket";
   stfs_gpu_connection* connection = nullptr;

@@ -1,4 +1,4 @@
-// The commands on host memory: names in a mount or a source, load, ls, evict, run.
+// The commands, in host memory: names in a mount or a source, load, ls, evict, run.
 #include "tests/gpu/tool.h"
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
@@ -39,7 +39,7 @@ class GpuLoad : public GpuToolTest {
   }
 };
 
-TEST_F(GpuLoad, ATensorByItsPath) {
+TEST_F(GpuLoad, LoadsTensorByPath) {
   const auto source = small();
   const Mounted mount({source});
 
@@ -53,7 +53,7 @@ TEST_F(GpuLoad, ATensorByItsPath) {
   EXPECT_TRUE(got({mount / "a"}) == read_file(mount / "a"));
 }
 
-TEST_F(GpuLoad, EachViewThatHasATensorsBytes) {
+TEST_F(GpuLoad, LoadsTensorsByPathsInViews) {
   write_safetensors(
       file("m.safetensors"),
       {random_tensor("a", "F32", {64, 48}), random_tensor("dir/b.npy/c", "BF16", {6, 8}),
@@ -80,7 +80,7 @@ TEST_F(GpuLoad, EachViewThatHasATensorsBytes) {
   }
 }
 
-TEST_F(GpuLoad, WhatAMountSaysOfAFileIsKnownByAnyPathOfIt) {
+TEST_F(GpuLoad, RecognisesMountedFileByAnyPath) {
   const auto source = small();
   const Mounted mount({source});
   std::filesystem::create_symlink(mount / ".stfs/npy-f32/layers.0.w.npy", file("link"));
@@ -91,7 +91,7 @@ TEST_F(GpuLoad, WhatAMountSaysOfAFileIsKnownByAnyPathOfIt) {
   EXPECT_EQ(load({mount / ".stfs/safetensors/a.safetensors"})["copied_bytes"], 0);
 }
 
-TEST_F(GpuLoad, AViewAndAnOptionThatMeanTheSameAreOneTensor) {
+TEST_F(GpuLoad, EquivalentViewAndOptionShareOneTensor) {
   const auto source = small();
   const Mounted mount({source});
   load({mount / ".stfs/f32/layers.0.w"});
@@ -99,11 +99,11 @@ TEST_F(GpuLoad, AViewAndAnOptionThatMeanTheSameAreOneTensor) {
   EXPECT_EQ(load({"--as", "f32", mount / "layers.0.w"})["copied_bytes"], 0);
   EXPECT_EQ(load({"--as", "f32", source.string() + "::layers.0.w"})["copied_bytes"], 0);
   EXPECT_EQ(load({mount / ".stfs/slice/layers.0.w/..."})["copied_bytes"], 128 * 32 * 2)
-      << "that is BF16";
+      << "the stored type is BF16";
   EXPECT_EQ(load({mount / "layers.0.w"})["copied_bytes"], 0);
 }
 
-TEST_F(GpuLoad, DirectoriesAndGlobsNameMany) {
+TEST_F(GpuLoad, DirectoriesAndGlobsNameManyTensors) {
   write_safetensors(file("m.safetensors"),
                     {random_tensor("m/0/w", "U8", {10}), random_tensor("m/1/w", "U8", {10}),
                      random_tensor("m/1/b", "U8", {10}), random_tensor("n", "U8", {10})});
@@ -118,7 +118,7 @@ TEST_F(GpuLoad, DirectoriesAndGlobsNameMany) {
   EXPECT_EQ(resident().size(), 4u);
 }
 
-TEST_F(GpuLoad, TheRootIsItsTensorsAlsoWhereViewsAreListedOrADirectoryHasTheirName) {
+TEST_F(GpuLoad, RootMeansOnlyTensorsEvenIfViewsAreVisible) {
   write_safetensors(file("named.safetensors"), {random_tensor("a/.stfs/w", "U8", {10})});
   for (const auto& [source, count] : {std::pair{small(), 3U}, {file("named.safetensors"), 1U}}) {
     const Mounted mount({source}, {"-o", "views=visible"});
@@ -127,7 +127,7 @@ TEST_F(GpuLoad, TheRootIsItsTensorsAlsoWhereViewsAreListedOrADirectoryHasTheirNa
   }
 }
 
-TEST_F(GpuLoad, StrangeNamesByPathAndBySource) {
+TEST_F(GpuLoad, AcceptsUnusualNames) {
   const std::vector<std::string> names{
       "a::b",     "::",        "",   "[x]",     "-flag", "*",    "spa ce",
       "\xc3\xa4", "line\nend", "..", "quo\"te", "%41",   "x\\y", std::string(300, 'n')};
@@ -141,15 +141,16 @@ TEST_F(GpuLoad, StrangeNamesByPathAndBySource) {
   for (std::size_t i = 0; i < names.size(); ++i) {
     const std::string argument = source + "::" + names[i];
     load({argument});
-    if (names[i] == "*") continue;  // below
+    if (names[i] == "*") continue;  // checked below
     EXPECT_TRUE(got({argument}) == tensors[i].bytes) << names[i];
   }
-  EXPECT_TRUE(got({source + "::*"}) == tensors[5].bytes) << "a name comes before a glob";
+  EXPECT_TRUE(got({source + "::*"}) == tensors[5].bytes)
+      << "an exact name takes precedence over a glob";
   const Mounted mount({source});
-  EXPECT_EQ(load({mount.path().string()})["copied_bytes"], 0) << "by path they are the same";
+  EXPECT_EQ(load({mount.path().string()})["copied_bytes"], 0) << "paths name the same tensors";
 }
 
-TEST_F(GpuLoad, ShardsAreDividedEvenlyOrNotAtAll) {
+TEST_F(GpuLoad, RefusesUnevenShards) {
   const auto source = small();
   const Mounted mount({source});
   std::string whole;
@@ -172,7 +173,7 @@ TEST_F(GpuLoad, ShardsAreDividedEvenlyOrNotAtAll) {
   }
 }
 
-TEST_F(GpuLoad, ConversionsWarnOfWhatTheyMet) {
+TEST_F(GpuLoad, ConversionWarnsAboutNanAndOutOfRangeValues) {
   const std::vector<float> values{1.0F, 1e6F, -1e30F, NAN, INFINITY, 2.5F};
   std::string bytes(values.size() * sizeof(float), '\0');
   std::memcpy(bytes.data(), values.data(), bytes.size());
@@ -190,8 +191,9 @@ TEST_F(GpuLoad, ConversionsWarnOfWhatTheyMet) {
   expect_one_line(gpu({"load", "--device", device(), "--as", "f64", source + "::w"}), 2);
 }
 
-TEST_F(GpuLoad, AnotherProcessMapsTheSameMemoryAndCannotWriteIt) {
-  if (device() != "cpu") GTEST_SKIP() << "only memory of the host is opened by its path and sealed";
+TEST_F(GpuLoad, OtherProcessMapsSameMemoryReadOnly) {
+  if (device() != "cpu")
+    GTEST_SKIP() << "only host memory has a path that can be opened, and seals";
   const auto source = small();
   const Mounted mount({source});
   load({mount / "a"});
@@ -217,7 +219,7 @@ TEST_F(GpuLoad, AnotherProcessMapsTheSameMemoryAndCannotWriteIt) {
   EXPECT_EQ(data[5], read_file(mount / "a")[5]) << "memory stays while it is mapped";
 }
 
-TEST_F(GpuLoad, AnEmptyTensorIsATensor) {
+TEST_F(GpuLoad, LoadsEmptyTensor) {
   write_safetensors(file("m.safetensors"), {{"e", "F32", {0, 4}, ""}, {"s", "U8", {}, "x"}});
   const Mounted mount({file("m.safetensors")});
 
@@ -230,7 +232,7 @@ TEST_F(GpuLoad, AnEmptyTensorIsATensor) {
   EXPECT_EQ(resident().size(), 2u);
 }
 
-TEST_F(GpuLoad, WhatIsNoTensorIsAnErrorAndWhatIsNotThereUnreadable) {
+TEST_F(GpuLoad, ReportsMissingFilesAndFilesThatAreNotTensors) {
   const auto source = small();
   const Mounted mount({source});
   const auto load_of = [&](const std::string& name) {
@@ -249,8 +251,8 @@ TEST_F(GpuLoad, WhatIsNoTensorIsAnErrorAndWhatIsNotThereUnreadable) {
   expect_one_line(gpu({"load", "--device", device()}), 2);
 }
 
-// As by cp -p: the size and the mtime stay.
-TEST_F(GpuLoad, ASourceThatIsRewrittenWithItsTimePutBackIsLoadedAnew) {
+// cp -p keeps the size and the mtime.
+TEST_F(GpuLoad, SourceRewrittenWithRestoredMtimeIsLoadedAgain) {
   const auto source = small();
   const auto other = small("other.safetensors");
   write_safetensors(other,
@@ -270,8 +272,8 @@ TEST_F(GpuLoad, ASourceThatIsRewrittenWithItsTimePutBackIsLoadedAnew) {
   EXPECT_FALSE(got({tensor}) == before);
 }
 
-// A link costs a command at most one of its tries (Selection::kMostLoads).
-TEST_F(GpuLoad, AMountWhoseSourceIsLinkedMeanwhileIsLoaded) {
+// Each link makes a command try again at most once, and Selection limits the attempts.
+TEST_F(GpuLoad, LoadsMountWhileItsSourceIsLinked) {
   const auto source = small();
   const Mounted mount({source});
   int commands = 0;
@@ -292,9 +294,9 @@ TEST_F(GpuLoad, AMountWhoseSourceIsLinkedMeanwhileIsLoaded) {
   EXPECT_TRUE(got({mount / "a"}) == read_file(mount / "a"));
 }
 
-// Output of the other commands.
+// --- the other commands
 
-TEST_F(GpuLoad, ADryRunSaysWhatWouldBeDoneAndStartsNothing) {
+TEST_F(GpuLoad, DryRunReportsPlanWithoutStartingHolder) {
   const auto source = small();
   const Mounted mount({source});
 
@@ -306,13 +308,13 @@ TEST_F(GpuLoad, ADryRunSaysWhatWouldBeDoneAndStartsNothing) {
   EXPECT_EQ(plan["fits"], true);
   EXPECT_EQ(plan["tensors"][0]["resident"], false);
   EXPECT_EQ(dry.status, 0);
-  EXPECT_EQ(holder(), 0) << "no holder was needed";
+  EXPECT_EQ(holder(), 0) << "neither command starts a holder";
   load({mount / "a"});
   EXPECT_EQ(gpu_json({"plan", "--device", device(), mount.path().string()})["copy_bytes"],
             40 + 128 * 32 * 2);
 }
 
-TEST_F(GpuLoad, NothingFitsWhereAllMemoryShallStayFree) {
+TEST_F(GpuLoad, NothingFitsIfAllMemoryMustStayFree) {
   const std::string tensor = small().string() + "::a";
   for (const char* keep_free : {"18446744073709551615", "18446744073707454464"}) {
     const json plan = gpu_json({"plan", "--device", device(), "--keep-free", keep_free, tensor});
@@ -321,7 +323,7 @@ TEST_F(GpuLoad, NothingFitsWhereAllMemoryShallStayFree) {
   }
 }
 
-TEST_F(GpuLoad, ASizeThatIsNoNumberOfBytesIsWrongUsage) {
+TEST_F(GpuLoad, RejectsInvalidSizes) {
   const std::string tensor = small().string() + "::a";
   for (const char* size :
        {"-1", "-4096", "18446744073709551616", "99999999999999999999", "16EiB", "1.5G", "G", ""}) {
@@ -332,7 +334,7 @@ TEST_F(GpuLoad, ASizeThatIsNoNumberOfBytesIsWrongUsage) {
   }
 }
 
-TEST_F(GpuLoad, AFileInADirectoryThatCannotBeLookedAtIsNamed) {
+TEST_F(GpuLoad, NamesUnreadableFileInDirectory) {
   const auto loop = file("directory") / "loop";
   std::filesystem::create_directory(file("directory"));
   std::filesystem::create_symlink("loop", loop);
@@ -341,7 +343,7 @@ TEST_F(GpuLoad, AFileInADirectoryThatCannotBeLookedAtIsNamed) {
                   loop.string() + ": Too many levels of symbolic links");
 }
 
-TEST_F(GpuLoad, EveryVerbHasJsonAndEchoesTheDevice) {
+TEST_F(GpuLoad, EveryCommandHasJsonAndNamesDevice) {
   const auto source = small();
   const Mounted mount({source});
   load({mount / "a"});
@@ -357,11 +359,12 @@ TEST_F(GpuLoad, EveryVerbHasJsonAndEchoesTheDevice) {
   const json all = gpu_json({"devices"});
   const std::string uuid = (device() == "cpu" ? all.back() : all.front())["uuid"];
   EXPECT_NE(gpu({"load", "--device", device(), mount / "a"}).out.find(uuid), std::string::npos);
-  EXPECT_EQ(gpu({"load", "--device", uuid, mount / "a"}).status, 0) << "the UUID is a name too";
+  EXPECT_EQ(gpu({"load", "--device", uuid, mount / "a"}).status, 0)
+      << "the UUID also names the device";
 }
 
-// More than stdio's buffer: the first write fails, and the flush at exit then writes less.
-TEST_F(GpuLoad, OutputThatCannotBeWrittenIsAnErrorHoweverLongItIs) {
+// The long output exceeds stdio's buffer: the first write fails, and the flush at exit writes less.
+TEST_F(GpuLoad, FailedOutputIsAnErrorAtAnyLength) {
   std::vector<stfs::test::Tensor> tensors;
   for (unsigned i = 0; i < 100; ++i) {
     tensors.push_back(random_tensor("t" + std::to_string(i), "U8", {1}, i));
@@ -376,7 +379,7 @@ TEST_F(GpuLoad, OutputThatCannotBeWrittenIsAnErrorHoweverLongItIs) {
   }
 }
 
-TEST_F(GpuLoad, ADeviceIsAlwaysNamed) {
+TEST_F(GpuLoad, RequiresValidDevice) {
   const auto source = small();
   for (const char* verb : {"load", "plan", "get"}) {
     expect_one_line(gpu({verb, source.string() + "::a"}), 2, "--device");
@@ -387,7 +390,7 @@ TEST_F(GpuLoad, ADeviceIsAlwaysNamed) {
   }
 }
 
-TEST_F(GpuLoad, WithoutAHolderNothingIsResident) {
+TEST_F(GpuLoad, NothingIsResidentWithoutHolder) {
   const auto source = small();
   const std::string tensor = source.string() + "::a";
 
@@ -397,10 +400,10 @@ TEST_F(GpuLoad, WithoutAHolderNothingIsResident) {
   EXPECT_EQ(gpu_json({"ls"}), json::array());
   EXPECT_EQ(gpu({"evict", "--all"}).status, 0);
   EXPECT_EQ(gpu({"doctor"}).status, 0);
-  EXPECT_EQ(holder(), 0) << "none of these starts one";
+  EXPECT_EQ(holder(), 0) << "none of these commands starts a holder";
 }
 
-TEST_F(GpuLoad, PinnedTensorsAreEvictedByForceAlone) {
+TEST_F(GpuLoad, EvictsPinnedTensorsOnlyWithForce) {
   const auto source = small();
   const std::string tensor = source.string() + "::a";
   load({"--pin", tensor});
@@ -412,7 +415,7 @@ TEST_F(GpuLoad, PinnedTensorsAreEvictedByForceAlone) {
   EXPECT_EQ(resident(), Names{});
 }
 
-TEST_F(GpuLoad, WhatIsEvictedMayHaveLostItsSource) {
+TEST_F(GpuLoad, EvictsTensorWithRemovedSource) {
   const auto source = small();
   load({source.string() + "::a"});
   std::filesystem::remove(source);
@@ -422,9 +425,9 @@ TEST_F(GpuLoad, WhatIsEvictedMayHaveLostItsSource) {
   EXPECT_EQ(resident(), Names{});
 }
 
-// The verb run.
+// --- the command `run`
 
-TEST_F(GpuLoad, RunGivesTheCommandTheTensorsAndNothingIsLeft) {
+TEST_F(GpuLoad, RunPassesTensorsAndLeavesNoHolder) {
   const auto source = small();
   const Mounted mount({source});
 
@@ -448,7 +451,7 @@ TEST_F(GpuLoad, RunGivesTheCommandTheTensorsAndNothingIsLeft) {
   EXPECT_TRUE(read.out == read_file(mount / "a"));
 }
 
-TEST_F(GpuLoad, RunEndsAsEnvDoesWhenTheCommandCannotBeRun) {
+TEST_F(GpuLoad, RunFailsLikeEnvIfCommandCannotStart) {
   const auto source = small();
   write_file(file("script"), "no program");
   const auto with = [&](const std::string& command) {
@@ -463,7 +466,7 @@ TEST_F(GpuLoad, RunEndsAsEnvDoesWhenTheCommandCannotBeRun) {
   expect_one_line(gpu({"run", "--device", device(), source.string() + "::x", "--", "true"}), 2);
 }
 
-TEST_F(GpuLoad, RunDescribesPathsThatAreNotUtf8) {
+TEST_F(GpuLoad, RunDescribesNonUtf8Paths) {
   const auto source = small("m\xff.safetensors");
 
   const Outcome outcome = gpu({"run", "--device", device(), source.string() + "::a", "--", "bash",

@@ -1,4 +1,4 @@
-// The protocol: messages arrive whole, and malformed ones end the connection.
+// The protocol: messages arrive complete, and malformed messages end the connection.
 #include "tools/gpu/protocol/message.h"
 
 #include "core/base/error.h"
@@ -63,7 +63,7 @@ void write_raw(const UniqueFd& fd, std::string_view bytes) {
   }
 }
 
-// Sends bytes with descriptors beside them.
+// Sends bytes together with descriptors.
 void write_rights(const UniqueFd& fd, std::string bytes, const std::vector<int>& descriptors) {
   iovec piece{bytes.data(), bytes.size()};
   std::vector<char> control(CMSG_SPACE(descriptors.size() * sizeof(int)));
@@ -80,7 +80,8 @@ void write_rights(const UniqueFd& fd, std::string bytes, const std::vector<int>&
   ASSERT_EQ(::sendmsg(fd.get(), &header, MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
 }
 
-// The number of messages that a channel reads from bytes; -1 when it ends the connection.
+// Returns the number of messages that a channel reads from `bytes`, or -1 if it ends the
+// connection.
 int messages_in(const std::string& bytes, Channel::Limits limits = {}) {
   Ends ends = connected();
   std::jthread writer([&] {
@@ -93,8 +94,8 @@ int messages_in(const std::string& bytes, Channel::Limits limits = {}) {
     ::shutdown(ends.a.get(), SHUT_WR);
   });
   Channel channel(std::move(ends.b), limits);
-  // The connection ends after complete messages in either case. The difference: whether the channel
-  // would have read one more message.
+  // The connection ends in either case, because the writer closes it. A channel that has accepted
+  // everything has read to the end and buffers nothing.
   int count = 0;
   std::size_t taken = 0;
   bool is_open = true;
@@ -110,7 +111,7 @@ int messages_in(const std::string& bytes, Channel::Limits limits = {}) {
   return was_read && taken == 0 ? count : -1;
 }
 
-TEST(GpuText, AnyBytesComeBackFromJson) {
+TEST(GpuText, JsonPreservesAllBytes) {
   std::string all;
   for (int i = 0; i < 256; ++i) all += static_cast<char>(i);
   const Json json = to_json_text(all);
@@ -120,13 +121,13 @@ TEST(GpuText, AnyBytesComeBackFromJson) {
   EXPECT_EQ(from_json_text(back), all);
 }
 
-TEST(GpuText, WhatCannotHaveBeenBytesIsRefused) {
+TEST(GpuText, RejectsTextThatCannotEncodeBytes) {
   for (const char* text : {"\u0100", "\u20ac", "\U0001f600"}) {
     EXPECT_THROW(from_json_text(Json(text)), Error) << text;
   }
   EXPECT_THROW(from_json_text(Json(5)), Error);
   EXPECT_THROW(from_json_text(Json()), Error);
-  EXPECT_THROW(from_json_text(Json(std::string("\xc3"))), Error) << "cut off";
+  EXPECT_THROW(from_json_text(Json(std::string("\xc3"))), Error) << "invalid UTF-8";
 }
 
 Item some_item(const std::string& path = "/w/m\xff\n.safetensors") {
@@ -149,7 +150,7 @@ Item item_of(const Json& json) {
   return item_from_json(json, {std::make_shared<const std::string>("{}")});
 }
 
-TEST(GpuItemJson, AnItemThatLacksAMemberOrHasAnotherTypeIsRefused) {
+TEST(GpuItemJson, RejectsMissingMembersAndWrongTypes) {
   const Json good = json_of(some_item());
   const std::vector<Json> wrong{
       nullptr, -1, 1.5, true, "x", Json::array({-1}), Json::object(), Json::array({Json::array()})};
@@ -181,7 +182,7 @@ Item computed_item(const std::string& tensor, std::shared_ptr<const std::string>
   return Item(std::move(request));
 }
 
-TEST(GpuItemJson, ItemsStoredAndComputedComeBackAsTheyWereAndShareTheirDescriptions) {
+TEST(GpuItemJson, PreservesItemsAndSharesDescriptions) {
   const auto checkpoint = std::make_shared<const std::string>("{\"sources\":[\"/\xff\"]}");
   const std::vector<Item> items{
       some_item(), computed_item("a", checkpoint), computed_item("b", checkpoint),
@@ -209,7 +210,7 @@ TEST(GpuItemJson, ItemsStoredAndComputedComeBackAsTheyWereAndShareTheirDescripti
   EXPECT_EQ(again, body);
 }
 
-TEST(GpuItemJson, AComputationThatIsNoneIsRefused) {
+TEST(GpuItemJson, RejectsMalformedComputation) {
   Json good = json_of(computed_item("t", std::make_shared<const std::string>("{}")));
   EXPECT_NO_THROW(item_of(good));
   for (const Json& value : {Json(), Json(1), Json("x"), Json::array({1})}) {
@@ -226,8 +227,8 @@ TEST(GpuItemJson, AComputationThatIsNoneIsRefused) {
   EXPECT_THROW(items_of({{"items", Json::array()}, {"checkpoints", {1}}}), Error);
 }
 
-// The holder passes it on as a part of a key, and JSON is UTF-8.
-TEST(GpuItemJson, AVersionThatIsNotPrintableIsRefused) {
+// The holder sends the version as a part of a key, and JSON must be UTF-8.
+TEST(GpuItemJson, RejectsUnprintableVersion) {
   for (const char* version : {"\xc3\xbf", "a\n", "\x7f"}) {
     Json json = json_of(some_item());
     json["version"] = version;
@@ -235,7 +236,7 @@ TEST(GpuItemJson, AVersionThatIsNotPrintableIsRefused) {
   }
 }
 
-TEST(GpuItemJson, OptionsOfSourcesComeBackAsTheyWereAndOthersAreRefused) {
+TEST(GpuItemJson, PreservesSourceOptionsAndRejectsInvalidOptions) {
   SourceOptions options;
   options.cache_dir = "/c\xff";
   options.cache_size = 1ULL << 40;
@@ -280,7 +281,7 @@ TEST(GpuChannel, MessagesArriveInOrderWithTheirDescriptors) {
   EXPECT_EQ(open_descriptors(), before);
 }
 
-TEST(GpuChannel, MoreDescriptorsThanOneSendMayCarry) {
+TEST(GpuChannel, SendsMoreDescriptorsThanOneSendmsgAllows) {
   for (const std::size_t count : {252u, 253u, 254u, 506u, 507u, 700u}) {
     Ends ends = connected();
     Channel a(std::move(ends.a), {});
@@ -296,7 +297,7 @@ TEST(GpuChannel, MoreDescriptorsThanOneSendMayCarry) {
   }
 }
 
-TEST(GpuChannel, ALargeMessageGoesThroughASmallSocket) {
+TEST(GpuChannel, SendsLargeMessageThroughSmallSocketBuffer) {
   Ends ends = connected();
   const int size = 4096;
   ASSERT_EQ(::setsockopt(ends.a.get(), SOL_SOCKET, SO_SNDBUF, &size, sizeof size), 0);
@@ -310,7 +311,7 @@ TEST(GpuChannel, ALargeMessageGoesThroughASmallSocket) {
   EXPECT_TRUE(message.body()["text"] == text);
 }
 
-TEST(GpuChannel, AMessageMayArriveByteByByte) {
+TEST(GpuChannel, ReceivesMessageByteByByte) {
   Ends ends = connected();
   Channel channel(std::move(ends.b), {});
   const std::string bytes = frame("{\"a\":1}") + frame("{\"b\":2}");
@@ -325,7 +326,7 @@ TEST(GpuChannel, AMessageMayArriveByteByByte) {
   EXPECT_EQ(seen, (std::vector<Json>{{{"a", 1}}, {{"b", 2}}}));
 }
 
-TEST(GpuChannel, SendingNeverWaitsAndKeepsWhatIsLeft) {
+TEST(GpuChannel, SendDoesNotBlockAndKeepsUnsentBytes) {
   Ends ends = connected();
   Channel channel(std::move(ends.a), {});
   channel.queue({{"text", std::string(8 << 20, 'x')}});
@@ -337,7 +338,7 @@ TEST(GpuChannel, SendingNeverWaitsAndKeepsWhatIsLeft) {
   EXPECT_LT(channel.buffered_bytes(), 8u << 20);
 }
 
-TEST(GpuChannel, WhatIsNoMessageEndsTheConnection) {
+TEST(GpuChannel, InvalidMessageEndsConnection) {
   EXPECT_EQ(messages_in(frame("{}")), 1);
   EXPECT_EQ(messages_in(frame(" {} \n")), 1);
   for (const char* body : {"", "[]", "1", "null", "\"x\"", "{", "}", "{}{}", "{}x", "{\"a\":}",
@@ -345,17 +346,18 @@ TEST(GpuChannel, WhatIsNoMessageEndsTheConnection) {
     EXPECT_EQ(messages_in(frame(body)), -1) << body;
   }
   EXPECT_EQ(messages_in(frame("{\"a\":\"\xff\"}")), -1);
-  EXPECT_EQ(messages_in(frame("{}", 1)), -1) << "it claims a descriptor that it does not have";
+  EXPECT_EQ(messages_in(frame("{}", 1)), -1)
+      << "the frame announces a descriptor that was not sent";
 }
 
-TEST(GpuChannel, ASizeBeyondTheLimitEndsItBeforeAnythingIsKept) {
+TEST(GpuChannel, SizeBeyondLimitEndsConnection) {
   EXPECT_EQ(messages_in(std::string("\xff\xff\xff\xff\0\0\0\0", 8)), -1);
   EXPECT_EQ(messages_in(std::string("\x65\0\0\0\0\0\0\0", 8), {.body_bytes = 100}), -1);
   EXPECT_EQ(messages_in(frame("{" + std::string(98, ' ') + "}"), {.body_bytes = 100}), 1);
   EXPECT_EQ(messages_in(std::string("\x02\0\0\0\xff\xff\xff\xff{}", 10)), -1);
 }
 
-TEST(GpuChannel, DeepNestingEndsIt) {
+TEST(GpuChannel, DeepNestingEndsConnection) {
   const auto nested = [](std::size_t depth) {
     return frame("{\"a\":" + std::string(depth, '[') + std::string(depth, ']') + "}");
   };
@@ -366,7 +368,7 @@ TEST(GpuChannel, DeepNestingEndsIt) {
   EXPECT_EQ(messages_in(frame("{\"a\":" + std::string(1'000'000, '['))), -1);
 }
 
-TEST(GpuChannel, AMessageOfMillionsOfValuesIsNotBuilt) {
+TEST(GpuChannel, RejectsMillionsOfValuesInLimitedMemory) {
   std::string body = "{\"a\":[{}";
   for (int i = 0; i < 5'000'000; ++i) body += ",{}";
   body += "]}";
@@ -384,22 +386,22 @@ TEST(GpuChannel, AMessageOfMillionsOfValuesIsNotBuilt) {
 
   EXPECT_EQ(count, 1);
   EXPECT_FALSE(is_open);
-  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 450'000) << "kilobytes";
+  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 450'000) << "memory in kilobytes";
 }
 
-TEST(GpuChannel, DescriptorsThatNobodyAskedForEndIt) {
+TEST(GpuChannel, UnexpectedDescriptorsEndConnection) {
   const std::size_t before = open_descriptors();
   {
     Ends ends = connected();
     Channel channel(std::move(ends.b), {.descriptors = 0});
     write_rights(ends.a, frame("{}"), {0, 0, 0});
     EXPECT_FALSE(channel.receive());
-    EXPECT_FALSE(channel.next().has_value()) << "what came with them is not looked at";
+    EXPECT_FALSE(channel.next().has_value()) << "their message is ignored";
   }
   EXPECT_EQ(open_descriptors(), before);
 }
 
-TEST(GpuChannel, DescriptorsOfHalfAMessageAreClosed) {
+TEST(GpuChannel, ClosesDescriptorsFromIncompleteMessage) {
   const std::size_t before = open_descriptors();
   {
     Ends ends = connected();
@@ -411,7 +413,7 @@ TEST(GpuChannel, DescriptorsOfHalfAMessageAreClosed) {
   EXPECT_EQ(open_descriptors(), before);
 }
 
-TEST(GpuChannel, DescriptorsWithoutAMessageAreBounded) {
+TEST(GpuChannel, LimitsDescriptorsBeforeMessageIsComplete) {
   const std::size_t before = open_descriptors();
   Ends ends = connected();
   Channel channel(std::move(ends.b), {.descriptors = 10});
@@ -426,7 +428,7 @@ TEST(GpuChannel, DescriptorsWithoutAMessageAreBounded) {
   EXPECT_LE(open_descriptors(), before + 2 + 11);
 }
 
-TEST(GpuChannel, APeerThatNeverStopsDoesNotKeepItFromReturning) {
+TEST(GpuChannel, ReceiveReturnsDespiteEndlessInput) {
   Ends ends = connected();
   Channel channel(std::move(ends.b), {});
   std::atomic<bool> stop = false;
@@ -436,21 +438,21 @@ TEST(GpuChannel, APeerThatNeverStopsDoesNotKeepItFromReturning) {
     while (!stop) ::send(ends.a.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
   });
 
-  std::size_t most = 0;
+  std::size_t max_count = 0;
   for (int i = 0; i < 4; ++i) {
     ASSERT_TRUE(channel.receive());
     std::size_t count = 0;
     while (channel.next()) ++count;
-    most = std::max(most, count);
+    max_count = std::max(max_count, count);
   }
   stop = true;
   while (channel.receive() && channel.next()) {
   }
 
-  EXPECT_LT(most, 250'000u) << "messages taken in at once";
+  EXPECT_LT(max_count, 250'000u) << "messages received in one call";
 }
 
-TEST(GpuChannel, TheEndIsAnErrorForThoseWhoWait) {
+TEST(GpuChannel, ClosedConnectionFailsWaitAndSend) {
   Ends ends = connected();
   Channel channel(std::move(ends.b), {});
   write_raw(ends.a, frame("{\"last\":1}") + "half");
@@ -461,9 +463,9 @@ TEST(GpuChannel, TheEndIsAnErrorForThoseWhoWait) {
   EXPECT_THROW(channel.send_now({{"x", 1}}), Error);
 }
 
-TEST(GpuChannel, TooManyOpenFilesLoseTheDescriptorsOfThatMessageAlone) {
+TEST(GpuChannel, OpenFileLimitLosesOnlyDescriptorsFromOneMessage) {
 #ifdef STFS_SANITIZED
-  GTEST_SKIP() << "the sanitizer needs descriptors to look at an exception's type";
+  GTEST_SKIP() << "the sanitizer needs descriptors to find an exception's type";
 #endif
   rlimit limit{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);

@@ -1,4 +1,4 @@
-// Conversion of every type to each target of --as, compared with a model of each type.
+// Conversion of every type to each target of --as, compared with a reference implementation.
 #include "tools/gpu/device/narrowing.h"
 
 #include "core/format/narrow.h"
@@ -42,7 +42,7 @@ std::vector<std::byte> bytes_of_doubles(const std::vector<double>& values) {
   return bytes;
 }
 
-// The model: converts elements one at a time and counts out-of-range values and NaNs.
+// Converts the elements one at a time, and counts out-of-range values and NaNs.
 ConversionCounts reference(DType from, DType to, std::uint64_t count, std::span<const std::byte> in,
                            std::vector<std::byte>& out) {
   std::vector<float> floats(count);
@@ -72,7 +72,7 @@ ConversionCounts reference(DType from, DType to, std::uint64_t count, std::span<
   return counts;
 }
 
-TEST(GpuNarrowing, TakesEveryFloatingTypeButComplexToThree) {
+TEST(GpuNarrowing, ConvertsRealFloatingTypesToThreeTargets) {
   int pairs = 0;
   for (int i = 0; i < kDTypeCount; ++i) {
     const auto from = static_cast<DType>(i);
@@ -87,8 +87,9 @@ TEST(GpuNarrowing, TakesEveryFloatingTypeButComplexToThree) {
   EXPECT_FALSE(converts(DType::kBool, DType::kF32));
 }
 
-TEST(GpuNarrowing, EveryTypeToEveryTarget) {
-  // Every bit pattern of the narrow types, in more than one block and not whole blocks.
+TEST(GpuNarrowing, ConvertsEveryTypeToEveryTarget) {
+  // Enough for every bit pattern of the narrow types, for several blocks, and not a multiple of
+  // one.
   constexpr std::uint64_t kCount = 70'008;
   for (const DType from : kFloating) {
     const std::vector<std::byte> in =
@@ -108,7 +109,7 @@ TEST(GpuNarrowing, EveryTypeToEveryTarget) {
   }
 }
 
-TEST(GpuNarrowing, WantsTheBlocksOfTheElementsThatAreRead) {
+TEST(GpuNarrowing, NeedsOnlyBytesOfReadElements) {
   const TempDir dir;
   write_file(dir / "f", std::string(100, 'x'));
   LateSource source((dir / "f").string());
@@ -121,11 +122,11 @@ TEST(GpuNarrowing, WantsTheBlocksOfTheElementsThatAreRead) {
   const std::vector<Extent> missing = content.missing(11, 2);
 
   ASSERT_EQ(missing.size(), 1U);
-  EXPECT_EQ(missing[0].offset, 2U) << "elements 5 and 6";
+  EXPECT_EQ(missing[0].offset, 2U) << "the first byte of elements 5 and 6";
   EXPECT_EQ(missing[0].length, 2U);
 }
 
-TEST(GpuNarrowing, CountsWhatBecameInfiniteAndNotWhatWas) {
+TEST(GpuNarrowing, CountsOnlyValuesThatBecomeInfinite) {
   const double inf = std::numeric_limits<double>::infinity();
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const std::vector<std::byte> in =
@@ -144,7 +145,7 @@ TEST(GpuNarrowing, CountsWhatBecameInfiniteAndNotWhatWas) {
 
 class Converted : public ::testing::Test {
  protected:
-  // Writes `bytes` to a file; returns the recipe of its elements of `from`.
+  // Writes `bytes` to a file. Returns the content of that file.
   Content raw(const std::string& bytes) {
     write_file(dir_ / "raw", bytes);
     file_ = std::make_unique<LocalFile>((dir_ / "raw").string());
@@ -160,7 +161,7 @@ class Converted : public ::testing::Test {
   std::unique_ptr<LocalFile> file_;
 };
 
-TEST_F(Converted, AnyPartOfItIsThatPartOfTheWhole) {
+TEST_F(Converted, PartEqualsSameRangeInWhole) {
   constexpr std::uint64_t kCount = 20'480;
   for (const DType from : {DType::kF4, DType::kF6E3M2, DType::kF8E4M3, DType::kF32, DType::kF64,
                            DType::kQ8_0, DType::kQ1_0}) {
@@ -184,7 +185,7 @@ TEST_F(Converted, AnyPartOfItIsThatPartOfTheWhole) {
   }
 }
 
-TEST_F(Converted, CountsEachElementOnceWhenReadInTilesByManyThreads) {
+TEST_F(Converted, CountsEachElementOnceAcrossThreads) {
   constexpr std::uint64_t kCount = 100'000;
   const std::string bytes = RandomBytes(8).bytes(kCount * sizeof(float));
   std::vector<std::byte> whole;
@@ -212,8 +213,8 @@ TEST_F(Converted, CountsEachElementOnceWhenReadInTilesByManyThreads) {
   EXPECT_EQ(tally.total().out_of_range, counts.out_of_range);
 }
 
-// Tiles of a conversion to binary32 are cut inside of the blocks.
-TEST_F(Converted, CountsEachElementOfABlockOnceHoweverItIsCut) {
+// For conversions to binary32 tiles may begin and end inside blocks.
+TEST_F(Converted, CountsEachElementOnceForAnyTileSize) {
   constexpr std::uint64_t kCount = 10 * 256;
   for (const DType from : {DType::kQ6_K, DType::kF4, DType::kF8E5M2}) {
     const std::string bytes = RandomBytes(8).bytes(*type_info(from).bytes_of(kCount));
@@ -232,7 +233,7 @@ TEST_F(Converted, CountsEachElementOfABlockOnceHoweverItIsCut) {
   }
 }
 
-TEST_F(Converted, ASourceThatChangesIsEstale) {
+TEST_F(Converted, ChangedSourceIsESTALE) {
   const auto producer = as_type(raw(std::string(4096, 'x')), DType::kF32, DType::kF16, 1024);
   std::vector<std::byte> out(2048);
   ASSERT_EQ(producer->produce(0, out), 0);

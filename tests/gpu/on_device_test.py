@@ -1,7 +1,7 @@
-"""on_device finds what is wrong: a byte on the device, a step that hangs, programs that are missing.
+"""on_device reports errors: a wrong byte on the device, a step that hangs, missing programs.
 
-Run by ctest with STFS_BUILD, and on the fake driver. A copy of the build's tree has another stfs-gpu
-in it: a script that does wrong, and else runs the real one.
+ctest runs this with STFS_BUILD and the fake driver. Some tests use a tree with another stfs-gpu: a
+script that misbehaves for one command and runs the real program for all others.
 """
 
 import json
@@ -25,7 +25,7 @@ BUILD = Path(os.environ["STFS_BUILD"])
 SPACE = f"on_device_test_{os.getpid()}"
 EIGHT_MINUTES = 480  # seconds
 
-# Of the fake driver: its device memory is a file of each process that has it open.
+# Flips a bit in the memory of the fake driver, which processes hold open as memfds.
 FLIP = r"""
 import glob, os
 changed = set()
@@ -44,7 +44,7 @@ for link in glob.glob("/proc/[0-9]*/fd/*"):
         pass
 """
 
-# In place of PyTorch, on host memory: it talks, sums, and dies of the third type.
+# A substitute for PyTorch, in host memory: it prints, sums, and exits at the third type.
 TORCH = r"""
 import os
 from checkpoints import SUM
@@ -60,7 +60,7 @@ class Array:
 
 def from_dlpack(tensor):
     if tensor.dtype == "BF16":
-        print("it dies", file=__import__("sys").stderr, flush=True)
+        print("torch exits", file=__import__("sys").stderr, flush=True)
         os._exit(9)
     return Array(tensor)
 """
@@ -73,7 +73,7 @@ class OnDevice(unittest.TestCase):
         self.directory = Path(directory.name)
 
     def tree(self, verb, instead):
-        """A tree whose stfs-gpu runs `instead` for one verb; $STFS_GPU is the real one."""
+        """Returns a tree in which stfs-gpu runs `instead` for one command. $STFS_GPU is the real program."""
         tree = self.directory / "tree"
         for path, target in (("bin/stfs-info", BUILD / "tools/stfs-info"),
                              ("lib/libstfs.so.0", BUILD / "tools/library/libstfs.so.0"),
@@ -99,43 +99,43 @@ class OnDevice(unittest.TestCase):
         return [json.loads(line) for line in text.splitlines()]
 
     def run_on(self, tree, *options, **environment):
-        """The exit status, the rows, and what was printed."""
+        """Runs on_device. Returns the exit status, the rows, and the printed text."""
         process = self.start_on(tree, *options, **environment)
-        said = "".join(process.communicate())
+        text = "".join(process.communicate())
         rows = json.loads((self.directory / "results.json").read_text())["rows"]
-        self.assertEqual(self.lines(), rows, "what was written as it went on is all that there is")
-        return process.returncode, rows, said
+        self.assertEqual(self.lines(), rows, "OUTPUT.jsonl and OUTPUT have the same rows")
+        return process.returncode, rows, text
 
-    def test_a_wrong_byte_is_found_and_named(self):
+    def test_reports_wrong_byte(self):
         flip = self.directory / "flip.py"
         flip.write_text(FLIP)
         tree = self.tree("load", f'"$STFS_GPU" "$@" || exit\nexec {sys.executable} {flip}\n')
 
-        status, rows, said = self.run_on(tree, "--only", "correct.loaded")
+        status, rows, text = self.run_on(tree, "--only", "correct.loaded")
 
-        self.assertEqual(status, 1, said)
-        self.assertRegex(said, r"on_device: correct\.loaded: .*: byte 100 differs from the source")
+        self.assertEqual(status, 1, text)
+        self.assertRegex(text, r"on_device: correct\.loaded: .*: byte 100 differs from the source")
         self.assertEqual(rows[-1]["status"], "failed")
 
-    def test_a_step_that_hangs_is_killed_with_its_processes_and_the_next_one_runs(self):
+    def test_kills_hanging_step_with_its_processes_and_runs_next(self):
         pids = self.directory / "pids"
-        # In a session of its own, as a daemon is: a signal to the group does not reach it.
+        # A new session, like a daemon: a signal to the process group does not reach it.
         tree = self.tree("load", f"setsid sleep 1000 &\necho $! >>{pids}\necho $$ >>{pids}\n"
                                  "exec sleep 1000")
 
-        status, rows, said = self.run_on(tree, "--only", "correct.converted", "--only",
+        status, rows, text = self.run_on(tree, "--only", "correct.converted", "--only",
                                          "correct.sharded", "--limit", "3")
 
-        self.assertEqual(status, 1, said)
+        self.assertEqual(status, 1, text)
         for step in ("correct.converted", "correct.sharded"):
             ends = [row for row in rows if row["step"] == step]
             self.assertEqual(ends[-1]["status"], "failed")
             self.assertEqual(ends[-1]["note"], "killed after its limit of 3 seconds")
-        started = pids.read_text().split() if pids.exists() else []  # a slow machine may not get so far
+        started = pids.read_text().split() if pids.exists() else []  # a slow machine may start none
         left = [pid for pid in started if Path(f"/proc/{pid}").exists()]
         self.assertEqual(left, [])
 
-    def test_what_was_found_before_a_hang_stays_and_a_signal_leaves_nothing(self):
+    def test_keeps_results_before_hang_and_removes_files_on_signal(self):
         hangs = self.directory / "hangs"
         os.mkfifo(hangs)
         tree = self.tree("get", f"echo $$ >{hangs}\nexec sleep 1000")
@@ -148,19 +148,19 @@ class OnDevice(unittest.TestCase):
             if select.select([pid], [], [], 1)[0]:
                 hanging = os.read(pid, 100).decode().strip()
         process.terminate()
-        said = "".join(process.communicate())
+        text = "".join(process.communicate())
 
-        self.assertNotEqual(hanging, "", said)
+        self.assertNotEqual(hanging, "", text)
         self.assertEqual(process.returncode, 143)
         self.assertIn("every byte", [line["row"] for line in self.lines()])
         self.assertFalse(Path(f"/proc/{hanging}").exists())
         self.assertEqual(list(self.directory.glob("stfs-*")), [])
 
-    def test_a_driver_that_refuses_read_only_hides_no_other_row(self):
-        status, rows, said = self.run_on(BUILD, "--only", "correct.stored", "--only", "speed.stages",
+    def test_measures_other_rows_if_driver_refuses_read_only(self):
+        status, rows, text = self.run_on(BUILD, "--only", "correct.stored", "--only", "speed.stages",
                                          STFS_FAKE_CUDA_READ_ONLY="refused")
 
-        self.assertEqual(status, 1, said)
+        self.assertEqual(status, 1, text)
         self.assertEqual([(row["row"], row["status"]) for row in rows
                           if row["step"] == "correct.stored"],
                          [("by the driver", "failed"), ("the bytes are as they were", "failed"),
@@ -169,78 +169,78 @@ class OnDevice(unittest.TestCase):
         self.assertEqual(names["map (no read-only)"], "measured")
         self.assertEqual(names[""], "ok")
 
-    def test_stages_before_a_failure_are_said(self):
-        status, rows, said = self.run_on(BUILD, "--only", "speed.stages", STFS_FAKE_CUDA_FAIL=
+    def test_reports_stages_before_failure(self):
+        status, rows, text = self.run_on(BUILD, "--only", "speed.stages", STFS_FAKE_CUDA_FAIL=
                                          "cuMemImportFromShareableHandle:1:1")
 
-        self.assertEqual(status, 1, said)
+        self.assertEqual(status, 1, text)
         self.assertIn("unmap and release", [row["row"] for row in rows])
-        self.assertIn("cuMemImportFromShareableHandle", said)
+        self.assertIn("cuMemImportFromShareableHandle", text)
 
-    def test_a_conversion_on_the_host_is_said(self):
-        status, rows, said = self.run_on(BUILD, "--only", "correct.converted",
+    def test_reports_conversion_on_host(self):
+        status, rows, text = self.run_on(BUILD, "--only", "correct.converted",
                                          STFS_FAKE_CUDA_CODE="none")
 
-        self.assertEqual(status, 0, said)
+        self.assertEqual(status, 0, text)
         self.assertIn("converted on the host", rows[0]["note"])
 
-    def test_what_only_informs_stops_nothing(self):
+    def test_failed_doctor_is_only_a_note(self):
         tree = self.tree("doctor", "echo no doctor >&2; exit 5")
 
-        status, rows, said = self.run_on(tree, "--only", "machine")
+        status, rows, text = self.run_on(tree, "--only", "machine")
 
-        self.assertEqual(status, 0, said)
+        self.assertEqual(status, 0, text)
         found = {row["row"]: row for row in rows}
         self.assertIn("no doctor", found["doctor"]["note"])
         self.assertIn("a context", found)
 
-    def test_what_a_library_saw_before_it_died_stays(self):
+    def test_keeps_results_of_library_that_exits(self):
         (self.directory / "torch.py").write_text(TORCH)
 
-        status, rows, said = self.run_on(BUILD, "--device", "cpu", "--only", "correct.torch",
+        status, rows, text = self.run_on(BUILD, "--device", "cpu", "--only", "correct.torch",
                                          PYTHONPATH=str(self.directory) + ":" +
                                          str(HERE / "device_steps"))
 
-        self.assertEqual(status, 1, said)
+        self.assertEqual(status, 1, text)
         self.assertEqual([(row["row"], row["status"]) for row in rows],
                          [("import torch", "measured"), ("F32", "ok"), ("F16", "ok"),
                           ("correct.torch", "failed"), ("", "failed")])
-        self.assertIn("it dies", rows[3]["note"])
+        self.assertIn("torch exits", rows[3]["note"])
 
-    def test_a_missing_program_is_named_and_nothing_else_runs(self):
-        status, rows, said = self.run_on(self.directory / "nothing")
+    def test_missing_program_is_reported_and_ends_run(self):
+        status, rows, text = self.run_on(self.directory / "nothing")
 
-        self.assertEqual(status, 1, said)
+        self.assertEqual(status, 1, text)
         self.assertIn("nothing/bin/stfs-gpu", rows[0]["note"])
         self.assertEqual({row["step"] for row in rows}, {"machine", "all others"})
 
-    def test_a_missing_device_is_named(self):
-        status, rows, said = self.run_on(BUILD, "--device", "cuda:9", "--only", "machine")
+    def test_reports_missing_device(self):
+        status, rows, text = self.run_on(BUILD, "--device", "cuda:9", "--only", "machine")
 
-        self.assertEqual(status, 1, said)
+        self.assertEqual(status, 1, text)
         self.assertIn("there is no device cuda:9", [row["note"] for row in rows])
 
-    def test_a_step_that_there_is_not_is_an_error(self):
+    def test_unknown_step_is_an_error(self):
         done = subprocess.run([sys.executable, str(HERE / "on_device"), "--only", "corect"],
                               capture_output=True, text=True)
 
         self.assertEqual(done.returncode, 2)
         self.assertIn("no step begins with corect", done.stderr)
 
-    def test_when_the_time_is_over_the_rest_is_said_not_to_have_run(self):
-        status, rows, said = self.run_on(BUILD, "--seconds", "0")
+    def test_reports_steps_that_did_not_run_in_time(self):
+        status, rows, text = self.run_on(BUILD, "--seconds", "0")
 
-        self.assertEqual(status, 1, said)
+        self.assertEqual(status, 1, text)
         self.assertEqual({row["note"] for row in rows}, {"not run: the time for all steps is over"})
         self.assertGreater(len(rows), 20)
 
-    def test_all_steps_may_take_eight_minutes(self):
+    def test_limit_for_all_steps_is_below_eight_minutes(self):
         found = re.search(r"^WHOLE = (\d+)", (HERE / "on_device").read_text(), re.MULTILINE)
         self.assertLess(int(found[1]), EIGHT_MINUTES)
 
 
-class Judged(unittest.TestCase):
-    """What clients say of a GPU, without one."""
+class ClientResults(unittest.TestCase):
+    """The results of clients on a GPU, checked without a GPU."""
 
     def setUp(self):
         directory = tempfile.TemporaryDirectory()
@@ -249,21 +249,21 @@ class Judged(unittest.TestCase):
         self.step = Step("a step", "cuda:0", Places.of(BUILD), Path(directory.name),
                          Path(directory.name), True, self.rows.append)
 
-    def test_a_library_that_refuses_a_type_fails_where_it_must_take_it(self):
+    def test_refusing_a_required_type_fails(self):
         for dtype in ("BF16", "F8_E4M3"):
-            correct.judge(self.step, "torch", {"row": dtype, "refused": "CUDA error 700"})
+            correct.check_client(self.step, "torch", {"row": dtype, "refused": "CUDA error 700"})
 
         self.assertEqual([row["status"] for row in self.rows], ["failed", "skipped"])
         self.assertTrue(self.step.has_failed)
 
-    def test_a_wrong_sum_or_address_fails(self):
+    def test_wrong_sum_or_address_fails(self):
         for seen in ({"sum": 1.0, "same_address": True},
                      {"sum": correct.checkpoints.SUM, "same_address": False}):
-            correct.judge(self.step, "torch", {"row": "F32", **seen})
+            correct.check_client(self.step, "torch", {"row": "F32", **seen})
 
         self.assertEqual([row["status"] for row in self.rows], ["failed", "failed"])
 
-    def test_why_a_client_ended_is_said(self):
+    def test_reports_why_client_ended(self):
         client = Client([sys.executable, "-c", "import sys; sys.exit('the reason')"], self.step.own)
         self.addCleanup(client.kill)
         with self.assertRaisesRegex(Failed, "status 1: the reason"):

@@ -1,4 +1,4 @@
-"""The Python module, with a holder, NumPy, and DLPack consumers.
+"""The Python module with a holder, NumPy and DLPack consumers.
 
 Run by ctest with STFS_GPU_BINARY, STFS_LIBRARY and PYTHONPATH set.
 """
@@ -73,7 +73,7 @@ RAW = {
 }
 
 
-# A DLPack consumer, written from the specification and not from the module under test.
+# A DLPack consumer. It follows the specification, and does not depend on the module under test.
 class DLTensor(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32),
                 ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8),
@@ -108,7 +108,7 @@ capsule_rename = api("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes
 
 
 class Consumer:
-    """Reads a capsule, and counts the calls of its deleter."""
+    """Reads a capsule and counts the calls of its deleter."""
 
     def __init__(self, capsule, kind):
         self.kind, self.calls = kind, 0
@@ -163,7 +163,7 @@ class PythonTest(unittest.TestCase):
         options = {"device": "cpu", "load_if_missing": True, **options}
         return self.connection.acquire(*[f"{self.source}::{name}" for name in names], **options)
 
-    def test_numpy_sees_the_values_of_the_source(self):
+    def test_numpy_arrays_equal_source_values(self):
         tensors = self.acquire("*")
         self.assertEqual(sorted(tensors.names()), sorted([*ARRAYS, *RAW]))
         for name, (dtype, expected) in ARRAYS.items():
@@ -177,7 +177,7 @@ class PythonTest(unittest.TestCase):
             self.assertEqual(array.ctypes.data, tensor.ptr)
             numpy.testing.assert_array_equal(numpy.asarray(tensor), expected)
 
-    def test_a_tensor_says_what_it_is(self):
+    def test_tensor_describes_itself(self):
         tensor = self.acquire("f32")[0]
         self.assertEqual(tensor.name, "f32")
         self.assertEqual(tensor.label, f"{self.source}::f32")
@@ -190,7 +190,7 @@ class PythonTest(unittest.TestCase):
         with open("/proc/self/maps") as maps:
             self.assertNotIn("libcuda", maps.read())  # host memory loads no driver
 
-    def test_a_type_that_numpy_lacks_is_never_another(self):
+    def test_types_that_numpy_lacks_are_not_replaced(self):
         tensors = self.acquire("bf16", "f8", "f4")
         try:
             import ml_dtypes
@@ -209,7 +209,7 @@ class PythonTest(unittest.TestCase):
         self.assertEqual(tensors["f4"].raw().tobytes(), RAW["f4"][2])
         self.assertEqual(tensors["f4"].raw().dtype, numpy.uint8)
 
-    def test_blocks_of_gguf_have_bytes_and_values(self):
+    def test_gguf_blocks_give_bytes_and_values(self):
         path = os.path.join(self.directory.name, "m.gguf")
         block = struct.pack("<e32b", 0.5, *range(32))
         write_gguf(path, [("blocks", [64], 8, block * 2), ("empty", [0, 2**62, 2**62], 0, b"")])
@@ -241,7 +241,7 @@ class PythonTest(unittest.TestCase):
         part = self.acquire("f32", shard="1/2@1")[0].numpy()
         numpy.testing.assert_array_equal(part, ARRAYS["f32"][1][:, 2:])
 
-    def test_a_float32_copy_of_any_floating_type(self):
+    def test_copies_any_floating_type_as_float32(self):
         expected = {
             "bf16": [[1, 2], [3, 4]], "f8": [2.0**-9, 2.0**-8, 3 * 2.0**-9],
             "f4": [0.5, 1.0, 1.5, 2.0], "f16": ARRAYS["f16"][1], "f32": ARRAYS["f32"][1],
@@ -253,7 +253,7 @@ class PythonTest(unittest.TestCase):
             self.assertEqual(array.dtype, numpy.float32, name)
             self.assertEqual(array.shape, tensors[name].shape, name)
             numpy.testing.assert_array_equal(array, values, name)
-            array[...] = 7  # a copy is the caller's
+            array[...] = 7  # the caller may write to the copy
         numpy.testing.assert_array_equal(tensors["f32"].numpy(), ARRAYS["f32"][1])
         part = self.acquire("bf16", shard="1/2@0")[0].numpy(as_="f32")
         numpy.testing.assert_array_equal(part, [[3, 4]])
@@ -267,14 +267,14 @@ class PythonTest(unittest.TestCase):
         with self.assertRaises(stfs_gpu.Error):
             tensors["f32"].numpy(as_="f32")
 
-    def test_no_elements(self):
+    def test_empty_tensor_gives_empty_arrays(self):
         tensor = self.acquire("empty")[0]
         self.assertEqual(tensor.ptr, 0)
         for array in (tensor.numpy(), numpy.asarray(tensor)):
             self.assertEqual(array.shape, (0, 5))
             self.assertEqual(array.dtype, numpy.float32)
 
-    def test_arrays_cannot_be_written_to(self):
+    def test_arrays_are_read_only(self):
         tensor = self.acquire("f32")[0]
         for array in (tensor.numpy(), numpy.asarray(tensor), tensor.raw()):
             with self.assertRaises(ValueError):
@@ -282,7 +282,7 @@ class PythonTest(unittest.TestCase):
         copy = numpy.array(tensor)
         copy[...] = 0
 
-    def test_an_array_keeps_the_memory(self):
+    def test_array_keeps_memory_mapped(self):
         expected = ARRAYS["f32"][1]
         tensors = self.acquire("f32")
         tensor = tensors[0]
@@ -299,7 +299,7 @@ class PythonTest(unittest.TestCase):
         del by_interface
         self.assertEqual(mappings(), 0)
 
-    def test_with_blocks(self):
+    def test_with_statement_releases_and_closes(self):
         with stfs_gpu.connect(start_holder=False) as connection:
             with connection.acquire(f"{self.source}::f32", device="cpu",
                                     load_if_missing=True) as tensors:
@@ -310,7 +310,7 @@ class PythonTest(unittest.TestCase):
         self.assertEqual(caught.exception.status, stfs_gpu.USAGE)
         self.assertEqual(len(tensors), 1)
 
-    def test_errors_carry_their_status(self):
+    def test_errors_have_status(self):
         for names, options, status in (
                 (["/nowhere"], {}, stfs_gpu.UNREADABLE),
                 ([f"{self.source}::nothing"], {}, stfs_gpu.USAGE),
@@ -323,7 +323,7 @@ class PythonTest(unittest.TestCase):
         with self.assertRaises(ValueError):
             self.connection.acquire(f"{self.source}::f32", device="cpu\0x")
 
-    def test_names(self):
+    def test_finds_tensors_by_name(self):
         tensors = self.acquire("f32", "f64")
         self.assertEqual(tensors[1].name, "f64")
         self.assertIs(tensors[f"{self.source}::f64"], tensors[1])
@@ -339,7 +339,7 @@ class PythonTest(unittest.TestCase):
             self.assertNotIn(name, tensors)
         self.assertEqual(tensors.get("nothing"), None)
         self.assertEqual(list(self.acquire("f32", "f32")), ["f32", "f32"])
-        with tempfile.TemporaryDirectory() as directory:  # one name in two sources
+        with tempfile.TemporaryDirectory() as directory:  # two sources with the same name
             copy = shutil.copy(self.source, directory)
             both = self.connection.acquire(f"{self.source}::f32", f"{copy}::f32", device="cpu", load_if_missing=True)
             self.assertNotIn("f32", both)
@@ -348,7 +348,7 @@ class PythonTest(unittest.TestCase):
             self.assertEqual(list(both), [f"{self.source}::f32", f"{copy}::f32"])
             self.assertTrue(all(name in both for name in both))
 
-    def test_a_name_goes_on_behind_a_nul(self):
+    def test_names_may_contain_nul(self):
         path = os.path.join(self.directory.name, "nul.safetensors")
         write_checkpoint(path, {"a\0b": ("U8", [1], b"1")})
         load = {"device": "cpu", "load_if_missing": True}
@@ -370,7 +370,7 @@ class PythonTest(unittest.TestCase):
             with self.assertRaises(stfs_gpu.Error, msg=name):
                 self.connection.acquire(name, **load)
 
-    def test_a_name_may_be_any_bytes(self):
+    def test_names_may_be_any_bytes(self):
         path = os.path.join(self.directory.name, "bytes.gguf")
         name = b"\xffw".decode(errors="surrogateescape")
         write_gguf(path, [("plain", [1], 24, b"1"), (name, [1], 24, b"2")])
@@ -383,7 +383,7 @@ class PythonTest(unittest.TestCase):
         tensors = self.connection.acquire(f"{path}::{name}", **load)
         self.assertEqual(tensors.names(), [name])
 
-    def test_a_versioned_capsule(self):
+    def test_versioned_capsule_keeps_memory_until_deleted(self):
         tensor = self.acquire("f32")[0]
         capsule = tensor.__dlpack__(max_version=(1, 0))
         self.assertEqual(capsule_name(capsule), b"dltensor_versioned")
@@ -406,7 +406,7 @@ class PythonTest(unittest.TestCase):
         self.assertEqual(consumer.calls, 1)
         self.assertEqual(mappings(), 0)
 
-    def test_a_capsule_that_no_one_consumes_deletes_itself_once(self):
+    def test_unconsumed_capsule_is_deleted_once(self):
         for kind, options in ((Versioned, {"max_version": (1, 1)}), (Unversioned, {"copy": True})):
             tensor = self.acquire("f32")[0]
             capsule = tensor.__dlpack__(**options)
@@ -415,7 +415,7 @@ class PythonTest(unittest.TestCase):
             self.assertEqual(consumer.calls, 1, kind)
             self.assertEqual(mappings(), 0)
 
-    def test_a_capsule_may_live_until_the_interpreter_ends(self):
+    def test_capsule_may_live_until_interpreter_exits(self):
         script = ("import stfs_gpu, builtins\n"
                   "t = stfs_gpu.acquire(%r, device='cpu', load_if_missing=True)\n"
                   "builtins.kept = [t[0].__dlpack__(max_version=(1, 0)), t[0].numpy(), t]\n"
@@ -423,7 +423,7 @@ class PythonTest(unittest.TestCase):
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
-    def test_an_old_consumer_is_refused_unless_it_gets_a_copy(self):
+    def test_refuses_old_consumer_without_copy(self):
         tensor = self.acquire("f32")[0]
         with self.assertRaises(BufferError):
             tensor.__dlpack__()
@@ -454,7 +454,7 @@ class PythonTest(unittest.TestCase):
             with self.assertRaises(BufferError):
                 numpy.from_dlpack(tensor)
 
-    def test_what_dlpack_cannot_give(self):
+    def test_refuses_unsupported_dlpack_requests(self):
         tensor = self.acquire("f32")[0]
         with self.assertRaises(ValueError):
             tensor.__dlpack__(stream=1, max_version=(1, 0))
@@ -462,7 +462,7 @@ class PythonTest(unittest.TestCase):
             tensor.__dlpack__(dl_device=(2, 0), max_version=(1, 0))
         tensor.__dlpack__(dl_device=(1, 0), max_version=(1, 0))
 
-    def test_a_forked_child_cannot_use_the_handles_of_its_parent(self):
+    def test_forked_child_cannot_use_parent_handles(self):
         tensors = self.acquire("f32")
         array = tensors[0].numpy()
         child = os.fork()
@@ -489,7 +489,7 @@ class PythonTest(unittest.TestCase):
         self.assertEqual(done, (child, 0))
         numpy.testing.assert_array_equal(array, ARRAYS["f32"][1])
 
-    def test_a_command_has_what_run_gave_it(self):
+    def test_run_passes_tensors_to_command(self):
         script = ("import stfs_gpu\n"
                   "t = stfs_gpu.acquire()\n"
                   "print([(x.name, x.numpy().tolist()) for x in t.values()])\n"
@@ -502,7 +502,7 @@ class PythonTest(unittest.TestCase):
         self.assertEqual(done.stdout, "[('i64', [-1, 4611686018427387904]), ('f64', [1.5, -2.5])]\n"
                                       "[-1, 4611686018427387904]\n")
 
-    def test_a_command_has_the_names_of_what_run_gave_it(self):
+    def test_run_passes_names_to_command(self):
         nul = os.path.join(self.directory.name, "模型.safetensors")
         write_checkpoint(nul, {"a\0b": ("U8", [1], b"1")})
         other = os.path.join(self.directory.name, "run.gguf")

@@ -1,5 +1,5 @@
-// What a request of stfs-gpu names and what its options do to many tensors: a checkpoint that is
-// not mounted, tensors that cannot be divided or converted, and tables of the result.
+// The arguments of stfs-gpu and the effect of its options on many tensors: checkpoints that are not
+// mounted, tensors that cannot be divided or converted, and the tables that it prints.
 #include "core/command/terminal.h"
 #include "tests/gpu/tool.h"
 #include "tests/support/pseudo_terminal.h"
@@ -21,7 +21,7 @@ using Arguments = std::vector<std::string>;
 
 class GpuRequest : public GpuToolTest {
  protected:
-  // A matrix, a norm of one dimension and position ids of integers.
+  // Writes a matrix, a norm with one dimension, and integer position ids. Returns the path.
   std::string model() const {
     write_safetensors(file("m.safetensors"), {random_tensor("lm_head.weight", "BF16", {4, 8}, 1),
                                               random_tensor("model.norm", "BF16", {8}, 2),
@@ -46,7 +46,7 @@ class GpuRequest : public GpuToolTest {
   }
 };
 
-TEST_F(GpuRequest, OfManyTensorsThoseWithoutTheDimensionAreReplicated) {
+TEST_F(GpuRequest, ShardReplicatesTensorsWithoutDimension) {
   const std::string source = model();
   const Mounted mount({source});
   const Arguments all{"--shard", "1/4@1", mount.path().string()};
@@ -72,7 +72,7 @@ TEST_F(GpuRequest, OfManyTensorsThoseWithoutTheDimensionAreReplicated) {
   EXPECT_EQ(gpu({"evict", "--shard", "1/4@1", mount.path().string()}).out, "evicted 3 tensors\n");
 }
 
-TEST_F(GpuRequest, AnyFormThatNamesManyReplicates) {
+TEST_F(GpuRequest, ReplicatesForEveryFormThatNamesManyTensors) {
   const std::string source = model();
   const Mounted mount({source});
   for (const Arguments& many :
@@ -85,11 +85,11 @@ TEST_F(GpuRequest, AnyFormThatNamesManyReplicates) {
   }
 }
 
-TEST_F(GpuRequest, ATensorAloneHasTheDimensionOrItIsAnError) {
+TEST_F(GpuRequest, SingleTensorWithoutDimensionIsAnError) {
   const std::string source = model();
   const Mounted mount({source});
-  for (const std::string& alone : {source + "::model.norm", std::string(mount / "model.norm")}) {
-    expect_one_line(load({"--shard", "0/8@1", alone}), 2,
+  for (const std::string& single : {source + "::model.norm", std::string(mount / "model.norm")}) {
+    expect_one_line(load({"--shard", "0/8@1", single}), 2,
                     "tensor \"model.norm\": there is no dimension 1 (they count from 0, and it has "
                     "1): load it without a shard");
   }
@@ -98,7 +98,7 @@ TEST_F(GpuRequest, ATensorAloneHasTheDimensionOrItIsAnError) {
                   "another dimension or number of ranks");
 }
 
-TEST_F(GpuRequest, AnOptionThatAppliesToNoTensorIsAnError) {
+TEST_F(GpuRequest, OptionThatAppliesToNoTensorIsAnError) {
   const std::string source = model();
   expect_one_line(load({"--shard", "0/2@7", source}), 2, "no tensor has a dimension 7");
   expect_one_line(load({"--as", "f16", source + "::position*"}), 2,
@@ -106,7 +106,7 @@ TEST_F(GpuRequest, AnOptionThatAppliesToNoTensorIsAnError) {
   EXPECT_EQ(holder(), 0);
 }
 
-TEST_F(GpuRequest, OfManyTensorsIntegersKeepTheirType) {
+TEST_F(GpuRequest, IntegersAmongManyTensorsKeepTheirType) {
   const std::string source = model();
   const Arguments all{"--as", "f16", "--shard", "0/8@1", source};
 
@@ -127,7 +127,7 @@ TEST_F(GpuRequest, OfManyTensorsIntegersKeepTheirType) {
       "tensor \"position_ids\": no conversion from I64 to F16: load it in its own type");
 }
 
-TEST_F(GpuRequest, RunSaysWhatWasReplicatedOnStandardError) {
+TEST_F(GpuRequest, RunReportsReplicatedTensorsOnStderr) {
   const Outcome outcome =
       gpu({"run", "--device", device(), "--shard", "0/2@1", model(), "--", "echo", "mine"});
 
@@ -136,7 +136,7 @@ TEST_F(GpuRequest, RunSaysWhatWasReplicatedOnStandardError) {
   EXPECT_EQ(outcome.err, "stfs-gpu: 1 replicated: no dimension 1\n");
 }
 
-TEST_F(GpuRequest, ABareCheckpointIsAllOfItsTensors) {
+TEST_F(GpuRequest, CheckpointPathMeansAllItsTensors) {
   std::filesystem::create_directory(file("model"));
   const std::string source = (file("model") / "model.safetensors").string();
   std::filesystem::rename(model(), source);
@@ -155,7 +155,7 @@ TEST_F(GpuRequest, ABareCheckpointIsAllOfItsTensors) {
   EXPECT_NE(relative.out.find("nothing to copy"), std::string::npos) << relative.err;
 }
 
-TEST_F(GpuRequest, WhatIsNeitherInAMountNorACheckpointIsAnErrorThatSaysWhatCanBeNamed) {
+TEST_F(GpuRequest, ErrorForOtherPathsSaysWhatCanBeNamed) {
   write_file(file("notes.txt"), "The quick brown fox jumps over the lazy dog.\n");
   std::filesystem::create_directories(file("docs") / "empty");
   expect_one_line(load({file("notes.txt").string()}), 1,
@@ -169,9 +169,9 @@ TEST_F(GpuRequest, WhatIsNeitherInAMountNorACheckpointIsAnErrorThatSaysWhatCanBe
   expect_one_line(load({model() + "::layers.9.*"}), 2, "matches no tensor");
 }
 
-// Two mounts one after the other can have one device number, and these files one inode, size and
-// time: nothing tells their bytes apart.
-TEST_F(GpuRequest, AFileThatAMountMakesIsNoSourceAndTheErrorNamesTheMount) {
+// Two successive mounts may have the same device number, and these files the same inode, size and
+// time, so that their versions cannot be distinguished.
+TEST_F(GpuRequest, RefusesGeneratedFileAsSourceAndNamesMount) {
   const Mounted mount({model()});
   const std::string merged = mount / ".stfs/merged.safetensors";
   const std::string rule = "name the mount, " + mount.path().string();
@@ -188,7 +188,7 @@ TEST_F(GpuRequest, AFileThatAMountMakesIsNoSourceAndTheErrorNamesTheMount) {
   EXPECT_EQ(one["tensors"][0]["label"], file("m.safetensors").string() + "::model.norm");
 }
 
-TEST_F(GpuRequest, ADirectoryOfAMountIsTheTensorsBelowItAndAViewShowsThemInItsForm) {
+TEST_F(GpuRequest, MountedDirectoryMeansTensorsBelowIt) {
   write_safetensors(
       file("m.safetensors"),
       {random_tensor("layers/0/w", "BF16", {8}, 1), random_tensor("layers/0/b", "BF16", {8}, 2),
@@ -205,7 +205,7 @@ TEST_F(GpuRequest, ADirectoryOfAMountIsTheTensorsBelowItAndAViewShowsThemInItsFo
                   "/link/mount: a symbolic link to a directory: name the directory itself");
 }
 
-TEST_F(GpuRequest, OfAMountWithAReplacedSourceTheOtherSourcesCanBeLoaded) {
+TEST_F(GpuRequest, LoadsOtherSourcesIfOneWasReplaced) {
   write_safetensors(file("one.safetensors"), {random_tensor("one/w", "BF16", {8}, 1)});
   write_safetensors(file("two.safetensors"), {random_tensor("two/w", "BF16", {8}, 2)});
   const Mounted mount({file("one.safetensors").string(), file("two.safetensors").string()});
@@ -219,7 +219,7 @@ TEST_F(GpuRequest, OfAMountWithAReplacedSourceTheOtherSourcesCanBeLoaded) {
   }
 }
 
-TEST_F(GpuRequest, EvictTakesWhatLsPrints) {
+TEST_F(GpuRequest, EvictAcceptsLabelsFromLs) {
   const std::string source = model();
   for (const Arguments& part :
        {Arguments{"--shard", "0/2@1", source + "::lm_head.weight"},
@@ -231,7 +231,7 @@ TEST_F(GpuRequest, EvictTakesWhatLsPrints) {
   }
 }
 
-TEST_F(GpuRequest, AShardThatNoTensorHasEvictsNothing) {
+TEST_F(GpuRequest, InapplicableOptionEvictsNothing) {
   const std::string source = model();
   ASSERT_EQ(load({source}).status, 0);
   expect_one_line(gpu({"evict", "--shard", "0/2@7", source}), 2, "no tensor has a dimension 7");
@@ -239,7 +239,7 @@ TEST_F(GpuRequest, AShardThatNoTensorHasEvictsNothing) {
   EXPECT_EQ(resident().size(), 3u);
 }
 
-TEST_F(GpuRequest, ATensorThatIsNamedTwiceIsCountedOnce) {
+TEST_F(GpuRequest, CountsTensorNamedTwiceOnce) {
   const std::string source = model();
   const Mounted mount({source});
   const Arguments twice{"--shard", "0/8@1", source, mount.path().string(), mount / "model.norm"};
@@ -253,7 +253,7 @@ TEST_F(GpuRequest, ATensorThatIsNamedTwiceIsCountedOnce) {
   EXPECT_EQ(gpu_json(words("get", twice)).size(), 3u);
 }
 
-TEST_F(GpuRequest, WhatCannotBeReachedIsToldByItsReason) {
+TEST_F(GpuRequest, ReportsWhySourceCannotBeRead) {
   expect_one_line(load({"nobody-here/Some-Model-8B"}), 3, "name hf://nobody-here/Some-Model-8B");
   expect_one_line(load({"ftp://host/m.safetensors::w"}), 2, "https, s3 and hf");
   std::filesystem::create_directory(file("hub"));
@@ -266,7 +266,7 @@ TEST_F(GpuRequest, WhatCannotBeReachedIsToldByItsReason) {
   expect_one_line(load({mount.path().string() + "::model.norm"}), 3, "unmount it");
 }
 
-TEST_F(GpuRequest, LsNamesTheDeviceAsTheUserDoesAndCountsAsPeopleDo) {
+TEST_F(GpuRequest, LsShowsDeviceNamesAndSortsNumerically) {
   write_safetensors(file("m.safetensors"), {random_tensor("layers.10.w", "U8", {10}, 1),
                                             random_tensor("layers.2.w", "BF16", {700}, 2)});
   const std::string source = file("m.safetensors").string();
@@ -278,7 +278,7 @@ TEST_F(GpuRequest, LsNamesTheDeviceAsTheUserDoesAndCountsAsPeopleDo) {
   EXPECT_EQ(piped.find("CPU-"), std::string::npos) << piped;
   EXPECT_NE(piped.find("\n" + device() + " "), std::string::npos) << piped;
   EXPECT_LT(piped.find("layers.2.w\n"), piped.find("layers.10.w\n")) << piped;
-  EXPECT_EQ(std::ranges::count(piped, '\n'), 3) << "no totals: " << piped;
+  EXPECT_EQ(std::ranges::count(piped, '\n'), 3) << "there must be no line of totals: " << piped;
   for (const unsigned columns : {40U, 80U, 200U}) {
     const Arguments rows =
         screen(gpu({"ls", "--all"}, {.environment = {"LC_ALL=C"}, .terminal_columns = columns}).out,
@@ -292,7 +292,7 @@ TEST_F(GpuRequest, LsNamesTheDeviceAsTheUserDoesAndCountsAsPeopleDo) {
   }
 }
 
-TEST_F(GpuRequest, LsIsALineForEachSource) {
+TEST_F(GpuRequest, LsPrintsOneLinePerSource) {
   for (const char* name : {"a.safetensors", "b.safetensors"}) {
     write_safetensors(file(name),
                       {random_tensor("x", "U8", {1000}, 1), random_tensor("y", "U8", {24}, 2)});
@@ -313,15 +313,15 @@ TEST_F(GpuRequest, LsIsALineForEachSource) {
     EXPECT_EQ(rows[3], "4 tensors, 2.0 KiB");
   }
   EXPECT_EQ(std::ranges::count(gpu({"ls"}).out, '\n'), 3);
-  EXPECT_EQ(gpu_json({"ls"}).size(), 4u) << "each tensor";
+  EXPECT_EQ(gpu_json({"ls"}).size(), 4u) << "one row per tensor";
 }
 
-TEST_F(GpuRequest, TablesOfPlanAndDevicesFitTheTerminal) {
+TEST_F(GpuRequest, PlanAndDevicesTablesFitTerminal) {
   const std::string source = model();
   for (const unsigned columns : {40U, 80U, 200U}) {
     const Arguments plan = screen(
         gpu(words("plan", {"--shard", "0/2@1", source}), {.terminal_columns = columns}).out, 1000);
-    // A narrow terminal gets two lines a row, the name on the first.
+    // On a narrow terminal each row has two lines, and the first has the name.
     EXPECT_TRUE(plan.at(1).starts_with(columns == 40 ? "TENSOR" : "ACTION ")) << plan[1];
     for (std::size_t i = 1; i < 5; ++i) EXPECT_LE(columns_of(plan.at(i)), columns) << plan[i];
     EXPECT_TRUE(std::ranges::any_of(
@@ -335,10 +335,10 @@ TEST_F(GpuRequest, TablesOfPlanAndDevicesFitTheTerminal) {
     EXPECT_LE(columns_of(listed[1]), columns) << listed[1];
     EXPECT_EQ(listed[1].find("CPU-") != std::string::npos, columns >= 80) << listed[1];
   }
-  EXPECT_TRUE(gpu({"devices"}).out.find("DEVICE") == std::string::npos) << "no heading in a pipe";
+  EXPECT_TRUE(gpu({"devices"}).out.find("DEVICE") == std::string::npos) << "a pipe gets no heading";
 }
 
-TEST_F(GpuRequest, AnErrorSaysWhatToDoNext) {
+TEST_F(GpuRequest, ErrorsSayWhatToDoNext) {
   const std::string source = model();
   expect_one_line(gpu({"evict", source}), 2,
                   "none of these is resident (stfs-gpu ls lists what is)");

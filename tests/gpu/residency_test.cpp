@@ -1,4 +1,4 @@
-// Residency; the test plays the copier and the clients.
+// Residency. The test acts as the copier and as the clients.
 #include "tools/gpu/holder/residency.h"
 
 #include "core/base/error.h"
@@ -23,14 +23,14 @@ using namespace stfs::test;
 
 namespace {
 
-constexpr std::uint64_t kLarge = 32 * kMiB;  // has a segment to itself
+constexpr std::uint64_t kLarge = 32 * kMiB;  // such a tensor has a separate segment
 const std::string kUuid = "CPU-test";
 
-// A message as the receiver parses it.
+// Returns the message as the receiver parses it.
 Json wire(const Json& body) { return Json::parse(body.dump()); }
 
 // Records the messages to clients and copiers.
-class Record : public Outlet {
+class Record : public MessageSink {
  public:
   struct Reply {
     ClientId client;
@@ -44,7 +44,7 @@ class Record : public Outlet {
   };
 
   void reply(ClientId client, const Json& body, std::vector<UniqueFd> descriptors) override {
-    EXPECT_NO_THROW(body.dump()) << "is text that JSON cannot hold";
+    EXPECT_NO_THROW(body.dump()) << "the message must be valid JSON text";
     replies.push_back({client, body, std::move(descriptors)});
   }
   void order(const std::string& uuid, const std::string& device, const Json& body) override {
@@ -95,7 +95,7 @@ class ResidencyTest : public ::testing::Test {
 
   void request(ClientId client, const Json& body) { residency_->request(client, wire(body)); }
 
-  // The copier answers an order: done.
+  // Answers an order as a copier that has completed it.
   void done(std::size_t order) {
     const Json body = record_.orders.at(order).body;
     std::vector<std::uint64_t> sizes;
@@ -115,7 +115,8 @@ class ResidencyTest : public ::testing::Test {
   }
   void done() { done(record_.orders.size() - 1); }
 
-  void say(const Json& more) {
+  // Sends an answer to the last order.
+  void answer_last(const Json& more) {
     Json body{{"load", record_.orders.back().body.at("load")}};
     body.update(more);
     residency_->answer(kUuid, {wire(body), {}});
@@ -144,7 +145,7 @@ class ResidencyTest : public ::testing::Test {
     return body.contains("error") ? body["error"]["message"].get<std::string>() : "";
   }
 
-  // The tensor ids in the last answer to a client.
+  // Returns the tensor ids in the last answer to a client.
   Json leased(ClientId client) const {
     Json ids = Json::array();
     const Json reply = last(client);
@@ -152,7 +153,7 @@ class ResidencyTest : public ::testing::Test {
     return ids;
   }
 
-  // The names of resident tensors, sorted.
+  // Returns the sorted names of resident tensors.
   std::vector<std::string> resident() {
     request(4, {{"request", "list"}});
     std::vector<std::string> names;
@@ -187,11 +188,11 @@ class ResidencyTest : public ::testing::Test {
 
 using Names = std::vector<std::string>;
 
-TEST_F(ResidencyTest, ATensorCanBeSeenWhenAllOfTheLoadIsThereAndProgressByTheOneWhoAsked) {
+TEST_F(ResidencyTest, TensorsAppearWhenLoadCompletesAndOnlyRequesterGetsProgress) {
   ask(1, {item(1), item(2)});
   ask(2, {item(1)});
   EXPECT_EQ(resident(), Names{});
-  say({{"progress", 5}, {"total", 10}});
+  answer_last({{"progress", 5}, {"total", 10}});
   EXPECT_EQ(resident(), Names{});
   EXPECT_EQ(last(1)["progress"], 5);
   EXPECT_TRUE(replies_to(2).empty());
@@ -203,7 +204,7 @@ TEST_F(ResidencyTest, ATensorCanBeSeenWhenAllOfTheLoadIsThereAndProgressByTheOne
   EXPECT_EQ(last(1)["tensors"].size(), 2u);
 }
 
-TEST_F(ResidencyTest, WhatSeveralLoadsOrOneNameTwiceIsCopiedOnce) {
+TEST_F(ResidencyTest, CopiesTensorRequestedTwiceOnce) {
   ask(1, {item(1), item(2), item(1)});
   EXPECT_EQ(record_.orders[0].body["items"].size(), 2u);
   ask(2, {item(2), item(3)});
@@ -211,7 +212,8 @@ TEST_F(ResidencyTest, WhatSeveralLoadsOrOneNameTwiceIsCopiedOnce) {
   done();
 
   EXPECT_EQ(record_.orders.size(), 2u);
-  EXPECT_EQ(record_.orders[1].body["items"].size(), 1u) << "only what the first did not bring";
+  EXPECT_EQ(record_.orders[1].body["items"].size(), 1u)
+      << "only the tensor that the first load does not copy";
   done();
   EXPECT_EQ(record_.orders.size(), 2u);
   EXPECT_EQ(last(2)["copied_bytes"], kLarge);
@@ -220,7 +222,7 @@ TEST_F(ResidencyTest, WhatSeveralLoadsOrOneNameTwiceIsCopiedOnce) {
   EXPECT_EQ(held(), 3 * kLarge);
 }
 
-TEST_F(ResidencyTest, WhatIsResidentNeverWaitsForALoad) {
+TEST_F(ResidencyTest, ResidentTensorDoesNotWaitForLoad) {
   loaded({item(1)});
   ask(1, {item(2)});
 
@@ -230,7 +232,7 @@ TEST_F(ResidencyTest, WhatIsResidentNeverWaitsForALoad) {
   EXPECT_EQ(record_.replies.back().descriptors.size(), 1u);
 }
 
-TEST_F(ResidencyTest, WhatIsResidentElsewhereIsSaidToBeThere) {
+TEST_F(ResidencyTest, ReportsOtherDeviceWithResidentTensor) {
   loaded({item(1)}, {{"uuid", "GPU-1"}, {"device", "cuda:0"}});
   EXPECT_EQ(record_.orders[0].uuid, "GPU-1");
   EXPECT_EQ(record_.orders[0].device, "cuda:0");
@@ -240,9 +242,9 @@ TEST_F(ResidencyTest, WhatIsResidentElsewhereIsSaidToBeThere) {
   EXPECT_NE(error(1).find("it is on GPU-1"), std::string::npos) << error(1);
 }
 
-// Memory limits.
+// --- memory limits
 
-TEST_F(ResidencyTest, TheLeastRecentlyUsedIsEvictedForANewLoad) {
+TEST_F(ResidencyTest, EvictsLeastRecentlyUsedTensor) {
   start(3 * kLarge);
   loaded({item(1)});
   loaded({item(2)});
@@ -255,7 +257,7 @@ TEST_F(ResidencyTest, TheLeastRecentlyUsedIsEvictedForANewLoad) {
   EXPECT_LE(held(), 3 * kLarge);
 }
 
-TEST_F(ResidencyTest, SmallTensorsGoWithTheirSegment) {
+TEST_F(ResidencyTest, EvictsSmallTensorsTogetherWithTheirSegment) {
   start(4 * kMiB);
   loaded({item(1, kMiB / 2), item(2, kMiB / 2)});
   loaded({item(3, kMiB)});
@@ -266,7 +268,7 @@ TEST_F(ResidencyTest, SmallTensorsGoWithTheirSegment) {
   EXPECT_EQ(resident(), (Names{"t1", "t2", "t4"}));
 }
 
-TEST_F(ResidencyTest, WhatIsPinnedOrLeasedIsNeverEvictedForOthers) {
+TEST_F(ResidencyTest, DoesNotEvictPinnedOrLeasedTensorsForLoad) {
   for (const char* how : {"pin", "lease"}) {
     start(2 * kLarge);
     loaded({item(1)}, {{how, true}});
@@ -278,26 +280,27 @@ TEST_F(ResidencyTest, WhatIsPinnedOrLeasedIsNeverEvictedForOthers) {
     request(1, {{"request", "pin"}, {"all", true}, {"labels", Json::array()}, {"pinned", false}});
     residency_->disconnected(1);
     loaded({item(4)}, {}, 2);
-    EXPECT_EQ(resident(), (Names{"t3", "t4"})) << "neither any more, it can go: " << how;
+    EXPECT_EQ(resident(), (Names{"t3", "t4"}))
+        << "a tensor that is neither pinned nor leased is evicted: " << how;
   }
 }
 
-TEST_F(ResidencyTest, OutOfMemorySaysWhatWasNeededFreeHeldAndEvictable) {
+TEST_F(ResidencyTest, OutOfMemoryReportsNeededFreeHeldAndEvictableBytes) {
   start(3 * kLarge);
   loaded({item(1)}, {{"pin", true}});
   loaded({item(2)});
 
   ask(2, {item(3, 3 * kLarge)});
 
-  EXPECT_EQ(record_.orders.size(), 2u) << "was not begun";
+  EXPECT_EQ(record_.orders.size(), 2u) << "the load was not started";
   for (const char* part : {"needed 96", "free 32", "held 64", "evictable 32", "limit 96"}) {
     EXPECT_NE(error(2).find(part), std::string::npos) << error(2);
   }
   EXPECT_EQ(last(2)["error"]["status"], 5);
-  EXPECT_EQ(resident(), (Names{"t1", "t2"})) << "nothing is evicted in vain";
+  EXPECT_EQ(resident(), (Names{"t1", "t2"})) << "nothing is evicted for a load that cannot succeed";
 }
 
-TEST_F(ResidencyTest, SizesThatOverflowDoNotPassTheLimit) {
+TEST_F(ResidencyTest, OverflowingSizesDoNotPassLimit) {
   start(2 * kLarge);
   const auto huge = [](int number) {
     return Item({.path = "/w/m",
@@ -319,12 +322,12 @@ TEST_F(ResidencyTest, SizesThatOverflowDoNotPassTheLimit) {
   EXPECT_NE(error(2), "");
 }
 
-TEST_F(ResidencyTest, WhenTheDeviceIsFullTheOldestGoAndTheOrderIsGivenAgain) {
+TEST_F(ResidencyTest, FullDeviceEvictsOldestAndRepeatsOrder) {
   loaded({item(1)});
   loaded({item(2)});
   ask(2, {item(3)});
 
-  say({{"needed", kLarge}, {"free", kLarge - 1}});
+  answer_last({{"needed", kLarge}, {"free", kLarge - 1}});
 
   ASSERT_EQ(record_.orders.size(), 4u);
   EXPECT_EQ(resident(), Names{"t2"});
@@ -332,18 +335,18 @@ TEST_F(ResidencyTest, WhenTheDeviceIsFullTheOldestGoAndTheOrderIsGivenAgain) {
   EXPECT_EQ(resident(), (Names{"t2", "t3"}));
 }
 
-TEST_F(ResidencyTest, WhenTheDeviceIsFullForGoodTheLoadEnds) {
+TEST_F(ResidencyTest, FullDeviceWithoutEvictableTensorFailsLoad) {
   loaded({item(1)}, {{"pin", true}});
   ask(2, {item(3)});
 
-  say({{"needed", kLarge}, {"free", 0}});
+  answer_last({{"needed", kLarge}, {"free", 0}});
 
   EXPECT_NE(error(2).find("out of memory"), std::string::npos);
   EXPECT_NE(error(2).find("held 32"), std::string::npos) << error(2);
   EXPECT_EQ(record_.orders.size(), 2u);
 }
 
-TEST_F(ResidencyTest, ARefusalByAGpuEvictsAlsoWhereEnoughWasPromised) {
+TEST_F(ResidencyTest, FailedGpuAllocationEvictsDespiteReportedFreeMemory) {
   const Json gpu{{"uuid", "GPU-1"}, {"device", "cuda:0"}};
   loaded({item(1)}, gpu);
   ask(2, {item(3)}, gpu);
@@ -358,7 +361,7 @@ TEST_F(ResidencyTest, ARefusalByAGpuEvictsAlsoWhereEnoughWasPromised) {
   EXPECT_EQ(resident(), Names{});
 }
 
-TEST_F(ResidencyTest, OfAFullGpuTheCopierWaitsOnceForMemoryThatGoesLate) {
+TEST_F(ResidencyTest, CopierWaitsOnceForLateFreedGpuMemory) {
   const Json gpu{{"uuid", "GPU-1"}, {"device", "cuda:0"}};
   ask(2, {item(3)}, gpu);
   EXPECT_EQ(record_.orders.back().body["wait_for_room"], false);
@@ -374,7 +377,7 @@ TEST_F(ResidencyTest, OfAFullGpuTheCopierWaitsOnceForMemoryThatGoesLate) {
   EXPECT_NE(error(2).find("out of memory"), std::string::npos) << error(2);
 }
 
-TEST_F(ResidencyTest, WhatALoadHasAlreadyIsNotEvictedForItsRest) {
+TEST_F(ResidencyTest, DoesNotEvictTensorsFromSameLoad) {
   start(2 * kLarge);
   loaded({item(1)});
   loaded({item(2)});
@@ -386,14 +389,14 @@ TEST_F(ResidencyTest, WhatALoadHasAlreadyIsNotEvictedForItsRest) {
   EXPECT_EQ(last(2)["tensors"].size(), 2u);
 }
 
-// Eviction, pins and leases.
+// --- eviction, pins and leases
 
-TEST_F(ResidencyTest, EvictedMemoryIsGivenBack) {
+TEST_F(ResidencyTest, EvictionFreesMemory) {
   loaded({item(1), item(2, 1000), item(3, 1000)});
   const std::size_t before = open_descriptors();
 
   EXPECT_EQ(evict(named(item(2, 1000)))["count"], 1u);
-  EXPECT_EQ(open_descriptors(), before) << "its segment has another tenant";
+  EXPECT_EQ(open_descriptors(), before) << "the segment still holds another tensor";
   EXPECT_EQ(evict(named(item(3, 1000)))["count"], 1u);
   EXPECT_EQ(open_descriptors(), before - 1);
   EXPECT_EQ(evict(all())["count"], 1u);
@@ -402,7 +405,7 @@ TEST_F(ResidencyTest, EvictedMemoryIsGivenBack) {
   EXPECT_EQ(held(), 0u);
 }
 
-TEST_F(ResidencyTest, WhatIsEvictedWhileLeasedStaysForItsUsers) {
+TEST_F(ResidencyTest, EvictedTensorStaysInMemoryWhileLeased) {
   loaded({item(1)}, {{"lease", true}});
   loaded({item(1)}, {{"lease", true}}, 2);
 
@@ -416,7 +419,7 @@ TEST_F(ResidencyTest, WhatIsEvictedWhileLeasedStaysForItsUsers) {
   EXPECT_EQ(held(), 0u);
 }
 
-TEST_F(ResidencyTest, AReleaseIsOfWhatWasLeasedAndNotOfItsSuccessor) {
+TEST_F(ResidencyTest, ReleaseDoesNotEndLeaseOnSuccessor) {
   loaded({item(1)}, {{"lease", true}});
   const Json evicted = leased(1);
   evict(all());
@@ -426,12 +429,12 @@ TEST_F(ResidencyTest, AReleaseIsOfWhatWasLeasedAndNotOfItsSuccessor) {
 
   EXPECT_EQ(held(), kLarge);
   request(4, {{"request", "list"}});
-  EXPECT_EQ(last(4)["tensors"][0]["users"], Json{1001}) << "is still leased, and not evictable";
+  EXPECT_EQ(last(4)["tensors"][0]["users"], Json{1001}) << "the successor is still leased";
   request(1, {{"request", "release"}, {"ids", evicted}});
-  EXPECT_EQ(last(1)["count"], 0u) << "nothing more to release";
+  EXPECT_EQ(last(1)["count"], 0u) << "the lease was released before";
 }
 
-TEST_F(ResidencyTest, ALeaseEndsWithTheConnectionAndIsCounted) {
+TEST_F(ResidencyTest, CountsRepeatedLeases) {
   start(kLarge);
   loaded({item(1)}, {{"lease", true}});
   const Json ids = leased(1);
@@ -442,16 +445,16 @@ TEST_F(ResidencyTest, ALeaseEndsWithTheConnectionAndIsCounted) {
   };
   EXPECT_EQ(release(), 1u);
   ask(2, {item(2)});
-  EXPECT_NE(error(2), "") << "is leased once more";
+  EXPECT_NE(error(2), "") << "the second lease remains";
   EXPECT_EQ(release(), 1u);
-  EXPECT_EQ(release(), 0u) << "nothing more to release";
+  EXPECT_EQ(release(), 0u) << "the lease was released before";
 
   loaded({item(2)}, {}, 2);
 
   EXPECT_EQ(resident(), Names{"t2"});
 }
 
-TEST_F(ResidencyTest, AllLeasesOfADepartedClientEnd) {
+TEST_F(ResidencyTest, DisconnectEndsAllLeasesOfClient) {
   loaded({item(1), item(2)}, {{"lease", true}});
   ask(1, {item(1), item(1)}, {{"lease", true}});
   ask(2, {item(1)}, {{"lease", true}});
@@ -459,14 +462,14 @@ TEST_F(ResidencyTest, AllLeasesOfADepartedClientEnd) {
 
   residency_->disconnected(1);
 
-  EXPECT_EQ(held(), kLarge) << "what another one leases";
+  EXPECT_EQ(held(), kLarge) << "another client leases the tensor";
   EXPECT_EQ(record_.discarded, 1U);
   residency_->disconnected(2);
   EXPECT_EQ(held(), 0U);
   EXPECT_EQ(record_.discarded, 2U);
 }
 
-TEST_F(ResidencyTest, IsInUseDuringALoadAndWhileALeaseLastsAndIdleWhenNobodyIsThere) {
+TEST_F(ResidencyTest, CountsLoadsAndLeasesAsUse) {
   EXPECT_FALSE(residency_->is_in_use());
   ask(1, {item(1)}, {{"lease", true}});
   EXPECT_TRUE(residency_->is_in_use());
@@ -475,14 +478,14 @@ TEST_F(ResidencyTest, IsInUseDuringALoadAndWhileALeaseLastsAndIdleWhenNobodyIsTh
 
   request(1, {{"request", "release"}, {"ids", leased(1)}});
 
-  EXPECT_FALSE(residency_->is_in_use()) << "a client without a lease";
+  EXPECT_FALSE(residency_->is_in_use()) << "a connected client without a lease is not a use";
   evict(all());
-  EXPECT_FALSE(residency_->is_idle()) << "clients are there";
+  EXPECT_FALSE(residency_->is_idle()) << "clients are connected";
   for (ClientId client = 1; client <= 4; ++client) residency_->disconnected(client);
   EXPECT_TRUE(residency_->is_idle());
 }
 
-TEST_F(ResidencyTest, OneClientCannotReleaseWhatAnotherLeases) {
+TEST_F(ResidencyTest, ClientCannotReleaseLeaseOfAnother) {
   loaded({item(1)}, {{"lease", true}});
 
   request(2, {{"request", "release"}, {"ids", leased(1)}});
@@ -492,26 +495,26 @@ TEST_F(ResidencyTest, OneClientCannotReleaseWhatAnotherLeases) {
   EXPECT_EQ(held(), kLarge);
 }
 
-TEST_F(ResidencyTest, EvictionDuringALoadLeavesWhatTheLoadNeeds) {
+TEST_F(ResidencyTest, EvictionDuringLoadGivesAllTensorsOrError) {
   loaded({item(1)});
   ask(2, {item(1), item(2)});
 
   evict(all());
   done();
 
-  // The load either failed with an error or has all its tensors.
+  // The load either fails with an error or has all its tensors.
   const bool failed = !error(2).empty();
   if (!failed) {
     EXPECT_EQ(last(2)["tensors"].size(), 2u);
   }
   residency_->disconnected(2);
   evict(all());
-  EXPECT_EQ(held(), 0u) << "and nothing is lost";
+  EXPECT_EQ(held(), 0u) << "all memory is freed";
 }
 
-// Ends of clients and copiers.
+// --- clients and copiers that end
 
-TEST_F(ResidencyTest, AClientThatGoesWhileItWaitsIsForgotten) {
+TEST_F(ResidencyTest, DisconnectDropsQueuedLoad) {
   ask(1, {item(1)});
   ask(2, {item(2)});
   ask(3, {item(3)});
@@ -523,7 +526,7 @@ TEST_F(ResidencyTest, AClientThatGoesWhileItWaitsIsForgotten) {
   EXPECT_EQ(items_of(record_.orders[1].body).at(0).key(), item(3).key());
 }
 
-TEST_F(ResidencyTest, AClientThatGoesInMidLoadStopsItAndNothingIsPublished) {
+TEST_F(ResidencyTest, DisconnectDuringLoadStopsItAndPublishesNothing) {
   ask(1, {item(1)});
   const Json load = record_.orders[0].body["load"];
   ask(2, {item(2)});
@@ -534,13 +537,13 @@ TEST_F(ResidencyTest, AClientThatGoesInMidLoadStopsItAndNothingIsPublished) {
   residency_->answer(kUuid,
                      {wire({{"load", load}, {"error", {{"status", 5}, {"message", "no"}}}}), {}});
 
-  ASSERT_EQ(record_.orders.size(), 3u) << "the next one's turn";
+  ASSERT_EQ(record_.orders.size(), 3u) << "the next load begins";
   EXPECT_TRUE(replies_to(1).empty());
   done();
   EXPECT_EQ(resident(), Names{"t2"});
 }
 
-TEST_F(ResidencyTest, ALoadThatIsDoneWhenItsClientHasGoneLeavesNothing) {
+TEST_F(ResidencyTest, LoadCompletedAfterDisconnectLeavesNothing) {
   const std::size_t before = open_descriptors();
   ask(1, {item(1)});
   residency_->disconnected(1);
@@ -551,7 +554,7 @@ TEST_F(ResidencyTest, ALoadThatIsDoneWhenItsClientHasGoneLeavesNothing) {
   EXPECT_EQ(open_descriptors(), before);
 }
 
-TEST_F(ResidencyTest, ADisconnectedClientTakesItsHoldsAlong) {
+TEST_F(ResidencyTest, DisconnectDuringLoadMakesItsTensorsEvictable) {
   start(2 * kLarge);
   loaded({item(1)});
   ask(1, {item(1), item(2)});
@@ -565,10 +568,10 @@ TEST_F(ResidencyTest, ADisconnectedClientTakesItsHoldsAlong) {
   EXPECT_EQ(resident(), Names{"t3"});
 }
 
-TEST_F(ResidencyTest, ACopierThatDiesEndsTheLoadAndTheNextOneIsServed) {
+TEST_F(ResidencyTest, DeadCopierFailsLoadAndNextIsServed) {
   ask(1, {item(1)});
   ask(2, {item(2)});
-  say({{"progress", 1}, {"total", 2}});
+  answer_last({{"progress", 1}, {"total", 2}});
 
   residency_->copier_gone(kUuid, "killed by signal 9");
 
@@ -579,7 +582,7 @@ TEST_F(ResidencyTest, ACopierThatDiesEndsTheLoadAndTheNextOneIsServed) {
   EXPECT_EQ(resident(), Names{"t2"});
 }
 
-TEST_F(ResidencyTest, ACopierThatLeftJustBeforeItsOrderIsStartedAgainButNotForEver) {
+TEST_F(ResidencyTest, RestartsExitedCopierOnlyFewTimes) {
   ask(1, {item(1)});
   residency_->copier_gone(kUuid, "");
   ASSERT_EQ(record_.orders.size(), 2u);
@@ -593,11 +596,11 @@ TEST_F(ResidencyTest, ACopierThatLeftJustBeforeItsOrderIsStartedAgainButNotForEv
   EXPECT_NE(error(1), "");
 }
 
-TEST_F(ResidencyTest, ACopiersFailureIsItsClientsAlone) {
+TEST_F(ResidencyTest, CopierErrorFailsOnlyItsClient) {
   ask(1, {item(1)});
   ask(2, {item(2)});
 
-  say({{"error", {{"status", 3}, {"message", "changed while it was copied"}}}});
+  answer_last({{"error", {{"status", 3}, {"message", "changed while it was copied"}}}});
 
   EXPECT_EQ(last(1)["error"]["status"], 3);
   EXPECT_EQ(error(1), "changed while it was copied");
@@ -605,9 +608,9 @@ TEST_F(ResidencyTest, ACopiersFailureIsItsClientsAlone) {
   EXPECT_EQ(resident(), Names{"t2"});
 }
 
-// Wrong messages.
+// --- invalid messages
 
-TEST_F(ResidencyTest, RequestsThatAreNoneGetAnError) {
+TEST_F(ResidencyTest, InvalidRequestsGetAnError) {
   Descriptions none;
   const Json items = Json::array({to_json(item(1), none)});
   const std::vector<Json> wrong{
@@ -638,7 +641,7 @@ TEST_F(ResidencyTest, RequestsThatAreNoneGetAnError) {
   EXPECT_TRUE(record_.orders.empty());
 }
 
-TEST_F(ResidencyTest, AClientOfAnotherVersionIsToldWhatToDoAndServedNothing) {
+TEST_F(ResidencyTest, RefusesClientWithOtherVersionAndSaysWhatToDo) {
   const std::string begin = "the holder (process " + std::to_string(::getpid()) +
                             ") speaks version " + std::to_string(kProtocolVersion) +
                             " of the protocol, this program version ";
@@ -658,7 +661,7 @@ TEST_F(ResidencyTest, AClientOfAnotherVersionIsToldWhatToDoAndServedNothing) {
   EXPECT_NE(error(5), "");
 }
 
-TEST_F(ResidencyTest, NamesThatAreNoDevicesCannotStartCopiersWithoutEnd) {
+TEST_F(ResidencyTest, LimitsCopiersForUnknownDevices) {
   for (int i = 0; i < 1000; ++i) {
     ask(1, {item(1)}, {{"uuid", "GPU-" + std::to_string(i)}, {"device", "cuda:0"}});
   }
@@ -666,7 +669,7 @@ TEST_F(ResidencyTest, NamesThatAreNoDevicesCannotStartCopiersWithoutEnd) {
   EXPECT_LE(record_.orders.size(), 128u);
 }
 
-TEST_F(ResidencyTest, ACopierThatTalksNonsenseFailsTheLoadAndLeavesNothing) {
+TEST_F(ResidencyTest, MalformedCopierAnswerFailsLoadAndLeavesNothing) {
   const std::size_t before = open_descriptors();
   const std::vector<Json> wrong{{{"counts", Json::array()}},
                                 {{"counts", 5}},
@@ -693,7 +696,7 @@ TEST_F(ResidencyTest, ACopierThatTalksNonsenseFailsTheLoadAndLeavesNothing) {
   }
 }
 
-TEST_F(ResidencyTest, AnswersToWhatNobodyAskedAreIgnored) {
+TEST_F(ResidencyTest, IgnoresUnexpectedAnswers) {
   residency_->answer(kUuid, {wire({{"load", 1}, {"counts", Json::array()}}), {}});
   residency_->answer("GPU-none", {Json::object(), {}});
   residency_->copier_gone("GPU-none", "killed");
@@ -707,7 +710,7 @@ TEST_F(ResidencyTest, AnswersToWhatNobodyAskedAreIgnored) {
   EXPECT_EQ(resident(), Names{"t1"});
 }
 
-TEST_F(ResidencyTest, DescriptorsOfALeaseComeInBatchesToItsClientAlone) {
+TEST_F(ResidencyTest, SendsLeasedDescriptorsInBatchesOnlyToLeasingClient) {
   std::vector<Item> items;
   for (int i = 1; i <= 100; ++i) items.push_back(item(i));
   loaded(items, {{"lease", true}});
@@ -720,14 +723,14 @@ TEST_F(ResidencyTest, DescriptorsOfALeaseComeInBatchesToItsClientAlone) {
   EXPECT_EQ(record_.replies.back().descriptors.size(), 100 - kSegmentsAtOnce);
 
   request(2, {{"request", "segments"}, {"numbers", rest}});
-  EXPECT_NE(error(2), "") << "it has no lease";
+  EXPECT_NE(error(2), "") << "this client has no lease";
   request(1, {{"request", "segments"}, {"numbers", numbers}});
-  EXPECT_NE(error(1), "") << "too many at once";
+  EXPECT_NE(error(1), "") << "too many in one request";
   request(1, {{"request", "segments"}, {"numbers", {"x", -1, 0}}});
   EXPECT_NE(error(1), "");
 }
 
-TEST_F(ResidencyTest, AnOrderHasTheOptionsOfItsOwnClient) {
+TEST_F(ResidencyTest, OrderHasSourceOptionsOfItsClient) {
   SourceOptions offline;
   offline.cache_dir = "/cache";
   offline.offline = true;
@@ -741,7 +744,7 @@ TEST_F(ResidencyTest, AnOrderHasTheOptionsOfItsOwnClient) {
   EXPECT_EQ(error(3), "malformed message: timeout");
 }
 
-TEST_F(ResidencyTest, AnOrderThatThereIsNoMemoryForFailsThatLoadAlone) {
+TEST_F(ResidencyTest, OutOfMemoryForOrderFailsOnlyThatLoad) {
   record_.throws_at_orders = true;
   ask(1, {item(1)});
   EXPECT_EQ(last(1)["error"]["message"], "the holder is out of memory");

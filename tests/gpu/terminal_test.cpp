@@ -20,9 +20,10 @@ using Words = std::vector<std::string>;
 
 constexpr unsigned kWidths[] = {40, 80, 200};
 
-class GpuOnATerminal : public GpuToolTest {
+class GpuTerminal : public GpuToolTest {
  protected:
-  // A source of 64 one-byte tensors: in a segment 511 bytes lie between two of them.
+  // Writes a source with 64 one-byte tensors. In a segment there are 511 bytes of padding between
+  // them. Returns an argument that names all.
   std::string many_small() const {
     std::vector<stfs::test::Tensor> tensors;
     for (unsigned i = 0; i < 64; ++i) {
@@ -32,14 +33,14 @@ class GpuOnATerminal : public GpuToolTest {
     return file("many.safetensors").string() + "::*";
   }
 
-  static void expect_whole(const std::string& output) {
+  static void expect_reaches_100_percent(const std::string& output) {
     const Words texts = progress_texts(output);
     ASSERT_FALSE(texts.empty()) << output;
     EXPECT_NE(texts.back().find("100%  "), std::string::npos) << output;
   }
 };
 
-TEST_F(GpuOnATerminal, RunShowsABarThatGoesBeforeTheCommand) {
+TEST_F(GpuTerminal, RunRemovesProgressBarBeforeCommand) {
   const std::string tensors = many_small();
   for (const unsigned columns : kWidths) {
     const Outcome result =
@@ -47,13 +48,13 @@ TEST_F(GpuOnATerminal, RunShowsABarThatGoesBeforeTheCommand) {
             {.terminal_columns = columns});
 
     EXPECT_EQ(result.status, 0) << result.out;
-    expect_whole(result.out);
+    expect_reaches_100_percent(result.out);
     EXPECT_EQ(screen(result.out, columns), Words{"the command"}) << result.out;
     EXPECT_TRUE(result.out.ends_with("\r\x1b[Kthe command\n")) << result.out;
   }
 }
 
-TEST_F(GpuOnATerminal, RunVerifyingCountsEachByteTwiceAndWhyACommandDoesNotStartIsALineOfItsOwn) {
+TEST_F(GpuTerminal, VerifyingRunCountsBytesTwiceAndReportsFailedCommand) {
   const std::string tensors = many_small();
   const Outcome result =
       gpu({"run", "--device", "cpu", "--verify", tensors, "--", "/no/such/command"},
@@ -67,14 +68,14 @@ TEST_F(GpuOnATerminal, RunVerifyingCountsEachByteTwiceAndWhyACommandDoesNotStart
   EXPECT_EQ(screen(result.out, 80), Words{"stfs-gpu: /no/such/command: No such file or directory"});
 }
 
-TEST_F(GpuOnATerminal, LoadShowsABarThatGoes) {
+TEST_F(GpuTerminal, LoadRemovesProgressBarBeforeResult) {
   std::filesystem::create_directory(file("disk"));
   const auto source = file("disk") / "m.safetensors";
   write_safetensors(source, {random_tensor("a", "U8", {4 << 20}), random_tensor("b", "U8", {1})});
   const std::size_t end = std::filesystem::file_size(source);
   const FaultyDisk disk(file("disk"));
   for (const unsigned columns : kWidths) {
-    // Stall the last tile's read until the bar is visible.
+    // Stall the read of the last tile until the bar is visible.
     disk.fail_or_stall("stall", "m.safetensors", end - 1, end);
     Process load({STFS_GPU_BINARY, "load", "--device", "cpu", "--tile", "65536", "--workers", "1",
                   (disk / "m.safetensors").string() + "::*"},

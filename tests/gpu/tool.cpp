@@ -106,7 +106,7 @@ void GpuToolTest::MidLoad::signal_copier(int number) const {
 
 GpuToolTest::MidLoad GpuToolTest::mid_load(const std::string& dtype,
                                            const std::vector<std::string>& options) const {
-  // A sparse source, with the smallest tiles, a conversion and --verify, takes long enough to stop.
+  // With the smallest tiles, a conversion and --verify, the load lasts long enough to be stopped.
   const std::uint64_t bytes = 256 << 20;
   HeaderBuilder header;
   header.add("large", dtype, {bytes / (dtype == "BF16" ? 2 : 1)}, bytes);
@@ -133,7 +133,7 @@ GpuToolTest::MidLoad GpuToolTest::mid_load(const std::string& dtype,
   };
   EXPECT_TRUE(eventually(has_segment)) << load.client->err();
   load.signal_copier(SIGSTOP);
-  EXPECT_TRUE(load.client->running()) << "the load was over too soon";
+  EXPECT_TRUE(load.client->running()) << "the load ended too early";
   return load;
 }
 

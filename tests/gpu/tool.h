@@ -1,4 +1,4 @@
-// Runs the real stfs-gpu, with a holder that ends with the test.
+// Runs the real stfs-gpu. Its holder is killed at the end of the test.
 #pragma once
 
 #include "tests/support/checkpoint_writer.h"
@@ -20,10 +20,10 @@ using namespace stfs::test;
 
 using nlohmann::json;
 
-// The device that these tests load to: $STFS_TEST_DEVICE, else "cpu".
+// Returns the device to which these tests load: $STFS_TEST_DEVICE, or "cpu" if it is not set.
 std::string device();
 
-// Kills a process, not only a child, and waits for its end.
+// Kills a process, which need not be a child, and waits until it has ended.
 void kill_and_wait(pid_t pid);
 
 class GpuToolTest : public MountTest {
@@ -36,37 +36,37 @@ class GpuToolTest : public MountTest {
 
   // Runs stfs-gpu with these arguments until it exits.
   Outcome gpu(std::vector<std::string> arguments, const RunOptions& options = {}) const;
-  // The same with --json; fails the test unless the exit status is 0.
+  // Runs stfs-gpu with --json and returns its output. Fails the test unless the exit status is 0.
   json gpu_json(std::vector<std::string> arguments) const;
   std::unique_ptr<Process> start(std::vector<std::string> arguments) const;
   // Starts a holder and waits until it listens.
   void start_holder(std::vector<std::string> options);
 
-  // What the last holder of start_holder() has written to standard error.
+  // Returns what the last holder from start_holder() has written to standard error.
   std::string holder_err() const { return holders_.back()->err(); }
-  // The holder's pid; 0 without one.
+  // Returns the pid of the holder, or 0 if no holder answers.
   pid_t holder() const;
-  // The copier's pid; 0 without one.
+  // Returns the pid of the copier, or 0 if no copier runs.
   pid_t copier() const;
-  // The names of resident tensors.
+  // Returns the sorted names of resident tensors.
   std::vector<std::string> resident() const;
 
-  // A source with F32 tensors "a" [64,48] and "b" [10], and a BF16 tensor "layers.0.w" [128,32].
+  // Writes a source with the F32 tensors "a" [64,48] and "b" [10], and the BF16 tensor "layers.0.w"
+  // [128,32]. Returns its path.
   std::filesystem::path small(std::string_view name = "m.safetensors") const;
 
-  // A load in progress with a stopped copier: a part of the source's tensor "large" has been
-  // copied.
+  // A load with a copier that was stopped after it had copied a part of the tensor "large".
   struct MidLoad {
     std::unique_ptr<Process> client;
-    pid_t copier;  // 0 without one, which fails the test
-    // kill(2) takes 0 for the test's own process group.
+    pid_t copier;  // 0: not found, and the test has failed
+    // Does nothing if `copier` is 0, because kill(2) would signal the process group of the test.
     void signal_copier(int number) const;
   };
   MidLoad mid_load(const std::string& dtype = "BF16",
                    const std::vector<std::string>& options = {"--as", "f32"}) const;
   std::filesystem::path large() const { return dir_ / "large.safetensors"; }
 
-  // The bytes of a resident tensor, read by the path that `get` prints.
+  // Returns the bytes of a resident tensor. Reads them through the path that `get` prints.
   static std::string bytes_of(const json& row);
 
  private:
@@ -74,7 +74,7 @@ class GpuToolTest : public MountTest {
   std::vector<std::unique_ptr<Process>> holders_;
 };
 
-// One line on standard error, with this exit status.
+// Checks the exit status, and that standard error is one line that contains `part`.
 void expect_one_line(const Outcome& outcome, int status, std::string_view part = "");
 
 }  // namespace stfs::gpu::test

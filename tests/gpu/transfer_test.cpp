@@ -1,4 +1,4 @@
-// transfer(), on host memory and on a test device that is late, runs out of memory, or corrupts
+// transfer(), in host memory and on a test device with late copies, too little memory, or corrupted
 // bytes.
 #include "tools/gpu/copier/transfer.h"
 
@@ -37,9 +37,9 @@ using namespace stfs::test;
 
 namespace {
 
-// Layouts.
+// --- layouts
 
-void expect_sound(const std::vector<std::uint64_t>& sizes) {
+void expect_valid_layout(const std::vector<std::uint64_t>& sizes) {
   const Layout layout = lay_out(sizes);
   ASSERT_EQ(layout.placements.size(), sizes.size());
   std::vector<std::uint64_t> end(layout.segment_bytes.size(), 0);
@@ -51,7 +51,7 @@ void expect_sound(const std::vector<std::uint64_t>& sizes) {
     }
     ASSERT_LT(segment, layout.segment_bytes.size());
     EXPECT_EQ(offset % kItemAlignment, 0u);
-    EXPECT_GE(offset, end[segment]) << "items overlap, or are out of order";
+    EXPECT_GE(offset, end[segment]) << "items overlap or are out of order";
     end[segment] = offset + sizes[i];
     EXPECT_LE(end[segment], layout.segment_bytes[segment]);
     if (sizes[i] >= kOwnSegment) {
@@ -63,28 +63,28 @@ void expect_sound(const std::vector<std::uint64_t>& sizes) {
   for (std::size_t s = 0; s < layout.segment_bytes.size(); ++s) {
     EXPECT_EQ(layout.segment_bytes[s] % kSegmentGranularity, 0u);
     EXPECT_LT(layout.segment_bytes[s] - end[s], kSegmentGranularity + kItemAlignment)
-        << "more is taken than is needed";
+        << "the segment is larger than needed";
     sum += layout.segment_bytes[s];
   }
   EXPECT_EQ(layout.bytes(), sum);
 }
 
-TEST(GpuLayout, IsSoundForAnySizes) {
+TEST(GpuLayout, AnySizesGiveValidLayout) {
   RandomBytes random(1);
-  expect_sound({});
-  expect_sound({0, 0});
-  expect_sound({1});
-  expect_sound({kOwnSegment});
-  expect_sound({kOwnSegment - 1, 1, kOwnSegment + 1, 1, kOwnSegment - 1});
+  expect_valid_layout({});
+  expect_valid_layout({0, 0});
+  expect_valid_layout({1});
+  expect_valid_layout({kOwnSegment});
+  expect_valid_layout({kOwnSegment - 1, 1, kOwnSegment + 1, 1, kOwnSegment - 1});
   for (int round = 0; round < 200; ++round) {
     std::vector<std::uint64_t> sizes(random.next() % 60);
     for (std::uint64_t& size : sizes)
       size = random.next() % (std::uint64_t{1} << (random.next() % 28));
-    expect_sound(sizes);
+    expect_valid_layout(sizes);
   }
 }
 
-TEST(GpuLayout, SmallItemsShareASegmentAndLargeOnesDoNot) {
+TEST(GpuLayout, SmallItemsShareSegmentAndLargeItemsDoNot) {
   const Layout layout =
       lay_out(std::vector<std::uint64_t>{100, 0, 4096, kOwnSegment, 300, 2 * kOwnSegment});
 
@@ -94,7 +94,7 @@ TEST(GpuLayout, SmallItemsShareASegmentAndLargeOnesDoNot) {
   EXPECT_NE(layout.placements[3].segment, layout.placements[5].segment);
 }
 
-TEST(GpuLayout, WorkThatOverflowsIsTheMostThereIsAndNotWrapped) {
+TEST(GpuLayout, OverflowingWorkSaturates) {
   constexpr std::uint64_t kBytes = (std::uint64_t{1} << 61) - 1;  // the largest possible tensor
   const std::vector<Item> items(9, Item({.path = "/w/m.safetensors",
                                          .tensor = "w",
@@ -111,7 +111,7 @@ TEST(GpuLayout, WorkThatOverflowsIsTheMostThereIsAndNotWrapped) {
   EXPECT_EQ(work_of(std::span(items).first(5), {.verify = true}), ~std::uint64_t{0});
 }
 
-TEST(GpuLayout, SizesThatOverflowAreRefusedAndNotWrapped) {
+TEST(GpuLayout, OverflowingSizesDoNotWrap) {
   const std::uint64_t huge = ~std::uint64_t{0} - 100;
 
   for (const auto& sizes :
@@ -126,11 +126,11 @@ TEST(GpuLayout, SizesThatOverflowAreRefusedAndNotWrapped) {
   }
 }
 
-// A source and its items.
+// --- copies of a source and its items
 
 class TransferTest : public ::testing::Test {
  protected:
-  // Writes a source of `bytes` bytes, none of them zero.
+  // Writes a source with `bytes` random bytes.
   void source(std::size_t bytes) {
     bytes_ = RandomBytes(11).bytes(bytes);
     write_file(path(), bytes_);
@@ -167,7 +167,7 @@ class TransferTest : public ::testing::Test {
     return transfer(device, items_, layout_, options);
   }
 
-  // An item's bytes in the published segment.
+  // Returns the bytes of an item in the published segment.
   std::string found(const Transferred& result, std::size_t item) const {
     const auto [segment, offset] = layout_.placements[item];
     std::string out(static_cast<std::size_t>(items_[item].bytes()), '\0');
@@ -178,7 +178,7 @@ class TransferTest : public ::testing::Test {
     return out;
   }
 
-  // An item's expected bytes.
+  // Returns the expected bytes of an item.
   std::string expected(std::size_t item) const {
     const LocalFile file(path());
     const Content content = items_[item].content({&file});
@@ -213,7 +213,7 @@ ErrorCode code_of(const std::function<void()>& work) {
   return ErrorCode::kMountFailed;
 }
 
-TEST_F(TransferTest, TensorsArriveWhereTheyWereLaidOut) {
+TEST_F(TransferTest, TensorsArriveAtTheirPlacement) {
   source(44 << 20);
   add(0, 1);
   add(1, 511);
@@ -230,7 +230,7 @@ TEST_F(TransferTest, TensorsArriveWhereTheyWereLaidOut) {
   EXPECT_EQ(result.counts.size(), items_.size());
 }
 
-TEST_F(TransferTest, TileAndWorkersChangeNothing) {
+TEST_F(TransferTest, TileSizeAndWorkersDoNotChangeResult) {
   source(3'000'001);
   for (std::uint64_t at = 0; at < 2'900'000; at += 99'991) add(at, 77'777);
   const auto device = open_cpu();
@@ -242,7 +242,7 @@ TEST_F(TransferTest, TileAndWorkersChangeNothing) {
   }
 }
 
-TEST_F(TransferTest, SlicesAndConversionsAndEveryType) {
+TEST_F(TransferTest, CopiesSlicesAndConversions) {
   source(1 << 20);
   for (const DType from : {DType::kF4, DType::kF6E3M2, DType::kF8E4M3, DType::kF16, DType::kBF16,
                            DType::kF32, DType::kF64}) {
@@ -260,7 +260,7 @@ TEST_F(TransferTest, SlicesAndConversionsAndEveryType) {
   expect_all(result);
 }
 
-// Opens a file as a source whose bytes come when they are wanted.
+// Opens a file as a remote source. Its bytes arrive only after a request.
 class LateSources : public Sources {
  public:
   explicit LateSources(bool is_prompt = true) : is_prompt_(is_prompt) {}
@@ -282,7 +282,7 @@ class LateSources : public Sources {
   bool is_prompt_;
 };
 
-TEST_F(TransferTest, OfASourceElsewhereTilesAreCopiedAsTheyArrive) {
+TEST_F(TransferTest, PrefetchesTilesFromRemoteSource) {
   source(3 << 20);
   add(0, 1 << 20);
   items_.emplace_back(request(1 << 20, DType::kF16, {1 << 19}, "", DType::kF32));
@@ -300,19 +300,19 @@ TEST_F(TransferTest, OfASourceElsewhereTilesAreCopiedAsTheyArrive) {
   const Transferred result = copy(*device, options);
 
   expect_all(result);
-  EXPECT_FALSE(prefetched.empty()) << "the next tiles, while the first is copied";
+  EXPECT_FALSE(prefetched.empty()) << "the next tiles are fetched while the first is copied";
 }
 
-// A tile is read again when bytes of it go away before they are read: all of it, then ever shorter
-// parts.
-TEST_F(TransferTest, WhatIsReadAgainIsCountedOnce) {
+// If bytes of a tile are evicted before they are read, the tile is read again: first all of it,
+// then shorter and shorter parts.
+TEST_F(TransferTest, CountsValuesReadAgainOnce) {
   constexpr std::uint64_t kFew = 100;
-  constexpr std::uint64_t kMany = 300'003;  // a quarter of the tile ends inside of an element
+  constexpr std::uint64_t kMany = 300'003;  // a quarter of the tile ends inside an element
   constexpr std::uint64_t kBegin = 1 << 20;
   std::string bytes(kBegin + kMany * sizeof(float), '\0');
-  const float beyond = 1e30F;  // infinite as F16
-  for (std::size_t at = 0; at < bytes.size(); at += sizeof beyond) {
-    std::memcpy(bytes.data() + at, &beyond, sizeof beyond);
+  const float huge = 1e30F;  // infinite as F16
+  for (std::size_t at = 0; at < bytes.size(); at += sizeof huge) {
+    std::memcpy(bytes.data() + at, &huge, sizeof huge);
   }
   write_file(path(), bytes);
   items_.emplace_back(request(0, DType::kF32, {kFew}, "", DType::kF16));
@@ -336,7 +336,7 @@ TEST_F(TransferTest, WhatIsReadAgainIsCountedOnce) {
   EXPECT_EQ(result.counts[1].out_of_range, kMany);
 }
 
-TEST_F(TransferTest, ASourceThatChangesAfterItsLastByteWasReadIsAnError) {
+TEST_F(TransferTest, SourceChangedAfterLastReadIsAnError) {
   source(1 << 20);
   add(0, 1 << 20);
   const auto device = open_cpu();
@@ -351,7 +351,7 @@ TEST_F(TransferTest, ASourceThatChangesAfterItsLastByteWasReadIsAnError) {
   EXPECT_EQ(copied, 1U << 20);
 }
 
-TEST_F(TransferTest, AStopEndsAWaitForTheNetwork) {
+TEST_F(TransferTest, StopEndsWaitForNetwork) {
   source(1 << 20);
   add(0, 1 << 20);
   const auto device = open_cpu();
@@ -373,12 +373,12 @@ TEST_F(TransferTest, AStopEndsAWaitForTheNetwork) {
   stopper->join();
 }
 
-TEST_F(TransferTest, AFailureEndsTheWaitsOfTheOtherWorkers) {
+TEST_F(TransferTest, FailureEndsWaitsInOtherWorkers) {
   source(1 << 20);
   add(0, 1 << 20);
   const auto device = open_cpu();
   LateSources sources(false);
-  // The first worker's bytes never come, and the second has no memory to ask for its own.
+  // The bytes of the first worker never arrive, and the request of the second fails.
   sources.on_open = [](LateSource& late) { late.refuse_after(1); };
   TransferOptions options{.workers = 2, .tile_bytes = 512 << 10};
   options.sources = &sources;
@@ -386,7 +386,7 @@ TEST_F(TransferTest, AFailureEndsTheWaitsOfTheOtherWorkers) {
   EXPECT_EQ(code_of([&] { copy(*device, options); }), ErrorCode::kUnreadable);
 }
 
-TEST_F(TransferTest, CountsAreEachItemsOwnWhateverTheTiles) {
+TEST_F(TransferTest, CountsEachItemSeparately) {
   std::vector<float> values(300'000, 1.0F);
   values[0] = 1e30F;
   values[70'001] = -1e30F;
@@ -406,10 +406,10 @@ TEST_F(TransferTest, CountsAreEachItemsOwnWhateverTheTiles) {
   EXPECT_EQ(result.counts[0].nan, 0u);
   EXPECT_EQ(result.counts[1].out_of_range, 0u);
   EXPECT_EQ(result.counts[1].nan, 1u);
-  EXPECT_EQ(result.counts[2].nan, 0u) << "what is not converted is not looked at";
+  EXPECT_EQ(result.counts[2].nan, 0u) << "unconverted values are not counted";
 }
 
-TEST_F(TransferTest, ProgressIsToldOfAllTheWorkAndOfNothingBetweenItems) {
+TEST_F(TransferTest, ProgressSumsToWorkWithoutPadding) {
   source(40 << 20);
   for (std::uint64_t i = 0; i < 64; ++i) add(i, 1 + i * 37);
   add(0, 1 << 20);
@@ -431,7 +431,7 @@ TEST_F(TransferTest, ProgressIsToldOfAllTheWorkAndOfNothingBetweenItems) {
   }
 }
 
-TEST_F(TransferTest, WhatIsNamedMustBeThatVersion) {
+TEST_F(TransferTest, RefusesSourceWithOtherVersion) {
   source(1 << 20);
   add(0, 1000);
   write_file(path(), std::string(1 << 20, 'n'));
@@ -442,30 +442,30 @@ TEST_F(TransferTest, WhatIsNamedMustBeThatVersion) {
   EXPECT_EQ(code_of([&] { copy(*device); }), ErrorCode::kUnreadable);
 }
 
-// Events during a copy, after the first tile.
-class InTheMiddle : public TransferTest, public ::testing::WithParamInterface<bool> {
+// --- events during a copy, after the first tile
+class TransferInterrupted : public TransferTest, public ::testing::WithParamInterface<bool> {
  protected:
-  // Calls `what` once, after the first tile is copied (or compared).
-  ErrorCode after_first_tile(const std::function<void()>& what) {
+  // Calls `event` once, after the first tile has been copied or compared.
+  ErrorCode after_first_tile(const std::function<void()>& event) {
     source(1 << 20);
     add(0, 1 << 20);
     const auto device = open_cpu();
     const std::size_t before = open_descriptors();
-    // Not std::call_once: after an exception it hangs under ThreadSanitizer.
+    // std::call_once would hang under ThreadSanitizer after an exception.
     std::mutex mutex;
     bool is_called = false;
     TransferOptions options{.workers = 2, .tile_bytes = 4096, .verify = GetParam()};
     options.progress = [&](std::uint64_t) {
       const std::lock_guard lock(mutex);
-      if (!std::exchange(is_called, true)) what();
+      if (!std::exchange(is_called, true)) event();
     };
     const ErrorCode code = code_of([&] { copy(*device, options); });
-    EXPECT_EQ(open_descriptors(), before) << "something is left allocated";
+    EXPECT_EQ(open_descriptors(), before) << "a segment was not freed";
     return code;
   }
 };
 
-TEST_P(InTheMiddle, ASourceThatIsTruncatedRewrittenOrAppendedToGivesNothing) {
+TEST_P(TransferInterrupted, ChangedSourceFailsTransfer) {
   const std::vector<std::function<void()>> changes{
       [&] { std::filesystem::resize_file(path(), 5000); },
       [&] { write_file(path(), std::string(1 << 20, 'z')); },
@@ -476,15 +476,15 @@ TEST_P(InTheMiddle, ASourceThatIsTruncatedRewrittenOrAppendedToGivesNothing) {
   }
 }
 
-TEST_P(InTheMiddle, AFailureOfTheCallerGivesNothing) {
+TEST_P(TransferInterrupted, ExceptionFromProgressFailsTransfer) {
   EXPECT_EQ(after_first_tile([] { throw Error(ErrorCode::kDeviceFailed, "", "enough"); }),
             ErrorCode::kDeviceFailed);
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, InTheMiddle, ::testing::Bool(),
+INSTANTIATE_TEST_SUITE_P(Gpu, TransferInterrupted, ::testing::Bool(),
                          [](const auto& p) { return p.param ? "Verifying" : "Copying"; });
 
-TEST_F(TransferTest, ASourceThatIsReplacedOrRemovedInTheMiddleIsReadToItsEnd) {
+TEST_F(TransferTest, ReadsReplacedSourceToItsEnd) {
   source(1 << 20);
   add(0, 1 << 20);
   const std::string old = bytes();
@@ -503,7 +503,7 @@ TEST_F(TransferTest, ASourceThatIsReplacedOrRemovedInTheMiddleIsReadToItsEnd) {
   EXPECT_TRUE(found(result, 0) == old);
 }
 
-TEST_F(TransferTest, StopEndsItSoon) {
+TEST_F(TransferTest, StopEndsTransferSoon) {
   source(4 << 20);
   add(0, 4 << 20);
   const auto device = open_cpu();
@@ -516,10 +516,10 @@ TEST_F(TransferTest, StopEndsItSoon) {
   };
 
   EXPECT_EQ(code_of([&] { copy(*device, options); }), ErrorCode::kDeviceFailed);
-  EXPECT_LE(tiles, 2u) << "one more by each worker at most";
+  EXPECT_LE(tiles, 2u) << "at most one more tile per worker";
 }
 
-TEST_F(TransferTest, ImpossibleTilesAndWorkersAreUsageErrors) {
+TEST_F(TransferTest, RejectsInvalidTileSizesAndWorkers) {
   source(4096);
   add(0, 4096);
   const auto device = open_cpu();
@@ -530,14 +530,14 @@ TEST_F(TransferTest, ImpossibleTilesAndWorkersAreUsageErrors) {
   EXPECT_EQ(code_of([&] { copy(*device, {.workers = 65}); }), ErrorCode::kUsage);
 }
 
-// A device whose copies arrive late and out of order, as on a GPU, and whose memory detects misuse.
+// --- a device with copies that arrive late and out of order, as on a GPU. It detects misuse
 
 struct Fault {
-  int allocations = -1;       // number that succeed; -1: all
-  int sends = -1;             // likewise, over all lanes
-  int drains = -1;            // likewise
+  int allocations = -1;       // number of allocations that succeed; -1: all
+  int sends = -1;             // number of sends over all lanes that succeed; -1: all
+  int drains = -1;            // number of drains over all lanes that succeed; -1: all
   bool loses_a_byte = false;  // corrupts one byte of the first copy
-  bool converts = false;      // whether lanes convert
+  bool converts = false;      // lanes can convert
   std::uint64_t free = std::uint64_t{1} << 40;
 };
 
@@ -586,8 +586,8 @@ class FakeDevice : public Device {
   }
   std::unique_ptr<Lane> lane(std::size_t tile_bytes) override;
 
-  // Whether this call fails: call number `most` + 1 and later; never for -1.
-  static bool fails(int most, std::atomic<int>& count) { return most >= 0 && count++ >= most; }
+  // Counts a call. Returns true if it exceeds `max`, unless that is -1.
+  static bool fails(int max, std::atomic<int>& count) { return max >= 0 && count++ >= max; }
 
   const Fault fault_;
   std::vector<int> near;
@@ -598,7 +598,7 @@ class FakeDevice : public Device {
   std::atomic<int> lanes = 0;
   std::atomic<int> published = 0;
   std::atomic<std::size_t> pinned = 0;
-  std::atomic<std::size_t> most_pinned = 0;
+  std::atomic<std::size_t> max_pinned = 0;
 };
 
 FakeSegment::FakeSegment(FakeDevice& device, std::uint64_t bytes)
@@ -607,12 +607,12 @@ FakeSegment::FakeSegment(FakeDevice& device, std::uint64_t bytes)
 }
 
 FakeSegment::~FakeSegment() {
-  EXPECT_EQ(in_flight, 0) << "freed while copies were under way";
+  EXPECT_EQ(in_flight, 0) << "freed while copies were in flight";
   --device_.segments;
 }
 
 UniqueFd FakeSegment::publish() {
-  EXPECT_EQ(in_flight, 0) << "published while copies were under way";
+  EXPECT_EQ(in_flight, 0) << "published while copies were in flight";
   ++device_.published;
   UniqueFd fd(::memfd_create("fake", MFD_CLOEXEC));
   EXPECT_EQ(::pwrite(fd.get(), memory_.data(), memory_.size(), 0),
@@ -626,8 +626,8 @@ class FakeLane : public Lane {
       : device_(device), tiles_(3, std::vector<std::byte>(tile_bytes)) {
     ++device_.lanes;
     const std::size_t now = device_.pinned += 3 * tile_bytes;
-    std::size_t most = device_.most_pinned;
-    while (most < now && !device_.most_pinned.compare_exchange_weak(most, now)) {
+    std::size_t max = device_.max_pinned;
+    while (max < now && !device_.max_pinned.compare_exchange_weak(max, now)) {
     }
   }
   ~FakeLane() override {
@@ -686,7 +686,7 @@ class FakeLane : public Lane {
   }
 
   void drain() override {
-    // The last copy arrives first: copies have no guaranteed order.
+    // The last copy arrives first, because the order of copies is not guaranteed.
     std::ranges::reverse(copies_);
     while (!copies_.empty()) arrive();
     if (FakeDevice::fails(device_.fault_.drains, device_.drains)) {
@@ -736,14 +736,14 @@ class FakeLane : public Lane {
   Copy next_;
   std::deque<Copy> copies_;
   std::deque<std::vector<std::byte>> reads_;
-  std::vector<std::byte> read_;  // the last
+  std::vector<std::byte> read_;  // the result of the last read_back()
 };
 
 std::unique_ptr<Lane> FakeDevice::lane(std::size_t tile_bytes) {
   return std::make_unique<FakeLane>(*this, tile_bytes);
 }
 
-TEST_F(TransferTest, LateCopiesArriveWholeBeforeAnythingIsPublishedInThreePinnedTilesAWorker) {
+TEST_F(TransferTest, PublishesAfterLateCopiesWithThreePinnedTilesPerWorker) {
   source(3 << 20);
   for (std::uint64_t at = 0; at < (3 << 20) - 60'000; at += 55'555) add(at, 54'321);
   FakeDevice device;
@@ -751,11 +751,11 @@ TEST_F(TransferTest, LateCopiesArriveWholeBeforeAnythingIsPublishedInThreePinned
   const Transferred result = copy(device, {.workers = 4, .tile_bytes = 8192, .verify = true});
 
   expect_all(result);
-  EXPECT_LE(device.most_pinned, 4u * 3 * 8192);
+  EXPECT_LE(device.max_pinned, 4u * 3 * 8192);
   EXPECT_EQ(device.pinned, 0u);
 }
 
-// The processors on which this thread may run.
+// Returns the processors on which this thread may run.
 std::vector<int> own_processors() {
   cpu_set_t set;
   EXPECT_EQ(::sched_getaffinity(0, sizeof set, &set), 0);
@@ -766,7 +766,7 @@ std::vector<int> own_processors() {
   return found;
 }
 
-TEST_F(TransferTest, WorkersRunNearTheDeviceAndTheCallerIsFreeAgain) {
+TEST_F(TransferTest, WorkersRunNearDeviceAndCallerRegainsProcessors) {
   source(1 << 20);
   add(0, 1 << 20);
   const std::vector<int> before = own_processors();
@@ -784,7 +784,7 @@ TEST_F(TransferTest, WorkersRunNearTheDeviceAndTheCallerIsFreeAgain) {
   EXPECT_EQ(own_processors(), before);
 }
 
-TEST(Processors, NearADeviceAreThoseThatTheKernelLists) {
+TEST(Processors, ReadsLocalCpulistOfDevice) {
   const TempDir root;
   const std::string device = root / "sys/bus/pci/devices/0000:3b:00.0";
   std::filesystem::create_directories(device);
@@ -798,14 +798,14 @@ TEST(Processors, NearADeviceAreThoseThatTheKernelLists) {
   }
 }
 
-TEST(Processors, OnWhichAThreadMayNotRunChangeNothing) {
+TEST(Processors, ForbiddenProcessorsDoNotChangeAffinity) {
   const std::vector<int> before = own_processors();
   const OnProcessors none(std::vector<int>{CPU_SETSIZE - 1});
 
   EXPECT_EQ(own_processors(), before);
 }
 
-TEST_F(TransferTest, ConversionsOnTheDeviceGiveWhatTheHostGives) {
+TEST_F(TransferTest, DeviceConversionsEqualHostConversions) {
   source(2 << 20);
   for (const DType from :
        {DType::kF4, DType::kF6E2M3, DType::kF8E5M2, DType::kBF16, DType::kF32, DType::kF64}) {
@@ -829,14 +829,14 @@ TEST_F(TransferTest, ConversionsOnTheDeviceGiveWhatTheHostGives) {
   }
 }
 
-TEST_F(TransferTest, VerifyNamesTheTensorAndTheByteThatIsWrong) {
+TEST_F(TransferTest, VerifyNamesTensorAndWrongByte) {
   source(1 << 20);
   add(0, 1 << 20);
   FakeDevice device({.loses_a_byte = true});
 
   try {
     copy(device, {.tile_bytes = 4096, .verify = true});
-    ADD_FAILURE() << "a wrong byte was not seen";
+    ADD_FAILURE() << "a wrong byte was not detected";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kDeviceFailed);
     EXPECT_NE(std::string(error.what()).find("::t0\": byte 77 "), std::string::npos)
@@ -845,7 +845,7 @@ TEST_F(TransferTest, VerifyNamesTheTensorAndTheByteThatIsWrong) {
   EXPECT_EQ(device.published, 0);
 }
 
-TEST_F(TransferTest, AFailureAnywhereDrainsAndFreesAndPublishesNothing) {
+TEST_F(TransferTest, FailureFreesAllAndPublishesNothing) {
   source(1 << 20);
   for (std::uint64_t at = 0; at < (1 << 20); at += 1 << 18) add(at, 1 << 18);
   for (const int sends : {0, 1, 7, 100}) {
@@ -861,7 +861,7 @@ TEST_F(TransferTest, AFailureAnywhereDrainsAndFreesAndPublishesNothing) {
   }
 }
 
-TEST_F(TransferTest, AnAllocationThatFailsFreesTheOnesBefore) {
+TEST_F(TransferTest, FailedAllocationFreesEarlierSegments) {
   source(1 << 20);
   for (int i = 0; i < 3; ++i) items_.emplace_back(request(0, DType::kU8, {1 << 20}, "", {}));
   layout_ = {.segment_bytes = {kSegmentGranularity, kSegmentGranularity, kSegmentGranularity},
@@ -872,7 +872,7 @@ TEST_F(TransferTest, AnAllocationThatFailsFreesTheOnesBefore) {
   EXPECT_EQ(device.segments, 0);
 }
 
-TEST_F(TransferTest, NothingIsAllocatedWhenThereIsNoRoomBesideWhatMustStayFree) {
+TEST_F(TransferTest, AllocatesNothingIfKeepFreeLeavesTooLittle) {
   source(4096);
   add(0, 4096);
   constexpr std::uint64_t kAll = ~std::uint64_t{0};

@@ -1,5 +1,5 @@
-// Holder, copier and client of different versions, as after an upgrade in place: one line names the
-// versions and what to do.
+// Holder, copier and client with different versions, as after an upgrade. One line names
+// the versions and says what to do.
 #include "tests/gpu/tool.h"
 #include "tests/gpu/wire.h"
 #include "tools/gpu/protocol/message.h"
@@ -23,10 +23,10 @@ namespace {
 
 const std::string kOurs = std::to_string(kProtocolVersion);
 
-// A holder's answers, by request.
+// The answers of a holder, by request.
 using Answers = std::map<std::string, Json>;
 
-// A fake holder of another version: serves one client.
+// A fake holder with another version. It serves one client.
 class OtherHolder {
  public:
   OtherHolder(const std::string& path, Answers answers) : answers_(std::move(answers)) {
@@ -48,7 +48,7 @@ class OtherHolder {
     Channel channel(std::move(fd), {});
     try {
       for (;;) channel.send_now(answers_.at(text_of(channel.wait().body(), "request")));
-    } catch (const std::exception&) {  // the client has gone
+    } catch (const std::exception&) {  // the client has disconnected
     }
   }
 
@@ -63,21 +63,21 @@ Json error_of(int status, const std::string& message) {
 
 class GpuVersions : public GpuToolTest {
  protected:
-  // A load by a holder whose stfs-gpu was replaced by a program that sends `says` and reads until
-  // the holder closes the socket.
-  Outcome load_with_copier(const std::string& says) {
+  // Loads through a holder after its stfs-gpu was replaced by a program. That program sends
+  // `message` and reads until the holder closes the socket.
+  Outcome load_with_copier(const std::string& message) {
     const auto program = file("stfs-gpu-copy");
     std::filesystem::copy_file(STFS_GPU_BINARY, program);
     holding_ = std::make_unique<Process>(std::vector<std::string>{program.string(), "holder"});
     EXPECT_TRUE(eventually([&] { return holder() > 0; })) << holding_->err();
     std::filesystem::remove(program);
-    write_file(file("says"), frame(says));
-    write_file(program, "#!/bin/sh\ncat '" + file("says").string() + "' >&3; exec cat <&3\n");
+    write_file(file("message"), frame(message));
+    write_file(program, "#!/bin/sh\ncat '" + file("message").string() + "' >&3; exec cat <&3\n");
     EXPECT_EQ(::chmod(program.c_str(), 0755), 0);
     return gpu({"load", "--device", "cpu", small().string() + "::a"});
   }
 
-  // The expected error text after "stfs-gpu: ".
+  // Returns the expected error text after "stfs-gpu: ".
   std::string line(const std::string& holders, pid_t pid, const std::string& peer) const {
     return "the holder (process " + std::to_string(pid) + ") speaks version " + holders +
            " of the protocol, " + peer;
@@ -89,7 +89,7 @@ class GpuVersions : public GpuToolTest {
   std::unique_ptr<Process> holding_;
 };
 
-TEST_F(GpuVersions, AnOlderHolderIsNamedWithWhatEndsIt) {
+TEST_F(GpuVersions, ErrorForOlderHolderSaysHowToEndIt) {
   const OtherHolder older(
       socket(),
       {{"hello", {{"error", error_of(2, "malformed message: no request \"hello\"")}}},
@@ -100,29 +100,29 @@ TEST_F(GpuVersions, AnOlderHolderIsNamedWithWhatEndsIt) {
                   line("1", 4711, "this program version " + kOurs) + kill_and_load(4711));
 }
 
-TEST_F(GpuVersions, ANewerHolderIsNamedAndStays) {
+TEST_F(GpuVersions, ErrorForNewerHolderSaysToRestartProgram) {
   const OtherHolder newer(
       socket(),
       {{"hello",
-        {{"version", 99}, {"pid", 4711}, {"error", error_of(5, "some line of its own")}}}});
+        {{"version", 99}, {"pid", 4711}, {"error", error_of(5, "a line in its own words")}}}});
 
   expect_one_line(gpu({"ls"}), 5,
                   line("99", 4711, "this program version " + kOurs) +
                       ": start this program again, with the newer stfs");
 }
 
-TEST_F(GpuVersions, AHolderThatCannotAnswerAHelloNowIsNotCalledOld) {
+TEST_F(GpuVersions, HolderThatIsOutOfMemoryIsNotCalledOld) {
   const OtherHolder busy(socket(),
                          {{"hello", {{"error", error_of(5, "the holder is out of memory")}}}});
 
   expect_one_line(gpu({"ls"}), 5, "stfs-gpu: the holder is out of memory");
 }
 
-TEST_F(GpuVersions, ACopierOfAnotherVersionFailsTheLoadAndNotTheHolder) {
-  for (const auto& [version, says] :
+TEST_F(GpuVersions, CopierWithOtherVersionFailsOnlyLoad) {
+  for (const auto& [version, message] :
        {std::pair{"99", R"({"load":0,"hello":99})"},
-        {"1", R"({"load":1,"error":{"status":5,"message":"it says no hello"}})"}}) {
-    const Outcome loaded = load_with_copier(says);
+        {"1", R"({"load":1,"error":{"status":5,"message":"it has sent no hello"}})"}}) {
+    const Outcome loaded = load_with_copier(message);
 
     const pid_t pid = holding_->pid();
     expect_one_line(
@@ -135,8 +135,8 @@ TEST_F(GpuVersions, ACopierOfAnotherVersionFailsTheLoadAndNotTheHolder) {
   }
 }
 
-// This process plays the holder.
-TEST_F(GpuVersions, ACopierOfAnOlderHolderFailsTheLoad) {
+// This process acts as the holder.
+TEST_F(GpuVersions, CopierRefusesOlderHolder) {
   int ends[2] = {-1, -1};
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
   Channel channel(UniqueFd(ends[0]), {});

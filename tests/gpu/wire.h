@@ -1,4 +1,4 @@
-// Sockets of the protocol, and its messages as bytes.
+// Sockets for the protocol, and its messages as bytes.
 #pragma once
 
 #include "core/base/posix.h"
@@ -15,7 +15,7 @@ inline UniqueFd new_socket(int flags = 0, int type = SOCK_STREAM) {
   return UniqueFd(::socket(AF_UNIX, type | SOCK_CLOEXEC | flags, 0));
 }
 
-// `call` is bind(2) or connect(2). Returns 0 or -1.
+// Calls `call`, which is bind(2) or connect(2). Returns 0 or -1.
 inline int at_path(int (*call)(int, const sockaddr*, socklen_t), const UniqueFd& fd,
                    const std::string& path) {
   sockaddr_un address{};
@@ -24,7 +24,7 @@ inline int at_path(int (*call)(int, const sockaddr*, socklen_t), const UniqueFd&
   return call(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
 }
 
-// A message that says that so many descriptors lie beside it.
+// Returns a message that announces this number of descriptors.
 inline std::string frame(const std::string& body, std::uint32_t descriptors = 0) {
   std::string bytes;
   for (const std::size_t value : {body.size(), std::size_t{descriptors}}) {

@@ -15,5 +15,7 @@ for header, version in (("library/include/stfs.h", "STFS_1"), ("gpu/library/incl
     names = re.findall(r"^STFS(?:_GPU)?_API [^(]*?(\w+)\(", (tools / header).read_text(), re.MULTILINE)
     assert names, header
     declared.update(f"{name}@@{version}" for name in names)
+# Names of 0.2.0 that were replaced: still exported, and declared by no header.
+declared.update(f"{name}@@STFS_1" for name in ("stfs_is_elsewhere", "stfs_measure_part", "stfs_version_of"))
 if exported != declared:
     sys.exit(f"{sorted(exported - declared)} are visible, {sorted(declared - exported)} are not")

@@ -5,6 +5,7 @@
 #include "tools/library/include/stfs.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -68,7 +69,7 @@ struct Outcome {
 Outcome read_part(const Handle& handle, std::string_view name, const char* slice = nullptr,
                   const char* as = nullptr) {
   const stfs_part part{sizeof part, index_of(handle, name), slice, as};
-  stfs_measure measure{};
+  stfs_part_info measure{};
   measure.size = sizeof measure;
   if (const int status = stfs_get_part_info(handle.get(), &part, &measure)) return {status, {}};
   std::string bytes(measure.bytes, '\0');
@@ -196,7 +197,7 @@ TEST_F(LibStfs, AcceptsStructsOfOlderAndNewerVersions) {
   EXPECT_EQ(measure.newer, 0U);
   measure.known.size = offsetof(stfs_part_info, rank);
   measure.known.rank = 7;
-  ASSERT_EQ(stfs_measure_part(handle.get(), &older, &measure.known), STFS_OK);
+  ASSERT_EQ(stfs_get_part_info(handle.get(), &older, &measure.known), STFS_OK);
   EXPECT_EQ(measure.known.rank, 7U);  // not written, because it is past the size
 }
 
@@ -348,8 +349,113 @@ TEST_F(LibStfs, ForkedChildReadsAndClosesCheckpointOfParent) {
   EXPECT_EQ(read_part(handle, "b").bytes, b());
 }
 
-// A remote source: one object of 4 MiB, which consists almost entirely of the tensor "w".
-class LibStfsRemote : public testing::Test {
+TEST_F(LibStfs, ForkedChildDoesNotSaveOverFilesThatParentRead) {
+  const TempDir dir;
+  write_safetensors(dir / "one.safetensors", {random_tensor("a", "F32", {4})});
+  const std::string index = dir / "model.safetensors.index.json";
+  write_index(index, {{"a", "one.safetensors"}});
+  const std::string before = read_file(index);
+  const Handle handle = open_with({dir.path()});
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const stfs_save_options options{.size = sizeof options, .shard_bytes = 0, .replace = 1};
+    ::_exit(stfs_save(handle.get(), index.c_str(), &options, nullptr));
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), STFS_USAGE);
+  EXPECT_EQ(read_file(index), before);
+}
+
+// A model in the Hub's own cache, offline. A child of fork(2) and a save into a directory open it
+// again.
+class LibStfsHubCopy : public LibStfs {
+ protected:
+  void SetUp() override {
+    LibStfs::SetUp();
+    ::umask(S_IWGRP | S_IWOTH);
+    const std::filesystem::path hub = directory_.path() / "hub";
+    const std::filesystem::path model = hub / "models--org--name";
+    const std::filesystem::path snapshot = model / "snapshots" / std::string(40, 'c');
+    std::filesystem::create_directories(model / "blobs");
+    std::filesystem::create_directories(snapshot);
+    blob_ = model / "blobs" / std::string(64, 'a');
+    std::filesystem::rename(path(), blob_);
+    std::filesystem::create_symlink(blob_, snapshot / "model.safetensors");
+    ::setenv("HF_HUB_CACHE", hub.c_str(), 1);
+    handle_ = open_with({"hf://org/name@" + std::string(40, 'c')},
+                        {"offline", "cache_dir=" + (directory_.path() / "cache").string()});
+    ASSERT_TRUE(handle_) << stfs_last_error();
+  }
+  void TearDown() override { ::unsetenv("HF_HUB_CACHE"); }
+
+  // Other bytes of the same size, in the file or in another file that takes its place.
+  void change() const {
+    std::fstream file(blob_, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-1, std::ios::end).put(static_cast<char>(b().back() ^ 1));
+  }
+  void replace() const {
+    const std::filesystem::path other = directory_.path() / "other";
+    std::filesystem::copy_file(blob_, other);
+    std::filesystem::rename(other, blob_);
+    change();
+  }
+  bool child_reads() {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const Outcome read = read_part(handle_, "b");
+      if (read.status == STFS_OK && read.bytes == b()) ::_exit(0);
+      ::_exit(read.status == STFS_UNREADABLE && stfs_last_errno() == ESTALE ? 1 : 2);
+    }
+    int status = -1;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_LT(WEXITSTATUS(status), 2) << "other bytes, or another error";
+    return WEXITSTATUS(status) == 0;
+  }
+  bool can_be_saved() {
+    const std::string output = (directory_.path() / "saved").string();
+    const bool is_saved = stfs_save(handle_.get(), output.c_str(), nullptr, nullptr) == STFS_OK;
+    EXPECT_TRUE(is_saved || stfs_last_errno() == ESTALE) << stfs_last_error();
+    EXPECT_EQ(std::filesystem::exists(output), is_saved);
+    return is_saved;
+  }
+
+  std::filesystem::path blob_;
+  Handle handle_;
+};
+
+TEST_F(LibStfsHubCopy, IsReadByAChildAndSavedWhileItIsUnchanged) {
+  EXPECT_TRUE(child_reads());
+  EXPECT_TRUE(can_be_saved()) << stfs_last_error();
+}
+
+TEST_F(LibStfsHubCopy, ChangedBytesAreEstaleInAChildAndInASave) {
+  change();
+  EXPECT_FALSE(child_reads());
+  EXPECT_FALSE(can_be_saved());
+}
+
+TEST_F(LibStfsHubCopy, AnotherFileOfTheSameNameIsEstaleInAChildAndInASave) {
+  replace();
+  EXPECT_EQ(read_part(handle_, "b").bytes, b()) << "the file that was opened is unchanged";
+  EXPECT_FALSE(child_reads());
+  EXPECT_FALSE(can_be_saved());
+}
+
+// A link to a local file changes its token, and a child accepts that, also beside a model of the
+// Hub.
+TEST_F(LibStfsHubCopy, AChildReadsAModelBesideALocalFileThatGotALink) {
+  const std::string local = (directory_.path() / "local.safetensors").string();
+  write_safetensors(local, {random_tensor("x", "U8", {3})});
+  handle_ = open_with({"hf://org/name@" + std::string(40, 'c'), local},
+                      {"offline", "cache_dir=" + (directory_.path() / "cache").string()});
+  ASSERT_TRUE(handle_) << stfs_last_error();
+  std::filesystem::create_hard_link(local, local + "2");
+  EXPECT_TRUE(child_reads());
+}
+
+// Sources elsewhere: one object of 4 MiB, of which a tensor "w" has nearly all.
+class LibStfsElsewhere : public testing::Test {
  protected:
   void SetUp() override {
     const std::filesystem::path file = directory_.path() / "m.safetensors";

@@ -247,7 +247,7 @@ class CheckpointTest(Base):
                     left -= 1
                     if left == -1:
                         sys.settrace(None)
-                        first.from_  # the handler reads its own text
+                        first.inputs  # the handler reads its own text
                 return trace
 
             sys.settrace(trace)

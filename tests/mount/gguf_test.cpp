@@ -270,7 +270,7 @@ TEST_F(GgufFiles, ManyStringsUseNoDaemonMemory) {
 
 TEST_F(GgufFiles, RewrittenSourceIsESTALE) {
   const std::vector<std::string> sources = write_two();
-  const Mounted mount(sources, {"-o", "cache=direct"});
+  const Mounted mount(sources, {"-o", "page_cache=direct"});
   const std::string merged = mount / ".stfs/merged.gguf";
   const int fd = ::open(merged.c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_GE(fd, 0);

@@ -213,22 +213,101 @@ TEST_F(MountAsSource, KeepsSourcesAndMissingShardsOfMount) {
   EXPECT_EQ(missing[0]["name"], "two");
 }
 
-TEST_F(MountAsSource, MountOfMountOutlivesItAndNamesOriginalSource) {
+TEST_F(MountAsSource, MountOfMountOpensThatMount) {
   const Path first = dir_ / "first";
   mount_at(first, {source_});
   const Mounted root({first});
   const Mounted part({first / "layers%2F0", first / ".stfs/tree/a"});
   // The path of "layers/0/q" needs no escape, because this mount has no tensor "layers".
   const Mounted tensor({part / "layers/0/q"});
+  const Mounted third({tensor.path()});
 
-  EXPECT_EQ(run({STFS_BINARY, "-u", first}).status, 0);
-
-  EXPECT_EQ(xattr(root.path(), kAttribute)->find(first.string()), std::string::npos);
-  EXPECT_EQ(xattr(tensor.path(), kAttribute)->find(first.string()), std::string::npos);
+  EXPECT_EQ(nlohmann::json::parse(*xattr(part.path(), kAttribute))["sources"],
+            (Strings{first / "layers%2F0", first / ".stfs/tree/a"}));
   EXPECT_EQ(tensors(root.path()), tensors(source_));
   EXPECT_EQ(names(part.path()), (Strings{"a/b.c/d", "layers/0/k", "layers/0/q"}));
   EXPECT_EQ(names(tensor.path()), Strings{"layers/0/q"});
+
+  EXPECT_EQ(run({STFS_BINARY, "-u", first}).status, 0);
+
   EXPECT_EQ(read_file(tensor / "layers/0/q").size(), 32u);
+  expect_one_line(info({"list", root.path()}), 3, "its source cannot be loaded: " + first.string());
+  const std::string said = info({"list", third.path()}).err;
+  EXPECT_EQ(said.find("cannot be loaded"), said.rfind("cannot be loaded")) << said;
+  EXPECT_NE(said.find("name " + third.path().string()), std::string::npos) << said;
+  EXPECT_EQ(names(root / ".stfs/merged.safetensors"), names(source_));
+}
+
+TEST_F(MountAsSource, RejectsMountThatContainsItself) {
+  if (::geteuid() != 0) GTEST_SKIP() << "a bind mount needs root";
+  const Path first = dir_ / "first";
+  mount_at(first, {source_});
+  const Mounted second({first});
+  EXPECT_EQ(run({STFS_BINARY, "-u", first}).status, 0);
+  if (run({"mount", "--bind", second.path(), first}).status != 0) GTEST_SKIP() << "no bind mounts";
+
+  const Outcome list = info({"list", second.path()});
+
+  EXPECT_EQ(run({"umount", first}).status, 0);
+  expect_one_line(list, 2, "a mount of a mount, and so on without end");
+}
+
+// Each turn adds one mount and one layer, so the count of both is odd or even.
+TEST_F(MountAsSource, RejectsEditThatReadsItsOwnMount) {
+  write_safetensors(dir_ / "base.safetensors", {random_tensor("w", "F32", {8}, 9)});
+  const Path link = dir_ / "link";
+  std::filesystem::create_symlink(source_, link);
+  const std::string line = "replace w " + link.string() + "::model.norm";
+  write_file(dir_ / "edits", line + "\n");
+  const Mounted mount({dir_ / "base.safetensors"}, {"-o", "edit=" + (dir_ / "edits").string()});
+  std::filesystem::remove(link);
+  std::filesystem::create_symlink(mount.path(), link);
+
+  const char* const rule = "a mount of a mount, and so on without end";
+  expect_one_line(info({"list", mount.path()}), 3, rule);
+  expect_one_line(info({"list", dir_ / "base.safetensors", "-e", line}), 1, rule);
+  const Path next = dir_ / "next";
+  std::filesystem::create_directory(next);
+  const Outcome refused = run({STFS_BINARY, mount.path(), next});
+  EXPECT_EQ(refused.status, 3);
+  EXPECT_NE(refused.err.find(rule), std::string::npos) << refused.err;
+}
+
+TEST_F(MountAsSource, RejectsMountpointAboveSourceMount) {
+  const Path top = dir_ / "top", first = top / "first", link = dir_ / "link";
+  mount_at(first, {source_});
+  std::filesystem::create_symlink(first / "a", link);
+  write_safetensors(dir_ / "other.safetensors", {random_tensor("w", "F32", {8}, 9)});
+  write_file(dir_ / "edits", "replace w " + first.string() + "::model.norm\n");
+  const Path second = dir_ / "second";
+  mount_at(second, {first / "layers%2F0"});
+  const std::string edit = "edit=" + (dir_ / "edits").string();
+  const std::vector<std::vector<std::string>> commands{
+      {first / "a", first / "a"},
+      {first / "a/b.c", first / "a"},
+      {link, first / "a"},
+      {first, top},
+      {second, top},
+      {"-o", edit, dir_ / "other.safetensors", top}};
+  for (const std::vector<std::string>& words : commands) {
+    std::vector<std::string> command = words;
+    command.insert(command.begin(), STFS_BINARY);
+    const Outcome outcome = run(command);
+    EXPECT_EQ(outcome.status, 4) << words[0] << " " << words[1];
+    EXPECT_NE(outcome.err.find("would be hidden: choose another directory"), std::string::npos)
+        << words[0] << " " << words[1] << " " << outcome.err;
+    if (outcome.status == 0) {
+      EXPECT_EQ(run({STFS_BINARY, "-u", words.back()}).status, 0);
+    }
+  }
+  EXPECT_EQ(names(first), names(source_));
+
+  // A source around the mountpoint stays where it is.
+  mount_at(first / "a", {first});
+  EXPECT_EQ(names(first / "a"), names(source_));
+  EXPECT_EQ(run({STFS_BINARY, "-u", first / "a"}).status, 0);
+  EXPECT_EQ(run({STFS_BINARY, "-u", second}).status, 0);
+  EXPECT_EQ(run({STFS_BINARY, "-u", first}).status, 0);
 }
 
 TEST_F(MountAsSource, MergedFileOfMountedDirectoryHasOnlyItsTensors) {
@@ -472,36 +551,15 @@ TEST_F(MountAsSource, ExcludesOtherMountOnItsDirectory) {
 }
 
 TEST_F(MountAsSource, WorksWithMoreSourcesThanFitAttribute) {
-  Strings sources;
-  const std::string long_name(200, 'n');
-  for (int i = 0; i < 300; ++i) {
-    sources.push_back(dir_ / (long_name + std::to_string(i)));
-    write_safetensors(sources.back(), {random_tensor(std::to_string(i), "U8", {1})});
-  }
-  const Mounted mount(sources);
-
-  EXPECT_EQ(std::filesystem::file_size(mount / "299"), 1u);
-  EXPECT_EQ(names(mount.path()).size(), sources.size());
-}
-
-TEST_F(MountAsSource, LongDescriptionIsStoredInMountJson) {
-  const Mounted plain({source_});
-  EXPECT_FALSE(std::filesystem::exists(plain / ".stfs/mount.json"));
   write_file(dir_ / "edits", "# " + std::string(70'000, 'x') + "\nrename s/norm/other/\n");
-  const std::string edit = "edit=" + (dir_ / "edits").string();
-  for (const char* views : {"views=hidden", "views=off"}) {
-    const Mounted mount({source_}, {"-o", edit, "-o", views});
-    const std::string text = read_file(mount / ".stfs/mount.json");
-    EXPECT_GT(text.size(), 70'000U);
-    const std::string attribute = xattr(mount.path(), kAttribute).value_or("");
-    EXPECT_TRUE(attribute.starts_with(R"({"file":".stfs/mount.json","sha256":")")) << attribute;
-    EXPECT_EQ(std::filesystem::exists(mount / ".stfs/info.json"), views[6] != 'o');
+  const Mounted mount({source_}, {"-o", "edit=" + (dir_ / "edits").string()});
 
-    EXPECT_EQ(tensors(mount.path()), tensors(source_, {"--edit=" + (dir_ / "edits").string()}));
-    EXPECT_EQ(names(mount / "model.other"), std::vector<std::string>{"model.other"});
-    const Mounted again({mount.path()}, {"-o", "views=off"});
-    EXPECT_EQ(names(again.path()), names(mount.path()));
+  EXPECT_EQ(std::filesystem::file_size(mount / "model.other"), 32u);
+  EXPECT_FALSE(xattr(mount.path(), kAttribute));
+  for (const char* path : {"", "model.other"}) {
+    expect_one_line(info({"list", mount / path}), 3, "more than 64 KiB");
   }
+  EXPECT_EQ(names(mount / ".stfs/merged.safetensors").size(), 7u);
 }
 
 TEST_F(MountAsSource, PartsOfTwoMountsDifferInVersionFromOtherParts) {

@@ -147,20 +147,26 @@ TEST_F(InfoReport, UnreadableSourceIsOneLineAndNoFile) {
 }
 
 TEST_F(InfoReport, NeverReplacesItsSource) {
-  if (is_elsewhere()) GTEST_SKIP() << "a URL is not a file that could be replaced";
+  if (is_remote()) GTEST_SKIP() << "a URL is not a file that could be replaced";
   const std::string a = write("a", some_tensors());
   const std::string b = write("b", some_tensors());
   const std::string model = dir_ / "model";
   fs::copy(test_data("sharded"), model, fs::copy_options::recursive);
+  write_file(model + "/config.json", "{}");
+  const std::string next = dir_ / "next";
+  fs::copy(model, next, fs::copy_options::recursive);
   fs::create_symlink(a, dir_ / "link");
   std::vector<std::vector<std::string>> all{
       {a, "-o", a}, {a, "-o", dir_ / "link"}, {b, "-o", b}, {a, "--against", b, "-o", b}};
   for (const auto& entry : fs::directory_iterator(model)) {
     const std::string name = entry.path().string();
-    const bool is_source = name.ends_with(".safetensors") || name.ends_with(".index.json");
-    if (is_source) all.push_back({model, "-o", name});
+    const bool is_source = name.ends_with(".safetensors") || name.ends_with(".index.json") ||
+                           name.ends_with("/config.json");
+    if (!is_source) continue;
+    all.push_back({model, "-o", name});
+    all.push_back({model, next, "-o", name});
   }
-  EXPECT_GT(all.size(), 6U);
+  EXPECT_GT(all.size(), 10U);
   for (std::vector<std::string>& words : all) {
     const std::string output = words.back();
     const std::string before = read_file(output);
@@ -184,7 +190,7 @@ TEST_F(InfoReport, ReplacesFileOnlyWithForce) {
 }
 
 TEST_F(InfoReport, UnreadableOtherCheckpointIsExit3) {
-  if (is_elsewhere()) GTEST_SKIP() << "the disk that fails is local";
+  if (is_remote()) GTEST_SKIP() << "the disk that fails is local";
   const std::string a = write("a", {random_tensor("x", "U8", {100'000}, 1)});
   const TempDir there;
   write_safetensors(there / "b.safetensors", {random_tensor("x", "U8", {100'000}, 2)});
@@ -281,7 +287,7 @@ TEST_F(ReportFile, HasSizeAfterReadAndEqualsOutputOfCommand) {
   expect_findings(page);
   EXPECT_EQ(tools.out, "1\npacked\nsame\n") << tools.err;
   EXPECT_EQ(read_file(dir_ / "copy.html"), page);
-  if (!is_elsewhere()) {
+  if (!is_remote()) {
     EXPECT_EQ(info({"report", source(), "-o", "-"}).out, page);
   }
 }

@@ -479,14 +479,14 @@ TEST_F(InfoExtract, ReplacesFileOnlyWithForceAndOnSuccess) {
   EXPECT_EQ(names_in(dir_.path()), std::vector<std::string>{"out.safetensors"});
 }
 
-// The outputs are the source itself, links to it, and every other file that the command reads.
+// The file itself, links to it, the files that a mount shows, and every file that is read beside
+// it.
 TEST_F(InfoExtract, NeverReplacesItsSource) {
   if (const std::string why = mount_unavailable(); !why.empty()) GTEST_SKIP() << why;
   const std::string file =
       write("m", {random_tensor("a", "U8", {5}), random_tensor("b", "U8", {5})});
   const std::string model = dir_ / "model";
   std::filesystem::copy(test_data("sharded"), model, std::filesystem::copy_options::recursive);
-  write_file(model + "/config.json", "{}");
   std::filesystem::create_symlink("m.safetensors", dir_ / "link");
   std::filesystem::create_hard_link(file, dir_ / "hard");
   std::filesystem::create_symlink(".", dir_ / "here");
@@ -511,8 +511,9 @@ TEST_F(InfoExtract, NeverReplacesItsSource) {
                                        sharded / ".stfs/subset/*.safetensors"};
   for (const std::string& source : whole) {
     for (const auto& entry : std::filesystem::directory_iterator(model)) {
-      const std::string name = entry.path().filename();
-      if (name.ends_with(".safetensors") || name == "config.json" || entry.path() == index) {
+      const bool is_of_mount = source.find(".stfs") != std::string::npos;
+      const bool is_read = entry.path() == index && !is_of_mount;
+      if (is_read || entry.path().extension() == ".safetensors") {
         all.push_back({source, entry.path()});
       }
     }
@@ -579,7 +580,8 @@ TEST(InfoOutput, NoVerbPrintsIntoItsSource) {
   write_safetensors(dir / "other/m.safetensors", {random_tensor("a", "U8", {5})});
   const std::string model = dir / "model";
   std::filesystem::copy(test_data("sharded"), model, std::filesystem::copy_options::recursive);
-  std::vector<std::pair<std::string, std::string>> all;  // a verb with its operands, and an output
+  write_file(model + "/config.json", "{}");
+  std::vector<std::pair<std::string, std::string>> all;  // a verb with its operands, an output
   const std::string other = dir / "other/m.safetensors";
   for (const char* const verb : {"info", "list", "show", "check", "hash", "stats"}) {
     const std::string operand = verb == std::string("show") ? " *" : "";
@@ -599,7 +601,12 @@ TEST(InfoOutput, NoVerbPrintsIntoItsSource) {
     if (!name.ends_with(".safetensors")) continue;
     all.emplace_back("check " + other + " " + model + "/model.safetensors.index.json", name);
   }
-  all.emplace_back("report " + file + " -o " + (dir / "page.html").string(), file);
+  const std::string page = " -o " + (dir / "page.html").string();
+  std::filesystem::copy(model, dir / "next", std::filesystem::copy_options::recursive);
+  all.emplace_back("report " + file + page, file);
+  all.emplace_back("report " + model + page, model + "/config.json");
+  all.emplace_back("report " + model + " " + (dir / "next").string() + page,
+                   model + "/config.json");
   for (const auto& [words, output] : all) {
     const std::string before = read_file(output);
     const Outcome result = sh(R"(set -f; "$1" $2 1<>"$3")", {STFS_INFO_BINARY, words, output});

@@ -500,7 +500,7 @@ TEST_F(Views, MergedFileOfSingleSourceEqualsSource) {
     const std::size_t line = digests.out.find('\n') + 1;
     EXPECT_EQ(digests.out.substr(0, line), digests.out.substr(line)) << name << digests.err;
     EXPECT_EQ(fs::file_size(merged), bytes.size()) << name;
-    if (!is_elsewhere()) {  // a server reports its own time in seconds
+    if (!is_remote()) {  // a server reports its own time in seconds
       EXPECT_EQ(fs::last_write_time(merged), fs::last_write_time(source)) << name;
     }
     EXPECT_EQ(xattr(merged, "user.stfs.source"), std::nullopt);
@@ -677,7 +677,7 @@ bool is_asleep(pid_t pid) {
 }
 
 TEST_F(Views, DeathOfReaderStopsComputation) {
-  if (is_elsewhere()) GTEST_SKIP() << "1 TiB of zeros is too much for the network";
+  if (is_remote()) GTEST_SKIP() << "1 TiB of zeros is too much for the network";
   const TempDir dir;
   write_sparse(dir / "m.safetensors", "big", kTooMuch);
   const Mounted mount({dir / "m.safetensors"});
@@ -710,7 +710,7 @@ TEST_F(Views, DeathOfReaderStopsComputation) {
 }
 
 TEST_F(Views, UnmountDoesNotWaitForComputation) {
-  if (is_elsewhere()) GTEST_SKIP() << "1 TiB of zeros is too much for the network";
+  if (is_remote()) GTEST_SKIP() << "1 TiB of zeros is too much for the network";
   const TempDir dir;
   write_sparse(dir / "m.safetensors", "big", kTooMuch);
   ForegroundMount mount({dir / "m.safetensors"});

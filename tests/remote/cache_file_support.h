@@ -39,13 +39,13 @@ struct TestRemote : Remote {
     request.range = range;
     return request;
   }
-  Verdict judge(const HttpHead& head, ByteRange) const override {
+  ResponseVerdict judge(const HttpHead& head, ByteRange) const override {
     switch (head.status) {
-      case 206: return {Verdict::Kind::kAccept};
-      case 503: return {Verdict::Kind::kRetry, "503 Slow Down"};
-      case 403: return {Verdict::Kind::kRenew, "403 Forbidden"};
-      case 412: return {Verdict::Kind::kChanged, "the object has changed"};
-      default: return {Verdict::Kind::kRefused, "the server ignores ranges"};
+      case 206: return {ResponseVerdict::Kind::kAccept};
+      case 503: return {ResponseVerdict::Kind::kRetry, "503 Slow Down"};
+      case 403: return {ResponseVerdict::Kind::kRenew, "403 Forbidden"};
+      case 412: return {ResponseVerdict::Kind::kChanged, "the object has changed"};
+      default: return {ResponseVerdict::Kind::kRefused, "the server ignores ranges"};
     }
   }
   bool renew() override {

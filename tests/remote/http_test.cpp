@@ -42,7 +42,7 @@ using test::WebRequest;
 struct HttpOutcome {
   HttpHead head;
   std::string body;
-  HttpEnd end;
+  TransferResult end;
 };
 
 HttpOutcome http_fetch(Http& http, HttpRequest request) {
@@ -60,7 +60,7 @@ HttpOutcome http_fetch(Http& http, HttpRequest request) {
                     return true;
                   },
               .end =
-                  [&](const HttpEnd& end) {
+                  [&](const TransferResult& end) {
                     outcome.end = end;
                     ended.set_value();
                   }});
@@ -259,7 +259,7 @@ TEST(Http, ReportsMalformedNetrc) {
   std::ofstream(netrc) << "machine 127.0.0.1 login me password \"s3cret\n";
   const test::Environment variable("NETRC", netrc.string());
   Http http({});
-  const HttpEnd end = http_fetch(http, {.url = server.url(), .use_netrc = true}).end;
+  const TransferResult end = http_fetch(http, {.url = server.url(), .use_netrc = true}).end;
   EXPECT_EQ(end.error, EACCES);  // trying again does not help
   EXPECT_TRUE(end.text.starts_with(netrc.string() + ": ")) << end.text;
   EXPECT_EQ(end.text.find("s3cret"), std::string::npos);
@@ -318,7 +318,7 @@ TEST(Http, RejectsForbiddenRedirects) {
            {"gopher:x", no_url},
            {"http://user:pass@127.0.0.1/", no_url},
            {"http://127.0.0.1:99999/", no_url}}) {
-    const HttpEnd end = fetched(redirect_to(target), {}, {.insecure_http = true}).end;
+    const TransferResult end = fetched(redirect_to(target), {}, {.insecure_http = true}).end;
     EXPECT_EQ(end.error, EACCES) << target;
     EXPECT_EQ(end.text, text) << target;
   }
@@ -328,7 +328,7 @@ TEST(Http, RejectsForbiddenRedirects) {
 TEST(Http, RejectsPublicRedirectToPrivateAddressOnConnect) {
   Http http({.insecure_http = true});
   const HttpOutcome outcome =
-      http_fetch(http, {.url = "http://10.255.255.1/", .redirected_by = HttpPlace::kElsewhere});
+      http_fetch(http, {.url = "http://10.255.255.1/", .redirected_by = AddressKind::kElsewhere});
   EXPECT_EQ(outcome.end.error, EACCES);
   EXPECT_EQ(outcome.end.text, "redirects to a private address");
 }
@@ -364,17 +364,17 @@ TEST(Http, EndsAbandonedTransfersIncludingQueuedOnes) {
     return WebAnswer{.headers = {{"Content-Length", "9"}}, .body = "x", .stall = true};
   });
   std::array<std::shared_ptr<std::atomic<bool>>, 2> is_abandoned;
-  std::array<std::promise<HttpEnd>, 2> ended;
+  std::array<std::promise<TransferResult>, 2> ended;
   Http http({.connections = 1});
   for (std::size_t i = 0; i < 2; ++i) {
     is_abandoned[i] = std::make_shared<std::atomic<bool>>(false);
     http.start({.url = server.url(), .is_abandoned = is_abandoned[i]},
-               {.end = [&, i](const HttpEnd& end) { ended[i].set_value(end); }});
+               {.end = [&, i](const TransferResult& end) { ended[i].set_value(end); }});
   }
   for (const std::size_t i : {1U, 0U}) {
     *is_abandoned[i] = true;
     http.look();
-    std::future<HttpEnd> end = ended[i].get_future();
+    std::future<TransferResult> end = ended[i].get_future();
     ASSERT_EQ(end.wait_for(std::chrono::seconds(15)), std::future_status::ready) << i;
     EXPECT_EQ(end.get().error, ECANCELED);
   }
@@ -436,7 +436,7 @@ TEST(Http, ReportsStatusOfProxyRefusal) {
     const test::Environment variable("https_proxy", proxy.url());
     const test::Environment none("no_proxy", "");
     Http http({});
-    const HttpEnd end = http_fetch(http, {.url = "https://model.example/a"}).end;
+    const TransferResult end = http_fetch(http, {.url = "https://model.example/a"}).end;
     EXPECT_EQ(end.error, c.error);
     EXPECT_EQ(end.text, c.text);
   }
@@ -562,7 +562,7 @@ TEST_F(SilentConnections, AbandonedTransferPreventsReuse) {
   const auto is_abandoned = std::make_shared<std::atomic<bool>>(false);
   std::promise<int> ended;
   http_.start({.url = server_.url(), .stall = std::chrono::hours(1), .is_abandoned = is_abandoned},
-              {.end = [&](const HttpEnd& end) { ended.set_value(end.error); }});
+              {.end = [&](const TransferResult& end) { ended.set_value(end.error); }});
   was_asked_.wait();
   *is_abandoned = true;
   http_.look();
@@ -618,7 +618,7 @@ TEST(Http, BrokenTlsHandshakeIsRetryable) {
   const HttpOutcome outcome = http_fetch(http, {.url = "https" + server.url().substr(4)});
   EXPECT_EQ(outcome.end.error, EIO);
   EXPECT_TRUE(outcome.end.text.ends_with(" broke in its handshake")) << outcome.end.text;
-  EXPECT_EQ(next_try(outcome.end, AnswerIs::kGood), NextTry::kLater);
+  EXPECT_EQ(next_try(outcome.end, ResponseQuality::kGood), NextTry::kLater);
 }
 
 TEST(Http, StallEndsTransfer) {
@@ -655,10 +655,11 @@ TEST(Http, CallbackCanEndTransfer) {
   HttpServer server([](const WebRequest&) { return WebAnswer{.body = std::string(1 << 20, 'x')}; });
   Http http({});
   for (const bool at_head : {true, false}) {
-    std::promise<HttpEnd> ended;
-    http.start({.url = server.url()}, {.head = [&](const HttpHead&) { return !at_head; },
-                                       .data = [&](std::span<const std::byte>) { return false; },
-                                       .end = [&](const HttpEnd& end) { ended.set_value(end); }});
+    std::promise<TransferResult> ended;
+    http.start({.url = server.url()},
+               {.head = [&](const HttpHead&) { return !at_head; },
+                .data = [&](std::span<const std::byte>) { return false; },
+                .end = [&](const TransferResult& end) { ended.set_value(end); }});
     EXPECT_EQ(ended.get_future().get().error, ECANCELED);
   }
 }
@@ -685,9 +686,10 @@ TEST(Http, LimitsConnectionsPerHost) {
     return WebAnswer{.body = std::string(1000, 'x'), .delay = milliseconds(2)};
   });
   Http http({.connections = 2});
-  std::array<std::promise<HttpEnd>, 12> ended;
+  std::array<std::promise<TransferResult>, 12> ended;
   for (auto& one : ended) {
-    http.start({.url = server.url()}, {.end = [&](const HttpEnd& end) { one.set_value(end); }});
+    http.start({.url = server.url()},
+               {.end = [&](const TransferResult& end) { one.set_value(end); }});
   }
   for (auto& one : ended) EXPECT_EQ(one.get_future().get().error, 0);
   EXPECT_EQ(server.most_at_once(), 2U);
@@ -696,10 +698,10 @@ TEST(Http, LimitsConnectionsPerHost) {
 TEST(Http, CallbackCanStartTransfer) {
   HttpServer server([](const WebRequest& request) { return WebAnswer{.body = request.target}; });
   Http http({});
-  std::promise<HttpEnd> ended;
-  http.start({.url = server.url("/1")}, {.end = [&](const HttpEnd&) {
+  std::promise<TransferResult> ended;
+  http.start({.url = server.url("/1")}, {.end = [&](const TransferResult&) {
                http.start({.url = server.url("/2")},
-                          {.end = [&](const HttpEnd& end) { ended.set_value(end); }});
+                          {.end = [&](const TransferResult& end) { ended.set_value(end); }});
              }});
   EXPECT_EQ(ended.get_future().get().error, 0);
   EXPECT_EQ(server.requests().size(), 2U);
@@ -711,7 +713,7 @@ TEST(Http, DestructionCancelsTransfers) {
   });
   std::vector<int> errors;
   std::promise<void> under_way;
-  const auto note = [&](const HttpEnd& end) { errors.push_back(end.error); };
+  const auto note = [&](const TransferResult& end) { errors.push_back(end.error); };
   {
     Http http({.connections = 1});
     http.start({.url = server.url()}, {.data =
@@ -720,7 +722,7 @@ TEST(Http, DestructionCancelsTransfers) {
                                              return true;
                                            },
                                        .end =
-                                           [&](const HttpEnd& end) {
+                                           [&](const TransferResult& end) {
                                              note(end);
                                              http.start({.url = server.url()},
                                                         {.end = note});  // is cancelled too
@@ -753,7 +755,8 @@ TEST(Http, ThrowsWithoutFileDescriptors) {
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &old), 0);
   const rlimit none{.rlim_cur = 0, .rlim_max = old.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  EXPECT_THROW(http.start({.url = "http://127.0.0.1:1/"}, {.end = [](const HttpEnd&) {}}), Error);
+  EXPECT_THROW(http.start({.url = "http://127.0.0.1:1/"}, {.end = [](const TransferResult&) {}}),
+               Error);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &old), 0);
   EXPECT_EQ(http_fetch(http, {.url = "http://127.0.0.1:1/"}).end.error, EIO);
 }
@@ -782,7 +785,7 @@ TEST(HttpGet, ReturnsTemporaryFailureWhenPatienceIsOver) {
     return WebAnswer{.status = 503, .headers = {{"Retry-After", "3600"}}, .body = "SlowDown"};
   });
   Http http({});
-  const HttpAnswer answer = http.get({.url = server.url()}, 100);
+  const HttpResponse answer = http.get({.url = server.url()}, 100);
   EXPECT_EQ(answer.head.status, 503);
   EXPECT_EQ(answer.body, "SlowDown");
   EXPECT_EQ(server.requests().size(), 1U);
@@ -816,10 +819,10 @@ TEST(HttpGet, TimeoutIncludesWaitForConnection) {
   HttpServer server([](const WebRequest&) {
     return WebAnswer{.headers = {{"Content-Length", "9"}}, .body = "x", .stall = true};
   });
-  std::promise<HttpEnd> first;
+  std::promise<TransferResult> first;
   Http http({.connections = 1});
   http.start({.url = server.url("/first")},
-             {.end = [&](const HttpEnd& end) { first.set_value(end); }});
+             {.end = [&](const TransferResult& end) { first.set_value(end); }});
   while (server.requests().empty()) std::this_thread::yield();
 
   const std::string message = message_of(http, {.url = server.url("/a")}, milliseconds(50));

@@ -1,24 +1,35 @@
 #include "core/remote/stores/hub.h"
 
 #include "core/base/error.h"
+#include "core/base/posix.h"
 #include "core/remote/sources.h"
 #include "core/remote/stores/hub_api.h"
+#include "core/remote/stores/hub_cache.h"
 #include "core/remote/stores/hub_name.h"
+#include "core/source/local_file.h"
 #include "tests/remote/remote_support.h"
 #include "tests/support/http_server.h"
 #include "tests/support/process.h"
 
+#include <grp.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <pwd.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <future>
 #include <memory>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -205,9 +216,9 @@ TEST_F(Hub, DoesNotSendTokenToCdn) {
   const HttpRequest request = file->request({10, 20});
   EXPECT_TRUE(request.secrets.empty());
   EXPECT_TRUE(request.url.starts_with(cdn_.url("/f?sig=")));
-  const HttpAnswer answer = http_.get(request, 1 << 20);
+  const HttpResponse answer = http_.get(request, 1 << 20);
   EXPECT_EQ(answer.body, kHubWeights.substr(10, 20));
-  EXPECT_EQ(file->judge(answer.head, {10, 20}).kind, Verdict::Kind::kAccept);
+  EXPECT_EQ(file->judge(answer.head, {10, 20}).kind, ResponseVerdict::Kind::kAccept);
   for (const WebRequest& seen : hub_.requests()) {
     EXPECT_EQ(seen.header("authorization"), "Bearer " + kHubToken) << seen.target;
   }
@@ -223,13 +234,13 @@ TEST_F(Hub, ReusesSignedUrlUntilRefused) {
   ++signed_;  // expires it
   const HttpHead refused = http_.get(first, 1 << 20).head;
   EXPECT_EQ(refused.status, 403);
-  EXPECT_EQ(file->judge(refused, {0, 8}).kind, Verdict::Kind::kRenew);
+  EXPECT_EQ(file->judge(refused, {0, 8}).kind, ResponseVerdict::Kind::kRenew);
   EXPECT_TRUE(file->renew());
   const HttpRequest second = file->request({0, 8});
   EXPECT_NE(second.url, first.url);
   EXPECT_EQ(http_.get(second, 1 << 20).body, "wwwwwwww");
   // A late response for the first URL does not drop the second URL.
-  EXPECT_EQ(file->judge(refused, {8, 8}).kind, Verdict::Kind::kRenew);
+  EXPECT_EQ(file->judge(refused, {8, 8}).kind, ResponseVerdict::Kind::kRenew);
   EXPECT_TRUE(file->renew());
   EXPECT_EQ(file->request({8, 8}).url, second.url);
   EXPECT_EQ(asked().size(), 3U);
@@ -267,14 +278,14 @@ TEST_F(Hub, ReadsSmallFileFromHubInOneRequest) {
   const auto file = remote("config.json");
   const HttpRequest request = file->request({2, 5});
   EXPECT_EQ(request.url, hub_.url("/org/name/resolve/" + kHubCommit + "/config.json"));
-  const HttpAnswer answer = http_.get(request, 1 << 20);
+  const HttpResponse answer = http_.get(request, 1 << 20);
   EXPECT_EQ(answer.body, kHubConfig.substr(2, 5));
-  EXPECT_EQ(file->judge(answer.head, {2, 5}).kind, Verdict::Kind::kAccept);
+  EXPECT_EQ(file->judge(answer.head, {2, 5}).kind, ResponseVerdict::Kind::kAccept);
   HttpHead other = answer.head;
   for (auto& [name, value] : other.headers) {
     if (name == "x-repo-commit") value = std::string(40, 'd');
   }
-  EXPECT_EQ(file->judge(other, {2, 5}).kind, Verdict::Kind::kChanged);
+  EXPECT_EQ(file->judge(other, {2, 5}).kind, ResponseVerdict::Kind::kChanged);
 }
 
 TEST_F(Hub, RejectsResponsesOfOtherVersion) {
@@ -327,10 +338,10 @@ TEST_F(Hub, RejectsDirectLfsResponseWithOtherDigest) {
     const HttpRequest request = file->request({0, 1000});
     EXPECT_EQ(request.url, url);
     EXPECT_EQ(file->judge(http_.get(request, 1 << 20).head, {0, 1000}).kind,
-              Verdict::Kind::kAccept);
+              ResponseVerdict::Kind::kAccept);
     etag = "\"other\"";
     EXPECT_EQ(file->judge(http_.get(request, 1 << 20).head, {0, 1000}).kind,
-              Verdict::Kind::kChanged)
+              ResponseVerdict::Kind::kChanged)
         << fits;
   }
   etag = '"' + std::string(64, '6') + '"';
@@ -342,7 +353,7 @@ TEST_F(Hub, ErrorStatusRenewsSignedUrl) {
   for (const int status : {400, 401, 403, 404, 410}) {
     HttpHead head;
     head.status = status;
-    EXPECT_EQ(file->judge(head, {0, 1}).kind, Verdict::Kind::kRenew) << status;
+    EXPECT_EQ(file->judge(head, {0, 1}).kind, ResponseVerdict::Kind::kRenew) << status;
   }
 }
 
@@ -618,13 +629,13 @@ TEST(HubServer, BehavesLikeHub) {
     const auto file = store->remote(version);
     int renewals = 0;
     for (std::uint64_t at = 0; at < 5;) {
-      const HttpAnswer answer = http.get(file->request({at, 7}), 1 << 20);
-      const Verdict verdict = file->judge(answer.head, {at, 7});
-      if (verdict.kind == Verdict::Kind::kRenew && file->renew()) {
+      const HttpResponse answer = http.get(file->request({at, 7}), 1 << 20);
+      const ResponseVerdict verdict = file->judge(answer.head, {at, 7});
+      if (verdict.kind == ResponseVerdict::Kind::kRenew && file->renew()) {
         ++renewals;
         continue;
       }
-      ASSERT_EQ(verdict.kind, Verdict::Kind::kAccept) << answer.head.status << verdict.text;
+      ASSERT_EQ(verdict.kind, ResponseVerdict::Kind::kAccept) << answer.head.status << verdict.text;
       EXPECT_EQ(answer.body, bytes.substr(at, 7));
       ++at;
     }
@@ -773,32 +784,41 @@ TEST(HubToken, ErrorsDoNotShowInvalidToken) {
   }
 }
 
-TEST(HubCache, FindsFilesByRevision) {
+// A commit of a revision in the Hub's own cache.
+std::string cached_commit(const std::string& name) {
+  return hub_cached_commit(parse_hub_name(name));
+}
+
+TEST(HubCache, HoldsFilesByCommit) {
   StoreEnvironment environment;
   const std::filesystem::path model = ".cache/huggingface/hub/models--org--name";
-  EXPECT_EQ(hub_local_copy("hf://org/name/model.safetensors"), "");
+  const std::string commit = "@" + kHubCommit;
+  EXPECT_EQ(hub_local_copy("hf://org/name" + commit + "/a/w"), "");
+  EXPECT_EQ(cached_commit("hf://org/name"), "");
   environment.write(model / "blobs/5", "weights");
   environment.write(model / "refs/main", kHubCommit);
   environment.write(model / "refs/refs/pr/1", kHubCommit);
   const std::filesystem::path file = environment.home() / model / "snapshots" / kHubCommit / "a/w";
   std::filesystem::create_directories(file.parent_path());
   std::filesystem::create_symlink("../../../blobs/5", file);
-  for (const std::string& revision :
-       std::vector<std::string>{"", "@main", "@refs/pr/1", "@" + kHubCommit}) {
-    EXPECT_EQ(hub_local_copy("hf://org/name" + revision + "/a/w"), file) << revision;
+  EXPECT_EQ(hub_local_copy("hf://org/name" + commit + "/a/w"), file);
+  for (const char* const revision : {"", "@main", "@refs/pr/1"}) {
+    EXPECT_EQ(cached_commit("hf://org/name" + std::string(revision)), kHubCommit) << revision;
   }
-  EXPECT_EQ(hub_local_copy("hf://org/name/a"), "");  // a directory
-  EXPECT_EQ(hub_local_copy("hf://org/name"), "");
-  EXPECT_EQ(hub_local_copy("hf://org/name@other/a/w"), "");
-  EXPECT_EQ(hub_local_copy("hf://org/other/a/w"), "");
+  EXPECT_EQ(cached_commit("hf://org/name@other"), "");
+  EXPECT_EQ(cached_commit("hf://org/name@refs/pr"), "");  // a directory
+  EXPECT_EQ(hub_local_copy("hf://org/name" + commit + "/a"), "");
+  EXPECT_EQ(hub_local_copy("hf://org/name" + commit), "");
+  EXPECT_EQ(hub_local_copy("hf://org/name/a/w"), "") << "no commit";
+  EXPECT_EQ(hub_local_copy("hf://org/other" + commit + "/a/w"), "");
   for (const char* const name : {"HUGGINGFACE_HUB_CACHE", "HF_HUB_CACHE"}) {
     environment.set(name, "/nowhere");
-    EXPECT_EQ(hub_local_copy("hf://org/name/a/w"), "");
+    EXPECT_EQ(hub_local_copy("hf://org/name" + commit + "/a/w"), "");
     environment.set(name, (environment.home() / ".cache/huggingface/hub").string());
-    EXPECT_EQ(hub_local_copy("hf://org/name/a/w"), file);
+    EXPECT_EQ(hub_local_copy("hf://org/name" + commit + "/a/w"), file);
   }
-  std::filesystem::remove(environment.home() / model / "blobs/5");  // makes the link dangling
-  EXPECT_EQ(hub_local_copy("hf://org/name/a/w"), "");
+  std::filesystem::remove(environment.home() / model / "blobs/5");  // a link to nothing
+  EXPECT_EQ(hub_local_copy("hf://org/name" + commit + "/a/w"), "");
 }
 
 TEST(HubCache, RejectsNamesAndRefsPointingOutside) {
@@ -808,13 +828,287 @@ TEST(HubCache, RejectsNamesAndRefsPointingOutside) {
   environment.write(hub / "models--org--name/snapshots/x/f", "f");
   environment.write(hub / "models--org--name/refs/main", "../../../../../..");
   environment.write(hub / "models--org--name/refs/short", "x");
-  for (const char* const name :
-       {"hf://org/name/secret", "hf://org/name@short/f", "hf://org/name@..%2Fsnapshots%2Fx/f",
-        "hf://org/name@short/../../../../../../secret", "hf://org/..", "https://org/name/f", ""}) {
+  for (const char* const revision : {"", "@short"}) {
+    EXPECT_EQ(cached_commit("hf://org/name" + std::string(revision)), "") << revision;
+  }
+  for (const std::string& name :
+       std::vector<std::string>{"hf://org/name/secret", "hf://org/name@..%2Fsnapshots%2Fx/f",
+                                "hf://org/name@" + kHubCommit + "/../../../../../../secret",
+                                "hf://org/..", "https://org/name/f", ""}) {
     EXPECT_EQ(hub_local_copy(name), "") << name;
   }
   environment.set("HOME", std::nullopt);
-  EXPECT_EQ(hub_local_copy("hf://org/name/f"), "");
+  EXPECT_EQ(hub_local_copy("hf://org/name@" + kHubCommit + "/f"), "");
+  EXPECT_EQ(cached_commit("hf://org/name"), "");
+}
+
+constexpr auto kOthersWrite = std::filesystem::perms::others_write;
+constexpr auto kGroupWrites = std::filesystem::perms::group_write;
+constexpr uid_t kOtherUser = 65534;
+
+class HubCopy : public ::testing::Test {
+ protected:
+  HubCopy() {
+    ::umask(S_IWGRP | S_IWOTH);
+    write(kHubCommit, "weights");
+    environment_.write(kModel / "refs/main", kHubCommit);
+    link("../../blobs/" + kDigest);
+  }
+
+  // A commit of the model, with one file that is not a link.
+  void write(const std::string& commit, const std::string& text) const {
+    environment_.write(kModel / "blobs" / kDigest, text);
+    environment_.write(kModel / "snapshots" / commit / "w", text);
+  }
+  std::filesystem::path model() const { return environment_.home() / kModel; }
+  std::filesystem::path path() const { return model() / "snapshots" / kHubCommit / "w"; }
+  std::filesystem::path blob() const { return model() / "blobs" / kDigest; }
+  void link(const std::filesystem::path& target) const {
+    std::filesystem::remove(path());
+    std::filesystem::create_symlink(target, path());
+  }
+  std::string refusal() const {
+    return message_of([this] { open_in_hub_cache(path()); });
+  }
+  void expect_refused(const std::string& part) const {
+    EXPECT_NE(refusal().find(part), std::string::npos) << refusal();
+  }
+  SourceOptions offline() {
+    return {.cache_dir = (environment_.home() / "cache").string(),
+            .offline = true,
+            .warn = [this](const std::string& line) { warnings_ += line + "\n"; }};
+  }
+
+  const std::filesystem::path kModel = ".cache/huggingface/hub/models--org--name";
+  const std::string kDigest = std::string(64, 'a');
+  const std::string kName = "hf://org/name@" + kHubCommit + "/w";
+  StoreEnvironment environment_;
+  std::string warnings_;
+};
+
+TEST_F(HubCopy, NameTokenAndDigestComeFromThePathAndTheBlob) {
+  const auto object = hub_copy_object(kName, open_in_hub_cache(path()).path);
+  ASSERT_TRUE(object);
+  EXPECT_EQ(object->name, kName);
+  EXPECT_EQ(object->token, "hf-" + kDigest);
+  EXPECT_EQ(object->sha256, kDigest);
+  const std::string sha1(40, 'b');
+  environment_.write(kModel / "blobs" / sha1, "weights");
+  link("../../blobs/" + sha1);
+  const std::string path_of_sha1 = open_in_hub_cache(path()).path;
+  EXPECT_EQ(hub_copy_object(kName, path_of_sha1)->token, "hf-git-sha1-" + sha1);
+  EXPECT_EQ(hub_copy_object(kName, path_of_sha1)->sha256, "");
+  std::filesystem::remove(path());
+  write_file(path(), "weights");  // copied without its link
+  EXPECT_FALSE(hub_copy_object(kName, open_in_hub_cache(path()).path));
+}
+
+TEST_F(HubCopy, LinkOutOfTheCacheIsRefused) {
+  const std::string rule = "a symbolic link leads out of ";
+  link(environment_.write("outside", "weights"));
+  expect_refused(rule);
+  // Out of the cache and back.
+  std::filesystem::create_symlink(blob(), environment_.home() / "back");
+  link(environment_.home() / "back");
+  expect_refused(rule);
+  link("../../../../../../back");
+  expect_refused(rule);
+  link(path());
+  expect_refused("Too many levels of symbolic links");
+  link("../../blobs/" + kDigest);
+  std::filesystem::rename(model(), environment_.home() / "model");
+  std::filesystem::create_directory_symlink(environment_.home() / "model", model());
+  expect_refused(rule);
+}
+
+TEST_F(HubCopy, LinkInsideOfTheCacheIsFollowed) {
+  for (const std::string& target : std::vector<std::string>{
+           "../../blobs/" + kDigest, blob(), "../../../models--org--name/./blobs//" + kDigest}) {
+    link(target);
+    EXPECT_EQ(open_in_hub_cache(path()).path, std::filesystem::canonical(blob())) << target;
+  }
+  // The cache itself may have another name.
+  std::filesystem::create_directory_symlink(model().parent_path(), environment_.home() / "other");
+  environment_.set("HF_HUB_CACHE", (environment_.home() / "other").string());
+  EXPECT_EQ(open_in_hub_cache(hub_local_copy(kName)).path, std::filesystem::canonical(blob()));
+}
+
+TEST_F(HubCopy, FileOrDirectoryThatAnotherUserCanWriteIsRefused) {
+  const std::filesystem::path through = model() / "through";
+  std::filesystem::create_directory(through);
+  std::filesystem::create_symlink("../blobs", through / "blobs");
+  link("../../through/blobs/" + kDigest);
+  for (const std::filesystem::path& part :
+       {blob(), blob().parent_path(), through, path().parent_path(), model(),
+        environment_.home() / ".cache/huggingface/hub"}) {
+    std::filesystem::permissions(part, kOthersWrite, std::filesystem::perm_options::add);
+    expect_refused(part.string() + ": other users may write to it");
+    std::filesystem::permissions(part, kOthersWrite, std::filesystem::perm_options::remove);
+    if (::geteuid() != 0) continue;
+    ASSERT_EQ(::chown(part.c_str(), 0, kOtherUser), 0);
+    std::filesystem::permissions(part, kGroupWrites, std::filesystem::perm_options::add);
+    expect_refused(part.string() + ": other users may write to it");
+    std::filesystem::permissions(part, kGroupWrites, std::filesystem::perm_options::remove);
+    ASSERT_EQ(::chown(part.c_str(), kOtherUser, 0), 0);
+    expect_refused(part.string() + ": belongs to another user");
+    ASSERT_EQ(::chown(part.c_str(), 0, 0), 0);
+  }
+  EXPECT_NO_THROW(open_in_hub_cache(path()));
+}
+
+// Whether the group of this process has no other user, as far as /etc/passwd and /etc/group say.
+bool has_private_group() {
+  const group* const entry = ::getgrgid(::getegid());
+  const passwd* const user = ::getpwuid(::geteuid());
+  if (entry == nullptr || user == nullptr) return false;
+  if (std::string(entry->gr_name) != user->pw_name || *entry->gr_mem != nullptr) return false;
+  unsigned users = 0;
+  ::setpwent();
+  while (const passwd* const other = ::getpwent()) users += other->pw_gid == ::getegid();
+  ::endpwent();
+  return users == 1;
+}
+
+// The umask is 002 where each user has a group.
+TEST_F(HubCopy, FileThatAPrivateGroupCanWriteIsUsed) {
+  if (!has_private_group()) GTEST_SKIP() << "this user's group has other users";
+  for (const std::filesystem::path& part : {blob(), blob().parent_path(), model()}) {
+    std::filesystem::permissions(part, kGroupWrites, std::filesystem::perm_options::add);
+  }
+  EXPECT_NO_THROW(open_in_hub_cache(path()));
+  // acl(5): version 2, and {tag, rights, user}: the owner, another user, the group, mask, others.
+  constexpr std::uint32_t kNone = 0xFFFFFFFF;
+  const std::array<std::uint32_t, 11> list{2,          6U << 16 | 1,    kNone, 6U << 16 | 2,
+                                           kOtherUser, 4U << 16 | 4,    kNone, 6U << 16 | 0x10,
+                                           kNone,      4U << 16 | 0x20, kNone};
+  if (::setxattr(blob().c_str(), "system.posix_acl_access", list.data(), sizeof list, 0) != 0) {
+    GTEST_SKIP() << "no access control lists on this file system";
+  }
+  expect_refused(blob().string() + ": other users may write to it");
+}
+
+TEST_F(HubCopy, FileThatTakesThePlaceOfACheckedFileIsRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root makes files of other users";
+  const std::filesystem::path good = model() / "good";
+  const std::filesystem::path bad = model() / "bad";
+  std::atomic<bool> stop = false;
+  std::jthread swaps([&] {
+    while (!stop) {
+      write_file(bad, "changed");
+      EXPECT_EQ(::chown(bad.c_str(), kOtherUser, kOtherUser), 0);
+      std::filesystem::rename(bad, blob());
+      write_file(good, "weights");
+      std::filesystem::rename(good, blob());
+    }
+  });
+  unsigned opened = 0;
+  for (unsigned i = 0; i < 5'000; ++i) {
+    try {
+      const HubCacheFile file = open_in_hub_cache(path());
+      ++opened;
+      if (stat_of(file.fd.get(), file.path).st_uid == 0) continue;
+      ADD_FAILURE() << "a file of another user after " << i << " attempts";
+      break;
+    } catch (const Error&) {
+      // The other file, or a file that was replaced.
+    }
+  }
+  stop = true;
+  EXPECT_GT(opened, 0U);
+}
+
+TEST_F(HubCopy, OfflineARevisionKeepsItsCommit) {
+  const std::string second(40, 'd');
+  write(second, "others");
+  Sources sources(offline());
+  EXPECT_EQ(sources.pinned("hf://org/name"), "hf://org/name@" + kHubCommit);
+  environment_.write(kModel / "refs/main", second);
+  EXPECT_EQ(sources.pinned("hf://org/name@main/w"), kName);
+  EXPECT_EQ(sources.open("hf://org/name/w")->path(), kName);
+  // The process that loads again without asking has the same commit.
+  Sources other(offline());
+  other.use(sources.resolutions({}));
+  EXPECT_EQ(other.open("hf://org/name/w")->path(), kName);
+  sources.forget();
+  EXPECT_EQ(sources.pinned("hf://org/name"), "hf://org/name@" + second);
+  EXPECT_EQ(warnings_, "");
+}
+
+TEST_F(HubCopy, RefThatAnotherUserCanWriteIsNotUsed) {
+  const std::filesystem::path ref = model() / "refs/main";
+  for (const std::filesystem::path& part : {ref, ref.parent_path()}) {
+    warnings_.clear();
+    std::filesystem::permissions(part, kOthersWrite, std::filesystem::perm_options::add);
+    Sources sources(offline());
+    message_of([&] { sources.open("hf://org/name/w"); }, ErrorCode::kHidden);
+    EXPECT_NE(warnings_.find(part.string() + ": the copy in the Hub's own cache is not used"),
+              std::string::npos)
+        << warnings_;
+    EXPECT_EQ(sources.open(kName)->path(), kName) << "a name with a commit needs no ref";
+    std::filesystem::permissions(part, kOthersWrite, std::filesystem::perm_options::remove);
+  }
+}
+
+// A file of the Hub's own cache, of the model that the test's Hub has.
+class CopiesOfHub : public Hub {
+ protected:
+  std::unique_ptr<const Source> open(const std::string& file, const std::string& etag,
+                                     const std::string& text) {
+    ::umask(S_IWGRP | S_IWOTH);
+    const std::filesystem::path model = ".cache/huggingface/hub/models--org--name";
+    const std::filesystem::path blob = environment_.write(model / "blobs" / etag, text);
+    const std::filesystem::path snapshot =
+        environment_.home() / model / "snapshots" / kHubCommit / file;
+    std::filesystem::create_directories(snapshot.parent_path());
+    std::filesystem::remove(snapshot);
+    std::filesystem::create_symlink(blob, snapshot);
+    return sources_.open("hf://org/name/" + file);
+  }
+
+  std::string warnings_;
+  Sources sources_{{.cache_dir = (environment_.home() / "cache").string(),
+                    .warn = [this](const std::string& line) { warnings_ += line + "\n"; }}};
+};
+
+TEST_F(CopiesOfHub, CopyOfAnotherDigestIsNotUsed) {
+  const struct {
+    std::string file, etag, text;
+    bool is_used;
+  } rows[] = {
+      {"model.safetensors", kHubSha256, kHubWeights, true},
+      {"model.safetensors", std::string(64, 'a'), kHubWeights, false},
+      {"config.json", kHubBlob, kHubConfig, true},
+      {"config.json", std::string(40, 'a'), kHubConfig, false},
+      // The name of the blob is a digest of another kind: only the size can be compared.
+      {"config.json", std::string(64, 'a'), kHubConfig, true},
+      {"config.json", kHubBlob, "{}", false},
+  };
+  for (const auto& row : rows) {
+    warnings_.clear();
+    const auto source = open(row.file, row.etag, row.text);
+    EXPECT_EQ(source->local_file() != nullptr, row.is_used) << row.file << " " << row.etag;
+    EXPECT_EQ(warnings_.empty(), row.is_used) << warnings_;
+  }
+}
+
+// The process that loads again reads the file itself, which may have changed: it must not mix bytes
+// of two versions.
+TEST_F(CopiesOfHub, ResolutionsHaveNoBytesOfACopy) {
+  const auto source = open("model.safetensors", kHubSha256, kHubWeights);
+  const auto read = [](Sources& sources, const Source& of) {
+    std::string bytes(10, '\0');
+    EXPECT_EQ(sources.read(of, 5, std::as_writable_bytes(std::span(bytes))), 0);
+    return bytes;
+  };
+  EXPECT_EQ(read(sources_, *source), std::string(10, 'w'));
+  EXPECT_EQ(sources_.read_file("hf://org/name/model.safetensors", 1000), kHubWeights);
+  const std::string found = sources_.resolutions({});
+  EXPECT_EQ(found.find(std::string(10, 'w')), std::string::npos);
+
+  write_file(source->local_file()->file_path(), std::string(1000, 'x'));
+  Sources again({.cache_dir = (environment_.home() / "cache").string()});
+  again.use(found);
+  EXPECT_EQ(read(again, *again.open("hf://org/name/model.safetensors")), std::string(10, 'x'));
 }
 
 }  // namespace

@@ -655,6 +655,7 @@ class HubMounts(Scenario):
 
     def own_cache(self, commit):
         """Makes a cache of the Hub's client with the whole model."""
+        os.umask(0o022)
         home = os.path.join(self.work, "hub-cache")
         model = os.path.join(home, "models--org--name")
         for part in ("blobs", "refs", "snapshots/" + commit):

@@ -109,7 +109,7 @@ TEST_F(RemoteSources, OpensFileWithOneRequestForOneBlock) {
   const Checkpoint checkpoint(std::span(&name, 1), {.sources = &sources});
 
   EXPECT_EQ(names_of(checkpoint), (Names{"a", "b"}));
-  EXPECT_EQ(checkpoint.origins().front().path, name);
+  EXPECT_EQ(checkpoint.origins().front(), name);
   EXPECT_EQ(checkpoint.parts().front().label, "m.safetensors");
   const auto requests = server_.requests();
   ASSERT_EQ(requests.size(), 1U);
@@ -289,7 +289,7 @@ TEST_F(RemoteSources, MessagesAndOriginsShowNoSecretOfUrl) {
   const std::string refused =
       refusal(url("no.safetensors") + "?signature=secret", {.sources = &sources});
 
-  EXPECT_EQ(checkpoint.origins().front().path, url("m.safetensors"));
+  EXPECT_EQ(checkpoint.origins().front(), url("m.safetensors"));
   EXPECT_EQ(server_.requests().front().target, "/m.safetensors?signature=secret");
   EXPECT_TRUE(refused.starts_with(url("no.safetensors") + ": ")) << refused;
   EXPECT_EQ(refused.find("secret"), std::string::npos) << refused;

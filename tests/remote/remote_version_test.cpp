@@ -9,7 +9,7 @@
 namespace stfs {
 namespace {
 
-using VerdictKind = Verdict::Kind;
+using VerdictKind = ResponseVerdict::Kind;
 using AnswerHeaders = std::vector<std::pair<std::string, std::string>>;
 
 RemoteVersion example_version() {
@@ -28,8 +28,8 @@ RemoteVersion example_version() {
 
 // Returns the verdict on a response to a request of bytes 10 to 29. Headers in `other` replace the
 // right ones, and "-" removes one.
-Verdict verdict_of(int status, const AnswerHeaders& other = {},
-                   const RemoteVersion& version = example_version()) {
+ResponseVerdict verdict_of(int status, const AnswerHeaders& other = {},
+                           const RemoteVersion& version = example_version()) {
   HttpHead head{.status = status, .url = {}, .headers = {}};
   std::vector<std::pair<std::string, std::string>> headers{
       {"content-range", "bytes 10-29/100"},
@@ -227,7 +227,7 @@ TEST(RemoteVerdict, AcceptsStatus200OnlyForWholeObject) {
 }
 
 TEST(RemoteVerdict, EscapesTextOfServer) {
-  const Verdict verdict = verdict_of(206, {{"content-encoding", "\x1b[31m"}});
+  const ResponseVerdict verdict = verdict_of(206, {{"content-encoding", "\x1b[31m"}});
   EXPECT_EQ(verdict.text.find('\x1b'), std::string::npos);
 }
 

@@ -47,11 +47,11 @@ class AwsEnvironment : public StoreEnvironment {
 // Answers requests without a network, so that a test can use remote hosts.
 class AnsweringHttp : public Http {
  public:
-  using Answer = std::function<HttpAnswer(const HttpRequest&)>;
+  using Answer = std::function<HttpResponse(const HttpRequest&)>;
   explicit AnsweringHttp(Answer answer) : Http(Options{}), answer_(std::move(answer)) {}
 
   void start(HttpRequest request, HttpCallbacks callbacks) override {
-    HttpAnswer answer;
+    HttpResponse answer;
     {
       const std::lock_guard lock(mutex_);
       requests_.push_back(request);
@@ -75,9 +75,9 @@ class AnsweringHttp : public Http {
   std::vector<HttpRequest> requests_;
 };
 
-HttpAnswer object(const std::string& bytes, const std::string& etag = "\"e1\"",
-                  const std::string& version_id = "") {
-  HttpAnswer answer;
+HttpResponse object(const std::string& bytes, const std::string& etag = "\"e1\"",
+                    const std::string& version_id = "") {
+  HttpResponse answer;
   const std::size_t length = std::min<std::size_t>(bytes.size(), kBlock);
   answer.head.status = 206;
   answer.head.headers = {{"content-range", "bytes 0-" + std::to_string(length - 1) + "/" +
@@ -90,14 +90,14 @@ HttpAnswer object(const std::string& bytes, const std::string& etag = "\"e1\"",
   return answer;
 }
 
-HttpAnswer text_answer(const std::string& body, int status = 200) {
-  HttpAnswer answer;
+HttpResponse text_answer(const std::string& body, int status = 200) {
+  HttpResponse answer;
   answer.head.status = status;
   answer.body = body;
   return answer;
 }
 
-HttpAnswer refused(int status, const std::string& code, const std::string& message = "") {
+HttpResponse refused(int status, const std::string& code, const std::string& message = "") {
   return text_answer("<?xml version=\"1.0\"?>\n<Error><Code>" + code + "</Code><Message>" +
                          message + "</Message></Error>",
                      status);
@@ -170,7 +170,7 @@ TEST(S3, FindsEmptyObjectWithoutRange) {
   AwsEnvironment environment;
   AnsweringHttp http([&](const HttpRequest& request) {
     if (request.range) return refused(416, "InvalidRange");
-    HttpAnswer answer = text_answer("");
+    HttpResponse answer = text_answer("");
     answer.head.headers = {{"etag", "\"e\""}, {"content-length", "0"}};
     return answer;
   });
@@ -186,7 +186,7 @@ TEST(S3, ConfirmsKnownVersionWithoutBytes) {
     const bool is_conditional = !request.headers.empty();
     if (is_conditional) {
       EXPECT_EQ(request.headers[0], "If-None-Match: \"e1\"");
-      HttpAnswer answer = text_answer("", 304);
+      HttpResponse answer = text_answer("", 304);
       answer.head.headers = {{"etag", "\"e1\""}, {"x-amz-version-id", now}};
       return answer;
     }
@@ -218,7 +218,7 @@ TEST(S3, FollowsBucketToItsRegion) {
   environment.set_keys();
   AnsweringHttp http([&](const HttpRequest& request) {
     if (request.url.find("eu-west-3") != std::string::npos) return object("bytes");
-    HttpAnswer answer = refused(301, "PermanentRedirect");
+    HttpResponse answer = refused(301, "PermanentRedirect");
     answer.head.headers = {{"x-amz-bucket-region", "eu-west-3"}, {"location", "https://evil.test"}};
     return answer;
   });
@@ -232,7 +232,7 @@ TEST(S3, FollowsBucketToItsRegion) {
   HttpHead head;
   head.status = 301;
   head.headers = {{"x-amz-bucket-region", "eu-west-3"}};
-  EXPECT_EQ(remote->judge(head, {0, 5}).kind, Verdict::Kind::kRetry);
+  EXPECT_EQ(remote->judge(head, {0, 5}).kind, ResponseVerdict::Kind::kRetry);
   EXPECT_TRUE(
       remote->request({0, 5}).url.starts_with("https://bucket.s3.eu-west-3.amazonaws.com/"));
 }
@@ -240,7 +240,7 @@ TEST(S3, FollowsBucketToItsRegion) {
 TEST(S3, RejectsInvalidRegionOfServer) {
   AwsEnvironment environment;
   AnsweringHttp http([&](const HttpRequest&) {
-    HttpAnswer answer = refused(301, "PermanentRedirect");
+    HttpResponse answer = refused(301, "PermanentRedirect");
     answer.head.headers = {{"x-amz-bucket-region", "evil.test/"}};
     return answer;
   });
@@ -462,7 +462,7 @@ TEST(S3, RefusalMasksSecretsEchoedByServer) {
 
 TEST(S3, RejectsResponseOtherThanFirstBlock) {
   AwsEnvironment environment;
-  HttpAnswer answer;
+  HttpResponse answer;
   AnsweringHttp http([&](const HttpRequest&) { return answer; });
   const auto message = [&] {
     return message_of([&] { make_s3_store(http, false)->find("s3://b/k", nullptr); });
@@ -493,13 +493,13 @@ TEST(S3, RemoteRequestsOnlyItsVersion) {
   EXPECT_EQ(request.headers, std::vector<std::string>{"If-Match: \"e1\""});
   HttpHead head;
   head.status = 412;
-  EXPECT_EQ(remote->judge(head, {1, 2}).kind, Verdict::Kind::kChanged);
+  EXPECT_EQ(remote->judge(head, {1, 2}).kind, ResponseVerdict::Kind::kChanged);
   head.status = 404;
-  EXPECT_EQ(remote->judge(head, {1, 2}).kind, Verdict::Kind::kChanged);
+  EXPECT_EQ(remote->judge(head, {1, 2}).kind, ResponseVerdict::Kind::kChanged);
   head.status = 503;
-  EXPECT_EQ(remote->judge(head, {1, 2}).kind, Verdict::Kind::kRetry);
+  EXPECT_EQ(remote->judge(head, {1, 2}).kind, ResponseVerdict::Kind::kRetry);
   head.status = 400;  // an expired token
-  EXPECT_EQ(remote->judge(head, {1, 2}).kind, Verdict::Kind::kRenew);
+  EXPECT_EQ(remote->judge(head, {1, 2}).kind, ResponseVerdict::Kind::kRenew);
   EXPECT_TRUE(remote->renew());
   EXPECT_NE(remote->request({1, 2}).url.find("?versionId="), std::string::npos);
 }
@@ -511,7 +511,7 @@ TEST(S3, ETagPinsLatestWithoutPermissionForVersions) {
   const auto remote = store->remote(store->find("s3://b/k", nullptr).version);
   HttpHead head;
   head.status = 403;
-  EXPECT_EQ(remote->judge(head, {0, 5}).kind, Verdict::Kind::kRenew);
+  EXPECT_EQ(remote->judge(head, {0, 5}).kind, ResponseVerdict::Kind::kRenew);
   EXPECT_TRUE(remote->renew());
   const HttpRequest request = remote->request({0, 5});
   EXPECT_EQ(request.url, "https://b.s3.us-east-1.amazonaws.com/k");
@@ -719,7 +719,7 @@ const std::string kLater = "2099-01-01T00:00:00Z";
 AnsweringHttp::Answer no_network() {
   return [](const HttpRequest& request) {
     ADD_FAILURE() << request.url;
-    return HttpAnswer{};
+    return HttpResponse{};
   };
 }
 

@@ -59,7 +59,7 @@ struct Reply {
 // network is held, it only queues requests.
 class Network : public Http {
  public:
-  explicit Network(bool is_held = false) : Http(Options{}), is_held_(is_held) {
+  explicit Network(bool is_held = false) : Http(Options{}), is_paused_(is_held) {
     thread_ = std::thread([this] { run(); });
   }
   ~Network() override {
@@ -115,7 +115,7 @@ class Network : public Http {
   }
   void let_go(std::size_t requests = std::numeric_limits<std::size_t>::max()) {
     const std::lock_guard lock(mutex_);
-    is_held_ = requests == 0;
+    is_paused_ = requests == 0;
     allowed_ = requests;
     changed_.notify_all();
   }
@@ -160,8 +160,8 @@ class Network : public Http {
   void run() {
     std::unique_lock lock(mutex_);
     while (true) {
-      changed_.wait(lock,
-                    [&] { return is_ending_ || (!is_held_ && allowed_ > 0 && !pending_.empty()); });
+      changed_.wait(
+          lock, [&] { return is_ending_ || (!is_paused_ && allowed_ > 0 && !pending_.empty()); });
       if (is_ending_) return;
       Pending pending = std::move(pending_.front());
       pending_.pop_front();
@@ -214,7 +214,7 @@ class Network : public Http {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool is_held_, is_ending_ = false;
+  bool is_paused_, is_ending_ = false;
   std::size_t allowed_ = std::numeric_limits<std::size_t>::max();
   std::size_t answered_ = 0, stalls_ = 0;
   std::function<Reply(std::size_t, ByteRange)> script_;

@@ -22,31 +22,33 @@
 
 namespace {
 
-using stfs::Verdict;
+using stfs::ResponseVerdict;
 
 // Fetches the bytes of a range like a fetcher.
 std::string get(stfs::Http& http, stfs::Remote& remote, stfs::ByteRange range) {
   bool is_renewed = false;
   stfs::Backoff backoff;
   while (backoff.tries() < 20) {
-    const stfs::HttpAnswer answer = http.get(remote.request(range), range.length + 65536);
-    const Verdict verdict = remote.judge(answer.head, range);
+    const stfs::HttpResponse answer = http.get(remote.request(range), range.length + 65536);
+    const ResponseVerdict verdict = remote.judge(answer.head, range);
     switch (verdict.kind) {
-      case Verdict::Kind::kAccept:
+      case ResponseVerdict::Kind::kAccept:
         if (answer.body.size() != range.length) {
           throw stfs::Error(stfs::ErrorCode::kUnreadable, "", "another length");
         }
         return answer.body;
-      case Verdict::Kind::kRetry: std::this_thread::sleep_for(backoff.next(&answer.head)); continue;
-      case Verdict::Kind::kRenew:
+      case ResponseVerdict::Kind::kRetry:
+        std::this_thread::sleep_for(backoff.next(&answer.head));
+        continue;
+      case ResponseVerdict::Kind::kRenew:
         if (!is_renewed && remote.renew()) {
           is_renewed = true;
           continue;
         }
         throw stfs::Error(stfs::ErrorCode::kUnreadable, "", "EACCES: " + verdict.text);
-      case Verdict::Kind::kChanged:
+      case ResponseVerdict::Kind::kChanged:
         throw stfs::Error(stfs::ErrorCode::kUnreadable, "", "ESTALE: " + verdict.text);
-      case Verdict::Kind::kRefused:
+      case ResponseVerdict::Kind::kRefused:
         throw stfs::Error(stfs::ErrorCode::kUnreadable, "", "EIO: " + verdict.text);
     }
   }

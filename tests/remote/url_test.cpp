@@ -185,46 +185,46 @@ TEST(Url, PercentEncodingRoundTrips) {
 }
 
 TEST(HttpRules, ClassifyAddressesInAllForms) {
-  for (const auto& [place, hosts] : std::vector<std::pair<HttpPlace, std::string>>{
-           {HttpPlace::kLoopback,
+  for (const auto& [place, hosts] : std::vector<std::pair<AddressKind, std::string>>{
+           {AddressKind::kLoopback,
             "127.0.0.1 127.1 2130706433 0x7f.1 0.0.0.0 :: ::1 ::ffff:127.0.0.1 ::ffff:7f00:1 "
             "64:ff9b::127.0.0.1 localhost a.localhost"},
-           {HttpPlace::kRoles,
+           {AddressKind::kRoles,
             "169.254.169.254 169.254.43518 2852039166 fe80::1 febf::1 ::ffff:169.254.1.1 "
             "::169.254.1.1 fd00:ec2::254 100.100.100.200 1684301000 168.63.129.16 192.0.0.192 "
             "::ffff:100.100.100.200 64:ff9b::168.63.129.16 fd00:ec2::23"},
-           {HttpPlace::kPrivate,
+           {AddressKind::kPrivate,
             "10.0.0.0 10.255.255.255 10.1 172.16.0.1 172.31.255.255 192.168.0.1 100.64.0.0 "
             "100.127.255.255 192.0.0.1 ::ffff:10.0.0.1 64:ff9b::192.168.1.1 64:ff9b:1::1 fc00::1 "
             "fdff::1 fd00:ec3::254 fec0::1"},
-           {HttpPlace::kElsewhere,
+           {AddressKind::kElsewhere,
             "128.0.0.1 126.255.255.255 169.253.1.1 169.255.0.0 100.63.255.255 100.128.0.0 "
             "172.15.255.255 172.32.0.0 192.167.255.255 192.169.0.0 11.0.0.0 1.0.0.0 168.63.129.17 "
             "2001:db8::1 fb00::1 fe00::1 host 169.254.169.254.example"}}) {
     for (const std::string& host : words(hosts)) EXPECT_EQ(place_of(host), place) << host;
   }
-  EXPECT_EQ(place_of(std::string()), HttpPlace::kElsewhere);
+  EXPECT_EQ(place_of(std::string()), AddressKind::kElsewhere);
 }
 
 TEST(HttpRules, ClassifySocketAddressLikeText) {
   sockaddr_in6 address{};
   address.sin6_family = AF_INET6;
   ASSERT_EQ(::inet_pton(AF_INET6, "::ffff:169.254.169.254", &address.sin6_addr), 1);
-  EXPECT_EQ(place_of(reinterpret_cast<const sockaddr&>(address)), HttpPlace::kRoles);
+  EXPECT_EQ(place_of(reinterpret_cast<const sockaddr&>(address)), AddressKind::kRoles);
   sockaddr_in v4{};
   v4.sin_family = AF_INET;
   v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  EXPECT_EQ(place_of(reinterpret_cast<const sockaddr&>(v4)), HttpPlace::kLoopback);
+  EXPECT_EQ(place_of(reinterpret_cast<const sockaddr&>(v4)), AddressKind::kLoopback);
 }
 
 TEST(HttpRules, RejectRedirectToMoreInternalAddress) {
-  constexpr HttpPlace kPublic = HttpPlace::kElsewhere, kPrivate = HttpPlace::kPrivate;
-  constexpr HttpPlace kLoopback = HttpPlace::kLoopback, kRoles = HttpPlace::kRoles;
+  constexpr AddressKind kPublic = AddressKind::kElsewhere, kPrivate = AddressKind::kPrivate;
+  constexpr AddressKind kLoopback = AddressKind::kLoopback, kRoles = AddressKind::kRoles;
   const std::string roles = "redirects to a cloud metadata address";
   const std::string loopback = "redirects to a loopback address";
   const std::string inside = "redirects to a private address";
   struct Row {
-    HttpPlace by, to;
+    AddressKind by, to;
     std::string refusal;
   };
   for (const auto& [by, to, refusal] : std::vector<Row>{{kPublic, kPublic, ""},
@@ -244,7 +244,7 @@ TEST(HttpRules, RejectRedirectToMoreInternalAddress) {
 
 TEST(HttpRules, CheckSchemeAndHostOfRedirect) {
   const auto refusal = [](const char* from, const char* to) {
-    return redirect_refusal(*parse_web_url(from), *parse_web_url(to), HttpPlace::kElsewhere);
+    return redirect_refusal(*parse_web_url(from), *parse_web_url(to), AddressKind::kElsewhere);
   };
   EXPECT_EQ(refusal("https://a/", "https://b/"), "");
   EXPECT_EQ(refusal("http://a/", "https://b/"), "");

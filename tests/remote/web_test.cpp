@@ -141,16 +141,18 @@ TEST_F(Web, FindsEmptyObject) {
 TEST_F(Web, AcceptsRangeOnlyOfItsVersion) {
   const auto remote = store_->remote(store_->find(server_.url("/a"), nullptr).version);
   const HttpRequest request = remote->request({.offset = 2, .length = 3});
-  const HttpAnswer answer = http_.get(request, 3);
+  const HttpResponse answer = http_.get(request, 3);
   EXPECT_EQ(answer.body, "234");
   EXPECT_EQ(server_.requests().back().header("if-match"), "\"v1\"");
-  EXPECT_EQ(remote->judge(answer.head, {.offset = 2, .length = 3}).kind, Verdict::Kind::kAccept);
+  EXPECT_EQ(remote->judge(answer.head, {.offset = 2, .length = 3}).kind,
+            ResponseVerdict::Kind::kAccept);
   EXPECT_FALSE(remote->renew());
   server_.set([](const WebRequest& asked) {
     return answer_object(asked, {{"/a", {.bytes = "9876543210", .etag = "\"v2\""}}});
   });
-  const HttpAnswer changed = http_.get(request, 3);
-  EXPECT_EQ(remote->judge(changed.head, {.offset = 2, .length = 3}).kind, Verdict::Kind::kChanged);
+  const HttpResponse changed = http_.get(request, 3);
+  EXPECT_EQ(remote->judge(changed.head, {.offset = 2, .length = 3}).kind,
+            ResponseVerdict::Kind::kChanged);
 }
 
 TEST_F(Web, ReportsMissingObjectAsAbsent) {

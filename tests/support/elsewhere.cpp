@@ -34,7 +34,7 @@ bool holds_tensors(const fs::path& path) {
 
 }  // namespace
 
-bool is_elsewhere() { return !value_of("STFS_TESTS_OVER").empty(); }
+bool is_remote() { return !value_of("STFS_TESTS_OVER").empty(); }
 
 std::string elsewhere(const std::string& source) {
   const std::string base = value_of("STFS_TESTS_OVER");

@@ -14,6 +14,6 @@ namespace stfs::test {
 std::string elsewhere(const std::string& source);
 
 // Returns true if STFS_TESTS_OVER is set. Tests that apply only to local files then skip.
-bool is_elsewhere();
+bool is_remote();
 
 }  // namespace stfs::test

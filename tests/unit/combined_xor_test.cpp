@@ -1,5 +1,5 @@
 // Tests of CombinedXor, which another thread decodes ahead.
-#include "core/layer/delta/combined.h"
+#include "core/layer/delta/combined_xor.h"
 
 #include <gtest/gtest.h>
 

@@ -2,7 +2,7 @@
 #include "core/recipe/content.h"
 
 #include "core/base/while_wanted.h"
-#include "core/recipe/written.h"
+#include "core/recipe/write_content.h"
 #include "core/source/leases.h"
 #include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"
@@ -392,6 +392,33 @@ TEST(LocalFile, ResolvesSymlinkToCanonicalPath) {
   EXPECT_EQ(file.size(), 10U);
 }
 
+TEST(LocalFile, CopyOfAnObjectIsCurrentWhileItsPathLeadsToIt) {
+  const TempDir dir;
+  const std::filesystem::path blobs = dir / "blobs";
+  const std::string path = (blobs / "f").string();
+  const auto open = [&] {
+    std::filesystem::create_directory(blobs);
+    write_file(path, "bytes");
+    return LocalFile(path, LocalFile::Object{.name = "hf://org/name/f", .token = "hf-1"});
+  };
+  {
+    const LocalFile file = open();
+    EXPECT_TRUE(file.is_current());
+    write_file(dir / "other", "other");
+    std::filesystem::rename(dir / "other", path);
+    EXPECT_FALSE(file.is_current());
+    EXPECT_EQ(file.verify(), 0) << "its bytes are unchanged";
+  }
+  {
+    const LocalFile file = open();
+    std::filesystem::rename(blobs, dir / "moved");
+    EXPECT_FALSE(file.is_current()) << "no file";
+    const LocalFile second = open();
+    EXPECT_FALSE(file.is_current()) << "another directory";
+    EXPECT_TRUE(second.is_current());
+  }
+}
+
 TEST(LocalFile, EmptyFileHasNoBytes) {
   const TempDir dir;
   write_file(dir / "empty", "");
@@ -492,7 +519,7 @@ TEST_F(ContentTest, SourceChangeDuringWriteGivesESTALE) {
     ::close(out);
 
     EXPECT_EQ(written.error, ESTALE) << is_computed;
-    EXPECT_TRUE(written.is_of_source);
+    EXPECT_TRUE(written.failed_reading);
   }
 }
 

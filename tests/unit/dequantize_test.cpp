@@ -5,10 +5,10 @@
 #include "core/base/error.h"
 #include "core/base/vectors.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/mounted.h"
+#include "core/checkpoint/mount_source.h"
 #include "core/layer/quantised/quantised_layer.h"
 #include "core/layer/quantised/quantization_config.h"
-#include "core/recipe/arrival.h"
+#include "core/recipe/fetch_missing.h"
 #include "core/values/moments.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/unit/allocated.h"
@@ -643,7 +643,7 @@ TEST_F(DequantizeTest, TileNeedsNoMoreBytesThanSourceKeeps) {
     if (!name.ends_with(".safetensors")) continue;
     source->take_bytes_away();
     source->deliver_at_once();
-    source->keep_at_most(kMostMissing);
+    source->keep_at_most(kMaxMissing);
   }
   const Content content = checkpoint->tensor(0).content();
   std::uint64_t length = 4096;

@@ -73,6 +73,16 @@ TEST_F(FollowerTest, ReappearedVersionIsNamedAgainOnlyWithOtherFiles) {
   EXPECT_EQ(follower.look(), FoundPaths{run_ + "/step_1"});
 }
 
+TEST_F(FollowerTest, ForgetsFilesReadByEarlierScans) {
+  write_version("step_1");
+  Follower follower(run_, sources_, {});
+  follower.look();
+  EXPECT_FALSE(sources_.files_read().empty());
+  std::filesystem::remove_all(run_ + "/step_1");
+  follower.look();
+  EXPECT_EQ(sources_.files_read(), FoundPaths());
+}
+
 TEST_F(FollowerTest, NamesReplacedVersionAgain) {
   const auto tensor = [](char value) {
     const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";

@@ -5,7 +5,7 @@
 #include "core/checkpoint/checkpoint.h"
 #include "core/format/format.h"
 #include "core/layer/quantised/dequantize.h"
-#include "core/recipe/arrival.h"
+#include "core/recipe/fetch_missing.h"
 #include "core/recipe/slice.h"
 #include "core/remote/sources.h"
 #include "fs/mount/filesystem.h"
@@ -294,8 +294,9 @@ TEST(LateSource, ReportIsKeptWhileItIsOpen) {
   const TempDir dir;
   const std::string path = (dir / "m.safetensors").string();
   std::vector<Tensor> tensors;
-  constexpr std::uint64_t kEdge = 2048;  // all pictures together are larger than Texts keeps
-  for (std::size_t i = 0; i <= Texts::kMaxBytes / (kEdge * kEdge); ++i) {
+  constexpr std::uint64_t kEdge =
+      2048;  // all pictures together are larger than ComputedTexts keeps
+  for (std::size_t i = 0; i <= ComputedTexts::kMaxBytes / (kEdge * kEdge); ++i) {
     tensors.push_back({"t" + std::to_string(i),
                        "F8_E4M3",
                        {kEdge, kEdge},

@@ -2,7 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/source/local_file.h"
-#include "fs/mount/looked_up.h"
+#include "fs/mount/looked_up_names.h"
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>
@@ -94,7 +94,7 @@ TEST(Ledger, KeepsLocalFileStateAdoptedByWorker) {
   const LocalFile file(path);
   const std::string before = file.token();
   Ledger ledger(1);
-  file.keep_in(ledger.standing(0));
+  file.share_state(ledger.standing(0));
   const pid_t worker = ::fork();
   ASSERT_GE(worker, 0);
   if (worker == 0) {

@@ -3,7 +3,7 @@
 
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/write/saved.h"
+#include "core/write/save.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 
@@ -39,7 +39,7 @@ namespace {
 using NameList = std::vector<std::string>;
 
 constexpr auto kReplace = NewFile::Existing::kReplace;
-constexpr auto kRemove = AtSignal::kRemove;
+constexpr auto kRemove = SignalCleanup::kRemove;
 
 sigset_t blocked_signals() {
   sigset_t blocked;
@@ -246,8 +246,8 @@ TEST_P(NewFileTest, DoesNotChangeSignalsOfHostProgram) {
   const sigset_t before = blocked_signals();
   const auto others = ::signal(SIGTERM, [](int) { taken = 1; });
   {
-    NewFile file(path(), kReplace, AtSignal::kNothing, GetParam());
-    NewDirectory directory(path("directory"), AtSignal::kNothing);
+    NewFile file(path(), kReplace, SignalCleanup::kNothing, GetParam());
+    NewDirectory directory(path("directory"), SignalCleanup::kNothing);
     EXPECT_TRUE(are_equal(before, blocked_signals()));
     on_sync = [&](int) { EXPECT_TRUE(are_equal(before, blocked_signals())); };
     ::kill(::getpid(), SIGTERM);
@@ -280,7 +280,7 @@ TEST_P(NewFileTest, FollowsRenamedDirectory) {
 }
 
 TEST_P(NewFileTest, NextWriterRemovesLeftoversOfKilledProcess) {
-  const NewDirectory under_way(path("under way"), AtSignal::kNothing);
+  const NewDirectory under_way(path("under way"), SignalCleanup::kNothing);
   EXPECT_EXIT(
       {
         const NewFile file(path(), kReplace, kRemove, GetParam());

@@ -208,7 +208,7 @@ TEST(ReportPage, KeepsSpecialColoursInThumbnails) {
 }
 
 TEST(ReportPage, HalvesThumbnailsOfManyTensorsKeepingLargestMagnitude) {
-  Report report = large_report(Report::kMostPictured + 1);
+  Report report = large_report(Report::kMaxPictured + 1);
   report.tensors[0].thumbnail = Thumbnail{3, 2, {126, 127, 255, 0, 254, 255}};
   const auto data = nlohmann::json::parse(data_of(report_page(report)));
   EXPECT_EQ(data["pictures"][0][1]["p"][0], 2);
@@ -222,13 +222,13 @@ TEST(ReportPage, StaysSmall) {
   EXPECT_LT(report_page(model_report(77)).size(), 2'000'000U) << "nearly 700 tensors";
   Report large = large_report(100'000);
   const std::vector<ReportTensor> pictured = model_report(230).tensors;
-  ASSERT_GT(pictured.size(), Report::kMostPictured);
+  ASSERT_GT(pictured.size(), Report::kMaxPictured);
   large.against = "another";
   for (std::size_t i = 0; i < large.tensors.size(); ++i) {
     large.tensors[i].difference =
         Difference{Difference::Kind::kValues, "", 0.01234567, 0.7654321, 0.001234567};
     large.removed.push_back({large.tensors[i].name, "BF16", {2048, 1408}, 5'767'168});
-    if (i >= Report::kMostPictured) continue;
+    if (i >= Report::kMaxPictured) continue;
     large.tensors[i].histogram = pictured[i].histogram;
     large.tensors[i].quantiles = pictured[i].quantiles;
     large.tensors[i].thumbnail = pictured[i].thumbnail;
@@ -259,15 +259,15 @@ TEST(ReportPage, StaysSmallWithLongEscapedNames) {
 // No browser can open a page with millions of rows.
 TEST(ReportPage, LimitsAndReportsNumberOfRows) {
   Report report = empty_report();
-  report.tensors.resize(Report::kMostRows + 2);
-  report.tensors[Report::kMostRows].name = "without a row";
-  report.tensors[0].equal_to = Report::kMostRows;
-  report.findings.push_back({Finding::Kind::kNan, "NaN", {0, Report::kMostRows}});
+  report.tensors.resize(Report::kMaxRows + 2);
+  report.tensors[Report::kMaxRows].name = "without a row";
+  report.tensors[0].equal_to = Report::kMaxRows;
+  report.findings.push_back({Finding::Kind::kNan, "NaN", {0, Report::kMaxRows}});
 
   const std::string page = report_page(report);
 
   EXPECT_EQ(occurrences(page, "<tr id=\"t0\">"), 1U);
-  EXPECT_EQ(occurrences(page, "#t" + std::to_string(Report::kMostRows)), 0U);
+  EXPECT_EQ(occurrences(page, "#t" + std::to_string(Report::kMaxRows)), 0U);
   EXPECT_NE(page.find("the first 400,000 of the tensors"), std::string::npos);
   EXPECT_NE(page.find("400,002"), std::string::npos);
   EXPECT_TRUE(nlohmann::json::parse(data_of(page))["equal"].empty());

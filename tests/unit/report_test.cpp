@@ -325,7 +325,7 @@ TEST_F(Reports, ReportSourceChangedBeforeSecondPass) {
 
 TEST_F(Reports, ReportSourceChangedBeforePictures) {
   std::vector<Tensor> others;
-  for (std::size_t i = 0; i < Report::kMostPictured; ++i) {
+  for (std::size_t i = 0; i < Report::kMaxPictured; ++i) {
     others.push_back(f32("layers." + std::to_string(i) + ".w", some_weights(16, i)));
   }
   const Report report = report_with_changing_source(
@@ -370,7 +370,7 @@ TEST_F(Reports, ReturnEINTRWhenStopped) {
 
 TEST_F(Reports, PictureOnlyOddTensorsAboveLimit) {
   std::vector<Tensor> tensors;
-  const std::size_t count = Report::kMostPictured + 100;
+  const std::size_t count = Report::kMaxPictured + 100;
   for (std::size_t i = 0; i < count; ++i) {
     std::vector<float> values = some_weights(16, i);
     if (i == 17) values[3] = std::numeric_limits<float>::infinity();

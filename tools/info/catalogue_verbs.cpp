@@ -4,11 +4,13 @@
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/mounted.h"
+#include "core/checkpoint/mount_source.h"
 #include "core/command/terminal.h"
 #include "core/layer/quantised/quantized_layout.h"
 #include "core/remote/http/url.h"
+#include "core/source/source.h"
 #include "core/stored/directory.h"
+#include "core/values/digest.h"
 #include "tools/info/json.h"
 #include "tools/info/output.h"
 #include "tools/info/select.h"
@@ -18,6 +20,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
@@ -109,6 +112,18 @@ void print_properties(const Terminal& terminal, const Tensor& tensor) {
   line("offset", std::to_string(tensor.locator->offset));
 }
 
+// Compares the copy of a remote object with the digest that its server published. Bytes that would
+// have to be fetched are not compared.
+void check_copy(const Source& source) {
+  if (source.local_file() == nullptr || source.sha256().empty()) return;
+  ProgressBar bar(source.size());
+  const std::atomic<bool> stop = false;
+  std::string why;
+  const int error = check_published(source, stop, why, [&](auto bytes) { bar.add(bytes); });
+  if (!why.empty()) throw Error(ErrorCode::kUnreadable, source.path(), why);
+  if (error != 0) throw_read_failure(source, source.path(), "", error);
+}
+
 // Prints a line or an object for each checkpoint, and remembers the worst.
 class Verdicts {
  public:
@@ -116,7 +131,9 @@ class Verdicts {
 
   void check(const std::string& path, const LoadOptions& options) {
     try {
-      const std::uint32_t count = Checkpoint(std::span(&path, 1), options).tensor_count();
+      const Checkpoint checkpoint(std::span(&path, 1), options);
+      for (const Part& part : checkpoint.parts()) check_copy(*part.source);
+      const std::uint32_t count = checkpoint.tensor_count();
       add(path, "ok\t" + std::to_string(count) + (count == 1 ? " tensor" : " tensors"),
           {{"ok", true}, {"tensors", count}});
     } catch (const Error& error) {

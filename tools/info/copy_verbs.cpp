@@ -3,15 +3,14 @@
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/opened/part.h"
-#include "core/write/saved.h"
+#include "core/write/save.h"
 #include "tools/info/output.h"
-#include "tools/info/saved.h"
+#include "tools/info/save_verbs.h"
 #include "tools/info/select.h"
 #include "tools/info/verbs.h"
 
 #include <unistd.h>
 
-#include <array>
 #include <string>
 
 namespace stfs {
@@ -37,7 +36,7 @@ int cat(const Arguments& arguments) {
                 "tensor " + in_quotes(tensor.name) + ": " + part_refusal(tensor, part));
   }
   refuse_terminal("pipe it to od(1)");
-  refuse_source_as_output(std::array{&checkpoint}, sources);
+  refuse_source_as_output(sources);
   write_bytes(checkpoint, recipe.content, STDOUT_FILENO, kStandardOutput, nullptr);
   return 0;
 }

@@ -6,7 +6,7 @@
 #include "core/command/terminal.h"
 #include "core/layer/edit/edit_layer.h"
 #include "tools/info/json.h"
-#include "tools/info/saved.h"
+#include "tools/info/save_verbs.h"
 #include "tools/info/select.h"
 #include "tools/info/verbs.h"
 

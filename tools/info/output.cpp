@@ -1,7 +1,7 @@
 #include "tools/info/output.h"
 
 #include "core/base/error.h"
-#include "core/write/read_files.h"
+#include "core/write/input_files.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -31,21 +31,19 @@ void refuse_source_as_output(const std::string& path) {
   if (const auto file = output_file(); file && leads_to(path, *file)) refuse(kStandardOutput);
 }
 
-void refuse_source_as_output(std::span<const Checkpoint* const> read, const Sources& sources) {
+void refuse_source_as_output(const Sources& sources) {
   const auto file = output_file();
-  if (file && ReadFiles(read, sources).contain(*file, "/proc/self/fd/1")) refuse(kStandardOutput);
+  if (file && is_read(*file, "/proc/self/fd/1", sources)) refuse(kStandardOutput);
 }
 
-Output::Output(const Arguments& arguments, std::span<const Checkpoint* const> read,
-               const Sources& sources)
-    : name_(arguments.output) {
+Output::Output(const Arguments& arguments, const Sources& sources) : name_(arguments.output) {
   if (name_ == "-" || name_ == "/dev/stdout") {
     name_ = kStandardOutput;
     if (::isatty(STDOUT_FILENO) == 1) {
       throw Error(ErrorCode::kUsage, "",
                   "standard output is a terminal: redirect it, or name a file");
     }
-    refuse_source_as_output(read, sources);
+    refuse_source_as_output(sources);
     return;
   }
   struct stat status {};
@@ -61,9 +59,9 @@ Output::Output(const Arguments& arguments, std::span<const Checkpoint* const> re
     }
     return;
   }
-  if (exists && ReadFiles(read, sources).contain(status, name_)) refuse(name_);
+  if (exists && is_read(status, name_, sources)) refuse(name_);
   file_.emplace(name_, arguments.force ? NewFile::Existing::kReplace : NewFile::Existing::kKeep,
-                AtSignal::kRemove);
+                SignalCleanup::kRemove);
 }
 
 int Output::fd() const { return file_ ? file_->fd() : stream_ ? stream_.get() : STDOUT_FILENO; }

@@ -5,12 +5,10 @@
 #pragma once
 
 #include "core/base/posix.h"
-#include "core/checkpoint/checkpoint.h"
 #include "core/write/new_file.h"
 #include "tools/info/verbs.h"
 
 #include <optional>
-#include <span>
 #include <string>
 
 namespace stfs {
@@ -22,17 +20,14 @@ bool prints_to_file();
 
 // Throws Error kUsage when the standard output is the file with this name.
 void refuse_source_as_output(const std::string& path);
-// Throws Error kUsage when the standard output is a file that is read for one of the checkpoints,
-// which `sources` opened.
-void refuse_source_as_output(std::span<const Checkpoint* const> read, const Sources& sources);
+// The same for each file of is_read().
+void refuse_source_as_output(const Sources& sources);
 
 class Output {
  public:
-  // Opens Arguments::output. Throws Error kUsage: it is a file that is read for one of the
-  // checkpoints, a terminal, or an existing file without Arguments::force; kUnreadable: it cannot
-  // be opened.
-  Output(const Arguments& arguments, std::span<const Checkpoint* const> read,
-         const Sources& sources);
+  // Opens Arguments::output. Throws Error kUsage: it is a file that `sources` have read, a
+  // terminal, or an existing file without Arguments::force; kUnreadable: it cannot be opened.
+  Output(const Arguments& arguments, const Sources& sources);
 
   int fd() const;
   const std::string& name() const { return name_; }  // for messages

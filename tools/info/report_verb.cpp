@@ -111,7 +111,7 @@ int report_run(const Arguments& arguments, const std::vector<std::string>& paths
     read.push_back(version.get());
     bytes += bytes_to_read(*version, nullptr);
   }
-  Output output(arguments, read, sources);
+  Output output(arguments, sources);
   Run run;
   std::string page;
   ProgressBar bar(bytes);
@@ -153,7 +153,10 @@ int report(const Arguments& arguments) {
     if (arguments.paths.size() < 2) throw;
     const std::vector<std::string> paths = in_order_of_run(arguments.paths);
     const auto versions = versions_of(paths, options);
-    if (versions.empty()) throw;
+    if (versions.empty()) {
+      refuse_source_as_output(sources);
+      throw;
+    }
     return report_run(arguments, paths, versions, sources);
   }
   const Checkpoint& checkpoint = *together;
@@ -162,11 +165,10 @@ int report(const Arguments& arguments) {
     against.emplace(std::span(&arguments.against, 1),
                     load_options(arguments, sources, arguments.old_layers));
   }
-  std::vector<const Checkpoint*> read{&checkpoint};
-  if (against) read.push_back(&*against);
-  // Before hours of reading: a directory without permission is found here.
-  Output output(arguments, read, sources);
   const std::string codes = stored_codes_text(checkpoint, sources);
+  // After all files are open, and before hours of reading: a directory without permission is found
+  // here.
+  Output output(arguments, sources);
   if (!codes.empty()) print_note(public_name(arguments.paths.front()), codes);
   Report report;
   const std::string page = page_of(arguments, checkpoint, against ? &*against : nullptr, report);

@@ -7,7 +7,6 @@
 #include "core/checkpoint/select.h"
 #include "core/layer/quantised/quantised_layer.h"
 #include "core/remote/http/url.h"
-#include "core/source/local_file.h"
 #include "tools/info/output.h"
 
 #include <algorithm>
@@ -88,23 +87,13 @@ VerbSources::VerbSources(const Arguments& arguments)
     : Sources([&] {
         SourceOptions options = arguments.sources;
         options.warn = print_warning;
+        options.reads = [](const std::string& path) { refuse_source_as_output(path); };
         return options;
       }()) {
   refuse_source_as_output(arguments.source);
   refuse_source_as_output(arguments.other);
   refuse_source_as_output(arguments.against);
   for (const std::string& path : arguments.paths) refuse_source_as_output(path);
-}
-
-std::unique_ptr<const Source> VerbSources::open(const std::string& name) {
-  std::unique_ptr<const Source> source = Sources::open(name);
-  if (const LocalFile* const file = source->local_file()) refuse_source_as_output(file->path());
-  return source;
-}
-
-std::string VerbSources::read_file(const std::string& name, std::uint64_t limit) {
-  if (!is_url(name)) refuse_source_as_output(name);
-  return Sources::read_file(name, limit);
 }
 
 Checkpoint open_checkpoint(const Arguments& arguments, Sources& sources) {

@@ -3,7 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/format/types.h"
-#include "core/report/look.h"
+#include "core/report/inspect_command.h"
 #include "tools/info/select.h"
 
 #include <algorithm>
@@ -147,8 +147,8 @@ std::string StatsRows::line(std::size_t position, const Tensor& tensor, const Va
     if (!looked_at_ || position < *looked_at_) {
       looked_at_ = position;
       const std::vector<std::uint64_t>& places = values.nan > 0 ? values.nan_at : values.inf_at;
-      look_ = look_command({arguments_.source, arguments_.layers},
-                           {tensor.name, tensor.dtype, tensor.shape}, places.front());
+      look_ = inspect_command({arguments_.source, arguments_.layers},
+                              {tensor.name, tensor.dtype, tensor.shape}, places.front());
     }
   }
   if (arguments_.nonfinite && !is_nonfinite) return "";

@@ -68,11 +68,8 @@ struct Arguments {
 // Sources that warn the user on standard error. Throws Error kUsage for one that the standard
 // output would overwrite: when it is made, those of the command line, and later those that are
 // read.
-class VerbSources : public Sources {
- public:
+struct VerbSources : Sources {
   explicit VerbSources(const Arguments& arguments);
-  std::unique_ptr<const Source> open(const std::string& name) override;
-  std::string read_file(const std::string& name, std::uint64_t limit) override;
 };
 
 void print_warning(const std::string& line);  // to standard error

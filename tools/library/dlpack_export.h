@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/base/dlpack.h"
-#include "tools/library/opened.h"
+#include "tools/library/checkpoint_handle.h"
 
 namespace stfs {
 

@@ -1,14 +1,14 @@
 // The C ABI over Opened: handles, structs with sizes, and exceptions that become statuses.
-#include "core/base/boundary.h"
+#include "core/base/c_abi.h"
 #include "core/base/forks.h"
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/select.h"
 #include "tools/gpu/library/include/stfs_gpu.h"
+#include "tools/library/checkpoint_handle.h"
 #include "tools/library/dlpack_export.h"
-#include "tools/library/followed.h"
+#include "tools/library/follower_handle.h"
 #include "tools/library/include/stfs.h"
-#include "tools/library/opened.h"
 
 #include <dlfcn.h>
 #include <linux/futex.h>
@@ -46,7 +46,7 @@ struct stfs_mapping {
 };
 
 struct stfs_follower {
-  stfs::Followed followed;
+  stfs::FollowerHandle followed;
 };
 
 namespace {
@@ -275,7 +275,7 @@ void stfs_cancel(stfs_checkpoint* checkpoint) {
 }
 
 int stfs_is_remote(const stfs_checkpoint* checkpoint) {
-  return checkpoint != nullptr && checkpoint->opened.is_elsewhere() ? 1 : 0;
+  return checkpoint != nullptr && checkpoint->opened.is_remote() ? 1 : 0;
 }
 
 int stfs_has_secrets(const stfs_checkpoint* checkpoint) {
@@ -556,7 +556,7 @@ int stfs_follow(const char* directory, const char* const* options, size_t option
     stfs::abi::prepare(follower);
     if (directory == nullptr) refuse("the directory: NULL");
     const stfs::FollowOptions given(texts(options, option_count, "option"));
-    *follower = new stfs_follower{stfs::Followed(directory, given)};
+    *follower = new stfs_follower{stfs::FollowerHandle(directory, given)};
   });
 }
 

@@ -3,12 +3,12 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
-#include "core/layer/delta/patched.h"
+#include "core/layer/delta/patched_tensor.h"
 #include "core/layer/delta/version.h"
-#include "core/recipe/arrival.h"
+#include "core/recipe/fetch_missing.h"
 #include "core/remote/http/url.h"
-#include "core/stored/absent.h"
 #include "core/stored/directory.h"
+#include "core/stored/missing_checkpoint.h"
 #include "core/stored/stored_tensors.h"
 
 #include <algorithm>
@@ -85,7 +85,7 @@ class Patcher {
     for (std::uint32_t i = 0; i < delta.size(); ++i) add(version, delta, i);
   }
 
-  // Turns `list`, the list that was given to the constructor, into the result. Call it once.
+  // Semaphore `list`, the list that was given to the constructor, into the result. Call it once.
   void finish(TensorList& list, const DeltaChain& chain, std::string text) {
     std::vector<const Source*> all;
     for (const Part& part : list.parts()) all.push_back(part.source.get());
@@ -167,12 +167,12 @@ class Patcher {
       missing[extent.source].push_back(extent);
     }
     for (auto& [source, extents] : missing) {
-      if (join(extents) <= source->most_kept()) continue;
+      if (join(extents) <= source->cache_capacity()) continue;
       throw Error(ErrorCode::kUnreadable, source->path(),
                   "tensor " + in_quotes(tensor.patched().base().name) +
                       " needs a cache, because it is checked as a whole, and without a cache stfs "
                       "keeps only " +
-                      human_bytes(source->most_kept()) +
+                      human_bytes(source->cache_capacity()) +
                       " of a source: name a directory with cache_dir");
     }
   }

@@ -25,8 +25,8 @@ namespace {
 
 using IndexJson = nlohmann::json;
 
-constexpr std::uint64_t kMostIndex = 100'000'000;  // the limit for every index, in bytes
-constexpr std::size_t kMostLinks = 256;
+constexpr std::uint64_t kMaxIndex = 100'000'000;  // the limit for every index, in bytes
+constexpr std::size_t kMaxLinks = 256;
 
 constexpr std::array<std::pair<std::string_view, DeltaEncoding>, 2> kEncodings{
     {{"xor", DeltaEncoding::kXor}, {"overwrite", DeltaEncoding::kOverwrite}}};
@@ -60,7 +60,7 @@ std::optional<std::string> text_of_index(const std::string& index, Sources& sour
   std::error_code error;
   if (!is_url(index) && !std::filesystem::exists(index, error) && !error) return std::nullopt;
   try {
-    return sources.read_file(index, kMostIndex);
+    return sources.read_file(index, kMaxIndex);
   } catch (const Error& refusal) {
     if (refusal.code() == ErrorCode::kAbsent || refusal.code() == ErrorCode::kHidden) {
       return std::nullopt;
@@ -279,9 +279,9 @@ DeltaChain delta_chain(DeltaVersion newest, Sources& sources) {
       refuse(below->index, "version " + std::to_string(below->version) +
                                ", but in the directory of version " + std::to_string(oldest.base));
     }
-    if (chain.links.size() == kMostLinks) {
+    if (chain.links.size() == kMaxLinks) {
       refuse(chain.links.front().index,
-             "more than " + std::to_string(kMostLinks) + " links: fold some with stfs-info delta");
+             "more than " + std::to_string(kMaxLinks) + " links: fold some with stfs-info delta");
     }
     chain.links.push_back(*std::move(below));
   }

@@ -4,7 +4,7 @@
 #include "core/base/text.h"
 #include "core/layer/edit/cast.h"
 #include "core/layer/edit/edit_layer.h"
-#include "core/layer/edit/edited.h"
+#include "core/layer/edit/edit_state.h"
 #include "core/recipe/elements.h"
 #include "core/recipe/slice.h"
 #include "core/remote/http/url.h"

@@ -5,7 +5,7 @@
 #include "core/base/posix.h"
 #include "core/base/text.h"
 #include "core/layer/edit/edit_lines.h"
-#include "core/layer/edit/edited.h"
+#include "core/layer/edit/edit_state.h"
 #include "core/remote/http/url.h"
 
 #include <filesystem>
@@ -17,7 +17,7 @@ namespace stfs {
 bool name_url_in_edits(const std::string& argument) {
   if (is_edit_text(argument) || is_url(argument)) return argument.find("://") != std::string::npos;
   try {
-    return read_file(argument, kMostJson).find("://") != std::string::npos;
+    return read_file(argument, kMaxJson).find("://") != std::string::npos;
   } catch (const Error&) {
     return false;  // loading the file reports the error
   }
@@ -25,7 +25,7 @@ bool name_url_in_edits(const std::string& argument) {
 
 std::string read_edits(const std::string& argument, Sources& sources) {
   if (is_edit_text(argument)) return argument;
-  std::string text = sources.read_file(argument, kMostJson);
+  std::string text = sources.read_file(argument, kMaxJson);
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   if (text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
   if (text.find('\0') != std::string::npos) {

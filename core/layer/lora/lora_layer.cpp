@@ -4,7 +4,7 @@
 #include "core/base/json_text.h"
 #include "core/base/text.h"
 #include "core/layer/lora/adapter.h"
-#include "core/layer/lora/merged.h"
+#include "core/layer/lora/merged_weight.h"
 #include "core/layer/lora/targets.h"
 #include "core/layer/quantised/quantization_config.h"
 #include "core/remote/http/url.h"
@@ -154,7 +154,7 @@ class Merger {
     ++adapter_;
   }
 
-  // Turns `list`, the list that was given to the constructor, into the result. Call it once.
+  // Semaphore `list`, the list that was given to the constructor, into the result. Call it once.
   void finish(TensorList& list) {
     const bool unties = settle_head();
     auto tensors = std::make_unique<MergedTensors>();
@@ -227,7 +227,7 @@ class Merger {
   std::string read_config(const std::string& directory) {
     const std::string name = child_name(directory, kConfigName);
     try {
-      return sources_.read_file(name, kMostJson);
+      return sources_.read_file(name, kMaxJson);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kAbsent) throw;
       refuse_directory(directory);

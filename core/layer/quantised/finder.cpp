@@ -3,7 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/layer/quantised/schemes.h"
-#include "core/recipe/arrival.h"
+#include "core/recipe/fetch_missing.h"
 
 #include <algorithm>
 #include <iterator>

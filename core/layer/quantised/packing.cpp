@@ -64,14 +64,14 @@ std::pair<std::uint64_t, std::uint64_t> stored_rows(const Packing& p, std::uint6
 
 std::optional<std::uint64_t> row_bytes(const Packing& packing, std::uint64_t rows,
                                        std::uint64_t columns) {
-  if (rows > kMostElements || columns > kMostElements) return std::nullopt;
+  if (rows > kMaxElements || columns > kMaxElements) return std::nullopt;
   return tail(packing, packing.codes == Codes::kByColumn ? rows : columns);
 }
 
 std::optional<std::uint64_t> matrix_bytes(const Packing& packing, std::uint64_t rows,
                                           std::uint64_t columns) {
   std::uint64_t bytes = 0;
-  if (rows > kMostElements || columns > kMostElements) return std::nullopt;
+  if (rows > kMaxElements || columns > kMaxElements) return std::nullopt;
   const std::uint64_t stored =
       packing.codes == Codes::kByColumn ? columns : stored_rows(packing, 0, rows).second;
   if (__builtin_mul_overflow(stored, packing.pitch, &bytes)) return std::nullopt;

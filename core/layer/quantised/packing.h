@@ -60,7 +60,7 @@ std::optional<std::uint64_t> matrix_bytes(const Packing& packing, std::uint64_t 
                                           std::uint64_t columns);
 
 // The maximum number of elements of a dimension and of a matrix. The functions below rely on it.
-inline constexpr std::uint64_t kMostElements = std::uint64_t{1} << 56;
+inline constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 56;
 
 // Returns the number of fields in a 32-bit word of Codes::kWords or Codes::kWordsDown.
 std::uint64_t fields_in_word(const Packing& packing);

@@ -219,7 +219,7 @@ constexpr std::uint32_t kGone = kKept - 1;          // it is not shown: a scale,
 // "m" may also be named "m_scale". `is_weight` must return true for the result.
 template <class IsWeight>
 std::optional<std::string_view> weight_of_companion(std::string_view name, IsWeight is_weight) {
-  constexpr int kMostParts = 64;  // the maximum number of words in the last part of a name
+  constexpr int kMaxParts = 64;  // the maximum number of words in the last part of a name
   constexpr std::string_view kWeight = ".weight";
   if (const std::size_t at = name.rfind(kWeight); at != std::string_view::npos) {
     const std::string_view rest = name.substr(at + kWeight.size());
@@ -228,10 +228,10 @@ std::optional<std::string_view> weight_of_companion(std::string_view name, IsWei
   }
   const std::size_t dot = name.rfind('.');
   const std::size_t begin = dot == std::string_view::npos ? 0 : dot;
-  const std::size_t word = place_of_companion(name.substr(begin));
+  const std::size_t word = companion_word_position(name.substr(begin));
   std::size_t at = word == std::string_view::npos ? place_of_unknown_part(name) : begin + word;
   if (at == std::string_view::npos) return std::nullopt;
-  for (int i = 0; i < kMostParts; ++i, --at) {
+  for (int i = 0; i < kMaxParts; ++i, --at) {
     at = name.find_last_of(at > begin ? "._" : ".", at);
     if (at == std::string_view::npos) break;
     if (is_weight(name.substr(0, at))) return name.substr(0, at);
@@ -258,7 +258,7 @@ class Dequantizer {
         shows_values_(shows_values(list)),
         lacks_part_of_gguf_(lacks_part_of_gguf(list)),
         finder_(list, sources),
-        fates_(list.size(), kKept),
+        outcomes_(list.size(), kKept),
         tensors_(std::make_unique<QuantizedTensors>(to)) {}
 
   // Decides the fate of each tensor. Call it once.
@@ -266,13 +266,14 @@ class Dequantizer {
     for (const MissingTensor& missing : list_.missing()) {
       if (!missing.name) continue;
       // Without its text, a weight of ComfyUI would be taken for a weight of ModelOpt.
-      const bool is_needed = !vanishing(*missing.name) || missing.name->ends_with(".comfy_quant");
+      const bool is_needed =
+          !find_auxiliary(*missing.name) || missing.name->ends_with(".comfy_quant");
       if (is_needed) lost_.emplace(base_of_part(*missing.name));
     }
     refuse_known();
     finder_.refuse_unknown_methods();
     asked_ = 0;
-    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+    for (std::uint32_t i = 0; i < outcomes_.size(); ++i) {
       fetch_ahead(i);
       find_scheme(i);
     }
@@ -281,10 +282,10 @@ class Dequantizer {
     refuse_companions();
   }
 
-  // Turns `list`, the list that was given to the constructor, into the result. Call it after
+  // Semaphore `list`, the list that was given to the constructor, into the result. Call it after
   // find().
   void show(TensorList& list) {
-    if (std::ranges::count(fates_, kKept) == std::ssize(fates_)) {
+    if (std::ranges::count(outcomes_, kKept) == std::ssize(outcomes_)) {
       // If a SOURCE shows values already, its method is known.
       if (!shows_values_) finder_.refuse_any_method();
       return warn_of_codes(list);
@@ -297,11 +298,11 @@ class Dequantizer {
     text.append("=").append(dequantized_word(to_)).push_back('\0');
     text += finder_.config_texts();
     std::vector<TensorList::Row> rows;
-    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
-      if (fates_[i] == kGone) continue;
+    for (std::uint32_t i = 0; i < outcomes_.size(); ++i) {
+      if (outcomes_[i] == kGone) continue;
       rows.push_back(list_.row(i));
-      if (fates_[i] == kKept) continue;
-      rows.back().computed = &tensors_->tensor(fates_[i]);
+      if (outcomes_[i] == kKept) continue;
+      rows.back().computed = &tensors_->tensor(outcomes_[i]);
       rows.back().values = nullptr;
     }
     list.show(std::move(rows), std::move(tensors_), std::move(text), hidden_keys());
@@ -310,8 +311,8 @@ class Dequantizer {
   // Returns the weights that are stored as codes. Call it after find().
   StoredCodes stored_codes() const {
     StoredCodes codes;
-    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
-      const std::uint32_t fate = fates_[i];
+    for (std::uint32_t i = 0; i < outcomes_.size(); ++i) {
+      const std::uint32_t fate = outcomes_[i];
       if (fate == kGone) codes.tensors.push_back(i);
       if (fate == kKept || fate == kGone) continue;
       const std::vector<Tensor> inputs = tensors_->tensor(fate).inputs();
@@ -341,7 +342,7 @@ class Dequantizer {
   void fetch_ahead(std::uint32_t number) {
     constexpr std::size_t kAhead = 1024;   // the maximum distance, in tensors
     constexpr std::uint64_t kMost = 4096;  // the maximum bytes per tensor
-    for (; asked_ < std::min(number + kAhead, fates_.size()); ++asked_) {
+    for (; asked_ < std::min(number + kAhead, outcomes_.size()); ++asked_) {
       const std::optional<Extent> place = list_.locator(asked_);
       if (!place || place->length == 0 || place->source->is_complete()) continue;
       const std::string_view name = list_.name(asked_);
@@ -447,11 +448,11 @@ class Dequantizer {
 
   void refuse_known() {
     bool has_codes = false;
-    for (std::uint32_t i = 0; i < fates_.size() && !has_codes; ++i) {
+    for (std::uint32_t i = 0; i < outcomes_.size() && !has_codes; ++i) {
       has_codes = may_hold_codes(list_.tensor(i).dtype);
     }
     if (has_codes) refuse_formats_in_headers();
-    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+    for (std::uint32_t i = 0; i < outcomes_.size(); ++i) {
       const Tensor tensor = list_.tensor(i);
       const std::string reason = reason_to_refuse(tensor.name);
       if (!reason.empty() && (has_codes || is_integer(tensor))) Finder::refuse(tensor, reason);
@@ -464,9 +465,9 @@ class Dequantizer {
 
   void find_scheme(std::uint32_t number) {
     const Tensor tensor = list_.tensor(number);
-    if (fates_[number] != kKept || !may_be_weight(tensor)) return;
+    if (outcomes_[number] != kKept || !may_be_weight(tensor)) return;
     if (is_half_of_lost(tensor) || may_have_lost_scale(number, tensor)) {
-      fates_[number] = kGone;
+      outcomes_[number] = kGone;
       return;
     }
     Candidate weight(finder_, number, tensor);
@@ -485,14 +486,14 @@ class Dequantizer {
   void warn_of_codes(TensorList& list) const {
     std::uint64_t count = 0;
     std::uint32_t first = 0;
-    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+    for (std::uint32_t i = 0; i < outcomes_.size(); ++i) {
       const Tensor tensor = list_.tensor(i);
       const std::string_view layer = tensor.name.substr(tensor.name.find_last_of("./") + 1);
       const bool is_matrix = tensor.shape.size() > 1 && tensor.shape.back() > 1 &&
                              tensor.shape[tensor.shape.size() - 2] > 1;
       const bool is_weight = is_matrix || (layer == "weight" && tensor.elements() > 1);
       const unsigned bits = type_info(tensor.dtype).bits();
-      if (fates_[i] != kKept || !is_weight || (is_integer(tensor) ? bits > 32 : bits >= 8) ||
+      if (outcomes_[i] != kKept || !is_weight || (is_integer(tensor) ? bits > 32 : bits >= 8) ||
           layer == "bias" || layer == "mask" || layer.ends_with("_bias") ||
           layer.ends_with("_mask") || list_.part_of(i).format->name == kGgufName) {
         continue;
@@ -513,9 +514,9 @@ class Dequantizer {
   // Warns of FP8 without a scale if another module has a tensor with the name of a scale.
   void warn_of_other_scales(TensorList& list) const {
     if (!plain_) return;
-    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+    for (std::uint32_t i = 0; i < outcomes_.size(); ++i) {
       const std::string_view name = list_.name(i);
-      if (fates_[i] != kKept || place_of_unknown_part(name) == std::string_view::npos ||
+      if (outcomes_[i] != kKept || place_of_unknown_part(name) == std::string_view::npos ||
           is_scale_of_model(name)) {
         continue;
       }
@@ -549,10 +550,10 @@ class Dequantizer {
       if (input != QuantizedWeight::kNone) gone.push_back(input);
     }
     for (const std::uint32_t other : gone) {
-      if (fates_[other] != kKept) {
+      if (outcomes_[other] != kKept) {
         weight.refuse(in_quotes(list_.name(other)) + " belongs to another weight too");
       }
-      fates_[other] = kGone;
+      outcomes_[other] = kGone;
     }
     const auto same = list_.find(found.name);
     if (same && *same != weight.number) {
@@ -567,7 +568,7 @@ class Dequantizer {
         .matrices = std::max<std::uint64_t>(matrices_of(found.shape).matrices, 1),
         .has_parts = type_info(tensor.dtype).kind != TypeKind::kQuantized ||
                      is_scaled_in_gguf(tensor.dtype)};
-    fates_[weight.number] = tensors_->add(std::move(found), scheme, inputs, length);
+    outcomes_[weight.number] = tensors_->add(std::move(found), scheme, inputs, length);
   }
 
   // Refuses a part of a quantised weight that no scheme has used, because the values would be wrong
@@ -577,8 +578,8 @@ class Dequantizer {
       const auto weight = computed_.find(name);
       return weight != computed_.end() && weight->second.has_parts;
     };
-    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
-      if (fates_[i] != kKept) continue;
+    for (std::uint32_t i = 0; i < outcomes_.size(); ++i) {
+      if (outcomes_[i] != kKept) continue;
       const auto weight = weight_of_companion(list_.name(i), is_weight);
       if (weight) refuse_companion(list_.tensor(i), *weight);
     }
@@ -590,10 +591,11 @@ class Dequantizer {
     if (plain_) return;  // warn_of_other_scales() warns of FP8 without scales
     std::uint32_t count = 0;
     std::uint32_t first = 0;
-    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+    for (std::uint32_t i = 0; i < outcomes_.size(); ++i) {
       const std::string_view name = list_.name(i);
       const std::size_t dot = name.rfind('.');
-      if (fates_[i] != kKept || dot == std::string_view::npos || name.ends_with("bias")) continue;
+      if (outcomes_[i] != kKept || dot == std::string_view::npos || name.ends_with("bias"))
+        continue;
       const auto weight = computed_.find(name.substr(0, dot));
       if (weight == computed_.end() || !weight->second.has_parts) continue;
       if (list_.tensor(i).elements() > 1 && count++ == 0) first = i;
@@ -612,12 +614,12 @@ class Dequantizer {
   using Codes = std::multimap<std::string_view, std::uint32_t>;
   Codes codes_left() const {
     Codes codes;
-    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+    for (std::uint32_t i = 0; i < outcomes_.size(); ++i) {
       const Tensor tensor = list_.tensor(i);
       // Positions and masks are I64 or BOOL, or are not matrices.
       const bool is_weight =
           tensor.shape.size() > 1 || (is_fp8(tensor.dtype) && tensor.name.ends_with(".weight"));
-      if (fates_[i] != kKept || !is_weight || !may_hold_codes(tensor.dtype)) continue;
+      if (outcomes_[i] != kKept || !is_weight || !may_hold_codes(tensor.dtype)) continue;
       const std::size_t end = tensor.name.find_last_of("./");
       codes.emplace(tensor.name, i);
       codes.emplace(end == std::string_view::npos ? "" : tensor.name.substr(0, end), i);
@@ -627,11 +629,11 @@ class Dequantizer {
 
   // Refuses codes beside a tensor that may be a part of their values in an unknown way.
   void refuse_unknown_parts() const {
-    constexpr int kMostParts = 64;  // the maximum number of words in a name
+    constexpr int kMaxParts = 64;  // the maximum number of words in a name
     const Codes codes = codes_left();
     if (codes.empty()) return;
-    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
-      if (fates_[i] != kKept) continue;
+    for (std::uint32_t i = 0; i < outcomes_.size(); ++i) {
+      if (outcomes_[i] != kKept) continue;
       const std::string_view name = list_.name(i);
       std::size_t at = place_of_unknown_part(name);
       if (at == std::string_view::npos) continue;
@@ -654,7 +656,7 @@ class Dequantizer {
         look(name.substr(first + 1));  // "scales.m.weight"
       }
       // A part of "m.weight" is "m.part", "m.weight.part" or "m_part".
-      for (int i_part = 0; i_part < kMostParts; ++i_part, --at) {
+      for (int i_part = 0; i_part < kMaxParts; ++i_part, --at) {
         at = name.find_last_of("._/", at);
         if (at == std::string_view::npos || at == 0) break;
         look(name.substr(0, at));
@@ -665,10 +667,10 @@ class Dequantizer {
   // Returns true if the tensor is a mark, or a scale of inputs, outputs or the cache, and not a
   // parameter of the model that only has the name of one.
   bool is_unused_scale(const Tensor& tensor) const {
-    const auto part = vanishing(tensor.name);
+    const auto part = find_auxiliary(tensor.name);
     if (!part) return false;
     const auto weight = computed_.find(part->module);
-    if (weight != computed_.end()) return may_vanish(*part, tensor, weight->second.matrices);
+    if (weight != computed_.end()) return is_auxiliary(*part, tensor, weight->second.matrices);
     if (lost_.contains(part->module)) return true;
     const std::string module = lower_case(part->module);
     const auto is_projection = [&](std::string_view name) { return module.ends_with(name); };
@@ -677,16 +679,16 @@ class Dequantizer {
                                  module.find("attention") != std::string::npos ||
                                  std::ranges::any_of(kProjections, is_projection) ||
                                  computed_.contains(std::string(part->module) + ".k_proj");
-    const bool is_of_inputs = part->of == Vanishing::kInputs;
-    return (part->of == Vanishing::kMark || (is_of_attention && !is_of_inputs)) &&
-           may_vanish(*part, tensor, 0);
+    const bool is_of_inputs = part->of == AuxiliaryTensor::kInputs;
+    return (part->of == AuxiliaryTensor::kMark || (is_of_attention && !is_of_inputs)) &&
+           is_auxiliary(*part, tensor, 0);
   }
 
   // Decides the fate of the tensors that no scheme took.
   void finish_left() {
     const bool is_quantized = !tensors_->is_empty();
-    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
-      if (fates_[i] != kKept) continue;
+    for (std::uint32_t i = 0; i < outcomes_.size(); ++i) {
+      if (outcomes_[i] != kKept) continue;
       const Tensor tensor = list_.tensor(i);
       if (!may_be_weight(tensor)) continue;
       Candidate weight(finder_, i, tensor);
@@ -699,8 +701,8 @@ class Dequantizer {
         if (!plain_) plain_ = i;
         add(plain_scheme(), std::move(weight));
       } else if (is_quantized && is_unused_scale(tensor)) {
-        fates_[i] = kGone;
-      } else if (const std::string reason = reason_if_left(finder_, tensor, is_quantized);
+        outcomes_[i] = kGone;
+      } else if (const std::string reason = reason_if_unclaimed(finder_, tensor, is_quantized);
                  !reason.empty()) {
         Finder::refuse(tensor, reason);
       }
@@ -714,7 +716,7 @@ class Dequantizer {
   Finder finder_;
   // The weights of which a part is missing, by base_of_part().
   std::set<std::string, std::less<>> lost_;
-  std::vector<std::uint32_t> fates_;
+  std::vector<std::uint32_t> outcomes_;
   std::optional<std::uint32_t> plain_;  // the first weight of FP8 without a scale
   std::uint32_t asked_ = 0;             // fetch_ahead() has handled the tensors before this one
   // The names of results that no stored tensor has.
@@ -764,7 +766,7 @@ void set_scaled_values(TensorList& list, Sources& sources) {
   const auto is_scaled = [&](std::string_view name) { return scaled.contains(name); };
   for (std::uint32_t i = 0; i < list.size() && !scaled.empty(); ++i) {
     const std::string_view name = list.name(i);
-    if (name.ends_with(".scale") || vanishing(name)) continue;
+    if (name.ends_with(".scale") || find_auxiliary(name)) continue;
     if (const auto of = weight_of_companion(name, is_scaled)) unexplained.emplace(scaled[*of], i);
   }
   auto made = std::make_unique<ScaledValues>();

@@ -25,7 +25,7 @@ namespace {
 using Json = nlohmann::json;
 
 // The maximum number of groups in config_groups, because every weight may compare all of them.
-constexpr std::size_t kMostGroups = 4096;
+constexpr std::size_t kMaxGroups = 4096;
 // The maximum length of a module's name, in bytes. A longer text is treated as an expression.
 constexpr std::size_t kLongestModule = 256;
 
@@ -380,8 +380,8 @@ void read_config(const Json& json, QuantizationConfig& out) {
   if (const std::string rotation = rotation_in(json); !rotation.empty()) out.refused = rotation;
   note_unknown(json, kHarmless, out);
   if (const Json* const groups = object_at(json, "config_groups", out.file)) {
-    if (groups->size() > kMostGroups) {
-      config.refuse("config_groups", "more than " + std::to_string(kMostGroups) + " groups");
+    if (groups->size() > kMaxGroups) {
+      config.refuse("config_groups", "more than " + std::to_string(kMaxGroups) + " groups");
     }
     for (const Json& group : *groups) {
       if (!group.is_object()) config.refuse("config_groups", "expected objects");
@@ -536,7 +536,7 @@ bool load_json(const std::string& directory, const char* name, Sources& sources,
   if (!is_url(path) && !std::filesystem::exists(path, error) && !error) return false;
   std::string text;
   try {
-    text = sources.read_file(path, kMostJson);
+    text = sources.read_file(path, kMaxJson);
   } catch (const Error& refusal) {
     if (refusal.code() == ErrorCode::kAbsent) return false;
     // Values could be wrong without the file, so only a file that may be absent (kHidden) is
@@ -551,7 +551,7 @@ bool load_json(const std::string& directory, const char* name, Sources& sources,
     throw Error(ErrorCode::kQuantized, out.file,
                 !is_bounded_json(text)
                     ? "too many values, or nested too deeply: at most " +
-                          std::to_string(kMostJsonValues) + " values are permitted"
+                          std::to_string(kMaxJsonValues) + " values are permitted"
                     : "expected a JSON object");
   }
   out.text = std::move(text);

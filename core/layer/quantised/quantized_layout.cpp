@@ -10,7 +10,7 @@ namespace {
 
 // The maximum number of indexed rows or columns. Each read loads the whole index, so this limits
 // its memory.
-constexpr std::uint64_t kMostIndexed = std::uint64_t{1} << 20;
+constexpr std::uint64_t kMaxIndexed = std::uint64_t{1} << 20;
 
 // Returns the bytes of all matrices of a packing, or nullopt on overflow or if the pitch is too
 // small.
@@ -42,7 +42,7 @@ std::optional<Role> misfit(const QuantizedLayout& layout, const InputLengths& in
   const auto input = [&](Role role) { return inputs[static_cast<std::size_t>(role)]; };
   std::uint64_t elements = 0;
   if (__builtin_mul_overflow(layout.rows, layout.columns, &elements) ||
-      __builtin_mul_overflow(elements, layout.matrices, &elements) || elements > kMostElements) {
+      __builtin_mul_overflow(elements, layout.matrices, &elements) || elements > kMaxElements) {
     return Role::kWeight;
   }
   const auto fits = [&](Role role, const Packing& packing, std::uint64_t rows,
@@ -70,7 +70,7 @@ std::optional<Role> misfit(const QuantizedLayout& layout, const InputLengths& in
   }
   if (!input(Role::kScale)) return Role::kScale;
   const std::uint64_t indexed = layout.index_is_of_rows ? layout.rows : layout.columns;
-  if (has_index && (indexed > kMostIndexed || !has(Role::kIndex, indexed * sizeof(std::int32_t)))) {
+  if (has_index && (indexed > kMaxIndexed || !has(Role::kIndex, indexed * sizeof(std::int32_t)))) {
     return Role::kIndex;
   }
   const std::uint64_t factors = layout.factor_is_of_matrix ? layout.matrices : 1;

@@ -68,34 +68,34 @@ constexpr Named kRefused[] = {
 
 struct VanishingEnding {
   std::string_view ending;
-  Vanishing::Of of;
+  AuxiliaryTensor::Of of;
 };
 constexpr VanishingEnding kVanish[] = {
-    {".input_scale",        Vanishing::kInputs},
-    {"_input_scale",        Vanishing::kInputs},
-    {".input_global_scale", Vanishing::kInputs},
-    {"_input_global_scale", Vanishing::kInputs},
-    {".activation_scale",   Vanishing::kInputs},
-    {"_activation_scale",   Vanishing::kInputs},
-    {".input_scale_ub",     Vanishing::kInputs},
-    {".input_zero_point",   Vanishing::kInputs},
-    {".scale_input",        Vanishing::kInputs},
-    {".act_scale",          Vanishing::kInputs},   // AutoFP8
-    {".input_quantizer._amax",  Vanishing::kInputs},   // ModelOpt
-    {".output_quantizer._amax", Vanishing::kOutputs},
-    {".qscale_act",         Vanishing::kOutputs},  // Mistral; also in attention.kv_fake_quantizer
-    {".output_scale",       Vanishing::kOutputs},
-    {".output_zero_point",  Vanishing::kOutputs},
-    {".prob_output_scale",  Vanishing::kOutputs},
-    {".k_scale",            Vanishing::kCache},
-    {".v_scale",            Vanishing::kCache},
-    {".q_scale",            Vanishing::kCache},
-    {".kv_scale",           Vanishing::kCache},
-    {".k_zero_point",       Vanishing::kCache},
-    {".v_zero_point",       Vanishing::kCache},
-    {".q_zero_point",       Vanishing::kCache},
-    {".comfy_quant",        Vanishing::kMark},  // ComfyUI: the name of a format, the mark of a file
-    {"scaled_fp8",          Vanishing::kMark},
+    {".input_scale",        AuxiliaryTensor::kInputs},
+    {"_input_scale",        AuxiliaryTensor::kInputs},
+    {".input_global_scale", AuxiliaryTensor::kInputs},
+    {"_input_global_scale", AuxiliaryTensor::kInputs},
+    {".activation_scale",   AuxiliaryTensor::kInputs},
+    {"_activation_scale",   AuxiliaryTensor::kInputs},
+    {".input_scale_ub",     AuxiliaryTensor::kInputs},
+    {".input_zero_point",   AuxiliaryTensor::kInputs},
+    {".scale_input",        AuxiliaryTensor::kInputs},
+    {".act_scale",          AuxiliaryTensor::kInputs},   // AutoFP8
+    {".input_quantizer._amax",  AuxiliaryTensor::kInputs},   // ModelOpt
+    {".output_quantizer._amax", AuxiliaryTensor::kOutputs},
+    {".qscale_act",         AuxiliaryTensor::kOutputs},  // Mistral; also in attention.kv_fake_quantizer
+    {".output_scale",       AuxiliaryTensor::kOutputs},
+    {".output_zero_point",  AuxiliaryTensor::kOutputs},
+    {".prob_output_scale",  AuxiliaryTensor::kOutputs},
+    {".k_scale",            AuxiliaryTensor::kCache},
+    {".v_scale",            AuxiliaryTensor::kCache},
+    {".q_scale",            AuxiliaryTensor::kCache},
+    {".kv_scale",           AuxiliaryTensor::kCache},
+    {".k_zero_point",       AuxiliaryTensor::kCache},
+    {".v_zero_point",       AuxiliaryTensor::kCache},
+    {".q_zero_point",       AuxiliaryTensor::kCache},
+    {".comfy_quant",        AuxiliaryTensor::kMark},  // ComfyUI: the name of a format, the mark of a file
+    {"scaled_fp8",          AuxiliaryTensor::kMark},
 };
 
 constexpr Named kLeft[] = {
@@ -235,22 +235,23 @@ bool may_hold_codes(DType dtype) {
   return !is_plain && type_info(dtype).kind != TypeKind::kQuantized;
 }
 
-std::optional<Vanishing> vanishing(std::string_view name) {
+std::optional<AuxiliaryTensor> find_auxiliary(std::string_view name) {
   for (const VanishingEnding& row : kVanish) {
-    if (name.ends_with(row.ending)) return Vanishing{row.of, without_ending(name, row.ending)};
+    if (name.ends_with(row.ending))
+      return AuxiliaryTensor{row.of, without_ending(name, row.ending)};
   }
   return std::nullopt;
 }
 
-bool may_vanish(const Vanishing& part, const Tensor& tensor, std::uint64_t matrices) {
-  if (part.of == Vanishing::kMark) return true;
+bool is_auxiliary(const AuxiliaryTensor& part, const Tensor& tensor, std::uint64_t matrices) {
+  if (part.of == AuxiliaryTensor::kMark) return true;
   // The zero point of FP8 has the type FP8, so its type is not checked.
   if (!tensor.name.ends_with("zero_point") && !scale_type(tensor.dtype)) return false;
   if (tensor.elements() == 1) return true;
-  if (matrices != 0) return part.of == Vanishing::kCache || tensor.elements() == matrices;
+  if (matrices != 0) return part.of == AuxiliaryTensor::kCache || tensor.elements() == matrices;
   const auto is_long = [](std::uint64_t dim) { return dim != 1; };
-  return part.of == Vanishing::kCache && tensor.shape.size() > 1 && tensor.shape.back() == 1 &&
-         std::ranges::count_if(tensor.shape, is_long) == 1;
+  return part.of == AuxiliaryTensor::kCache && tensor.shape.size() > 1 &&
+         tensor.shape.back() == 1 && std::ranges::count_if(tensor.shape, is_long) == 1;
 }
 
 namespace {
@@ -274,7 +275,7 @@ constexpr std::string_view kParts[] = {
 
 }  // namespace
 
-std::size_t place_of_companion(std::string_view name) {
+std::size_t companion_word_position(std::string_view name) {
   constexpr std::string_view kWords[] = {"zero",  "absmax",    "g_idx",  "hadamard",
                                          "rotat", "spinquant", "offset", "smooth"};
   constexpr std::string_view kEnds[] = {"_zp",        ".zp",           "_scb", ".scb",
@@ -297,8 +298,8 @@ std::size_t place_of_unknown_part(std::string_view name) {
   constexpr std::string_view kOfModels[] = {"logit_scale", "layer_scale", "layerscale",
                                             "scale_shift", "norm.scale",  "norm/scale"};
   const std::string lower = lower_case(name);
-  const auto gone = vanishing(name);
-  const bool is_known = gone && gone->of != Vanishing::kCache;
+  const auto gone = find_auxiliary(name);
+  const bool is_known = gone && gone->of != AuxiliaryTensor::kCache;
   return is_known || last_of(lower, kOfModels) != std::string::npos ? std::string::npos
                                                                     : last_of(lower, kParts);
 }
@@ -337,7 +338,7 @@ std::string_view base_of_part(std::string_view name) {
   return name.ends_with(".weight") ? without_ending(name, ".weight") : name;
 }
 
-std::string reason_if_left(const Finder& finder, const Tensor& tensor, bool is_quantized) {
+std::string reason_if_unclaimed(const Finder& finder, const Tensor& tensor, bool is_quantized) {
   std::string_view part;
   if (has_ending_of(tensor.name, kLeft, part) ||
       (is_quantized && has_ending_of(tensor.name, kLeftOfQuantized, part))) {

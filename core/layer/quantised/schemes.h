@@ -48,7 +48,7 @@ bool lacks_part_of_gguf(const TensorList& list);
 std::string reason_to_refuse(std::string_view name);
 // A tensor that only a quantised checkpoint has and that no weight is computed from. The
 // dequantised list leaves it out.
-struct Vanishing {
+struct AuxiliaryTensor {
   enum Of {
     kMark,     // names the format of a layer or a file, as ComfyUI writes it
     kInputs,   // a scale or zero point of a layer's inputs
@@ -59,18 +59,18 @@ struct Vanishing {
   std::string_view module;  // the name without its ending
 };
 // Recognises such a tensor by its name. Returns nullopt for any other name.
-std::optional<Vanishing> vanishing(std::string_view name);
+std::optional<AuxiliaryTensor> find_auxiliary(std::string_view name);
 // Returns true if the type and shape of `tensor` are also those of such a tensor; only then may it
 // be left out. `matrices` is the number of matrices of the computed weight in the same module, or 0
 // if the module has none, as with the scales of attention.
-bool may_vanish(const Vanishing& part, const Tensor& tensor, std::uint64_t matrices);
+bool is_auxiliary(const AuxiliaryTensor& part, const Tensor& tensor, std::uint64_t matrices);
 // Returns the prefix that the names of all tensors of one quantised weight share: "X" for X.weight,
 // X.weight_scale and X.scales.
 std::string_view base_of_part(std::string_view name);
 // Returns the position of the last word in `name` that is typical of a part of a quantised weight,
 // such as "scale" or "zero", or npos if there is none. `name` is the last component of a tensor's
 // name.
-std::size_t place_of_companion(std::string_view name);
+std::size_t companion_word_position(std::string_view name);
 // Returns the position in a tensor's whole name of a word for a scale, or for another part of a
 // value, which may belong to codes of the same module. Returns npos if the name has no such word,
 // or if the tensor is known to affect no value.
@@ -81,7 +81,7 @@ bool is_scale_of_model(std::string_view name);
 // Returns why a tensor that no scheme has claimed must not be shown as it is, for instance "is a
 // scale of a quantised weight that is not there", or "" if it may be shown. `is_quantized` says
 // whether other weights of the checkpoint are dequantised.
-std::string reason_if_left(const Finder& finder, const Tensor& tensor, bool is_quantized);
+std::string reason_if_unclaimed(const Finder& finder, const Tensor& tensor, bool is_quantized);
 
 // The find functions of the rows, each with the file that defines it.
 using FindWeight = bool(Candidate&);

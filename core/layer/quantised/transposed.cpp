@@ -20,10 +20,10 @@ constexpr std::uint64_t kTileRows = 1024;
 // With this size, a tile is written and read in the second-level cache.
 constexpr std::uint64_t kTileColumns = 512;
 constexpr std::uint64_t kLeastColumns = 64;
-constexpr std::uint64_t kFetched = 6 << 20;  // bytes; less than kMostMissing
+constexpr std::uint64_t kFetched = 6 << 20;  // bytes; less than kMaxMissing
 constexpr std::uint64_t kStripe = 32;        // stored rows that are decoded and transposed together
 // The maximum number of bytes that a stripe reads at once.
-constexpr std::uint64_t kMostAtOnce = 1 << 20;
+constexpr std::uint64_t kMaxAtOnce = 1 << 20;
 constexpr std::uint64_t kPadding = TileCache::kAlignment;
 
 }  // namespace
@@ -192,7 +192,7 @@ int Transposed::compute(PartDecoder& decoder, std::span<const std::int32_t> inde
     const auto width = static_cast<std::size_t>(part.rows);
     decoder.aim(part, index);
     // An index may refer to blocks that are far apart. In that case, read each row separately.
-    if (decoder.bytes() > kMostAtOnce) part.rows = 1;
+    if (decoder.bytes() > kMaxAtOnce) part.rows = 1;
     for (std::size_t i = 0; i < width; ++i) {
       const std::uint64_t row = tile.column + done + i;
       if (i % part.rows == 0) {

@@ -53,7 +53,7 @@ bool Blocks::change(std::uint64_t block, State from, State to) {
   return true;
 }
 
-// Checks a block of the entry whose state is `from`. The block becomes kHere if its checksum
+// Checks a block of the entry whose state is `from`. The block becomes kOnDisk if its checksum
 // matches.
 bool Blocks::take(std::uint64_t block, State from) {
   if (!entry_ || !entry_->is_there(block)) return false;
@@ -81,7 +81,7 @@ bool Blocks::look(BlockRun run) {
   return true;
 }
 
-bool Blocks::may_have(BlockRun run) {
+bool Blocks::is_probably_local(BlockRun run) {
   for (std::uint64_t block = run.first; block < run.end; ++block) {
     const bool is_listed = state(block) == State::kUnknown && entry_ && entry_->is_there(block);
     if (!is_listed && !look(block)) return false;
@@ -90,8 +90,8 @@ bool Blocks::may_have(BlockRun run) {
 }
 
 bool Blocks::become_here(std::uint64_t block, State from, std::uint64_t losses) {
-  if (!change(block, from, State::kHere)) return false;
-  return losses == entry_->losses() || !change(block, State::kHere, State::kUnknown);
+  if (!change(block, from, State::kOnDisk)) return false;
+  return losses == entry_->losses() || !change(block, State::kOnDisk, State::kUnknown);
 }
 
 void Blocks::keep(std::uint64_t block, State from, std::vector<std::byte> bytes) {
@@ -149,7 +149,7 @@ void Blocks::check_all_again() {
   const std::uint64_t losses = entry_->losses();
   if (losses == losses_) return;  // another reader has done it
   for (std::uint64_t block = 0; block < count_; ++block) {
-    change(block, State::kHere, State::kUnknown);
+    change(block, State::kOnDisk, State::kUnknown);
   }
   losses_ = losses;
 }
@@ -163,9 +163,9 @@ int Blocks::read_from_entry(std::span<std::byte> buffer, std::uint64_t offset) {
   const BlockRun run = run_of({offset, buffer.size()});
   const std::uint64_t end = error == ESTALE ? count_ : run.end;
   for (std::uint64_t block = run.first; block < end; ++block) {
-    if (state(block) != State::kHere) continue;
+    if (state(block) != State::kOnDisk) continue;
     entry_->forget(block);
-    if (change(block, State::kHere, State::kAbsent)) tally(counters_, &Counters::cache_corrupt);
+    if (change(block, State::kOnDisk, State::kAbsent)) tally(counters_, &Counters::cache_corrupt);
   }
   return EAGAIN;
 }
@@ -174,7 +174,7 @@ int Blocks::descriptor(ByteRange range) const {
   if (!entry_ || is_broken_ || !holds(range)) return -1;
   const BlockRun run = run_of(range);
   for (std::uint64_t block = run.first; block < run.end; ++block) {
-    if (state(block) != State::kHere) return -1;
+    if (state(block) != State::kOnDisk) return -1;
   }
   return entry_->descriptor();
 }
@@ -190,7 +190,7 @@ int Blocks::read(std::span<std::byte> buffer, std::uint64_t offset) {
     std::uint64_t end = (block + 1) * kBlock;
     const bool is_kept = where == State::kKept;
     while (!is_kept && end < offset + buffer.size() && look(++block) &&
-           state(block) == State::kHere) {
+           state(block) == State::kOnDisk) {
       end += kBlock;
     }
     const auto part = buffer.first(

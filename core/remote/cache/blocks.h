@@ -1,8 +1,8 @@
 // The blocks of one remote object: a state of one byte for each block, and the bytes of the blocks
 // that are available locally, in an entry of the cache or in memory. fetcher.h draws the states.
 //
-// State changes: any thread may change kUnknown and kAbsent to kHere or kAbsent (after it has
-// looked into the cache), and kHere to kUnknown or kAbsent (after a read that failed). Only the
+// State changes: any thread may change kUnknown and kAbsent to kOnDisk or kAbsent (after it has
+// looked into the cache), and kOnDisk to kUnknown or kAbsent (after a read that failed). Only the
 // Fetcher makes all other changes, under its mutex.
 //
 // Thread safety: all members may be called from any thread.
@@ -41,14 +41,14 @@ class Blocks {
   enum class State : std::uint8_t {
     kUnknown,  // the cache was not checked yet
     kAbsent,
-    kAhead,     // queued by prefetch()
-    kDemanded,  // queued by want()
-    kDelayed,   // queued for later: a request failed, or another process has claimed it
-    kComing,    // in a request
-    kHere,      // in the cache's file
-    kKept,      // in memory
+    kPrefetchQueued,  // queued by prefetch()
+    kReadQueued,      // queued by want()
+    kDelayed,         // queued for later: a request failed, or another process has claimed it
+    kInFlight,        // in a request
+    kOnDisk,          // in the cache's file
+    kKept,            // in memory
   };
-  static bool is_here(State state) { return state >= State::kHere; }
+  static bool is_here(State state) { return state >= State::kOnDisk; }
 
   // `entry` null: keeps all blocks in memory. Throws Error kUnreadable if the object is larger than
   // 64 TiB.
@@ -67,26 +67,26 @@ class Blocks {
 
   State state(std::uint64_t block) const;
   bool change(std::uint64_t block, State from, State to);  // false: the state is not `from`
-  // Returns true if a block is kHere or kKept. If it is unknown or absent, looks into the cache,
+  // Returns true if a block is kOnDisk or kKept. If it is unknown or absent, looks into the cache,
   // because another process may have fetched it; a block found there is read and checked once.
   bool look(std::uint64_t block);
-  // Returns true if all blocks of the run are kHere or kKept.
+  // Returns true if all blocks of the run are kOnDisk or kKept.
   bool look(BlockRun run);
   // Like look(), but trusts the cache's map for blocks that were not checked yet. A window of
   // cached blocks then costs microseconds, not a checksum of all its bytes.
-  bool may_have(BlockRun run);
+  bool is_probably_local(BlockRun run);
   bool is_complete() const { return here_ == count_; }
 
   // losses() returns the losses of the entry (CacheEntry::losses()). become_here() changes a block
-  // to kHere whose bytes were checked or written when losses() was `losses`. Returns false if its
+  // to kOnDisk whose bytes were checked or written when losses() was `losses`. Returns false if its
   // state is not `from`, or if there was another loss since; the block is then kUnknown.
   std::uint64_t losses() const { return entry_ ? entry_->losses() : 0; }
   bool become_here(std::uint64_t block, State from, std::uint64_t losses);
 
   // Returns the entry, or null if the object has no entry.
   CacheEntry* entry() const { return entry_.get(); }
-  // Checks a block of the entry that is kComing. It becomes kHere if its checksum matches.
-  bool take_published(std::uint64_t block) { return take(block, State::kComing); }
+  // Checks a block of the entry that is kInFlight. It becomes kOnDisk if its checksum matches.
+  bool take_published(std::uint64_t block) { return take(block, State::kInFlight); }
   // Returns true if the entry's file has lost bytes. Blocks that are fetched from now on are kept
   // in memory.
   bool is_broken() const { return is_broken_; }
@@ -100,8 +100,8 @@ class Blocks {
   // and the disk accepts them, otherwise in memory, up to `most_in_memory` bytes.
   void keep_first(std::string_view first, std::uint64_t most_in_memory, bool has_room);
 
-  // Returns the descriptor of the entry's file if all blocks of a range are kHere, or -1. The entry
-  // owns the descriptor.
+  // Returns the descriptor of the entry's file if all blocks of a range are kOnDisk, or -1. The
+  // entry owns the descriptor.
   int descriptor(ByteRange range) const;
 
   // Reads bytes of the object. Returns 0 or an errno: EAGAIN if a block is not available locally,

@@ -23,7 +23,7 @@ CacheFile::CacheFile(const RemoteVersion& version, std::unique_ptr<Remote> remot
 CacheFile::~CacheFile() { fetcher_.remove(file_); }
 
 bool CacheFile::has(ByteRange range) const {
-  return file_.blocks.holds(range) && file_.blocks.may_have(file_.blocks.run_of(range));
+  return file_.blocks.holds(range) && file_.blocks.is_probably_local(file_.blocks.run_of(range));
 }
 
 void CacheFile::want(ByteRange range, Ready ready) const {

@@ -47,8 +47,8 @@ class CacheFile final : public Source {
   void want(ByteRange range, Ready ready) const override;
   void prefetch(ByteRange range) const override;
   bool is_complete() const override { return file_.blocks.is_complete(); }
-  std::uint64_t most_kept() const override {
-    return file_.blocks.entry() != nullptr ? Source::most_kept() : Fetcher::kMemory;
+  std::uint64_t cache_capacity() const override {
+    return file_.blocks.entry() != nullptr ? Source::cache_capacity() : Fetcher::kMemory;
   }
 
   int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const override {

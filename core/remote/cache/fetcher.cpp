@@ -38,8 +38,8 @@ bool Fetcher::start_threads() try {
 
 bool Fetcher::move(File& file, std::uint64_t block, State from, State to) {
   if (!file.blocks.change(block, from, to)) return false;
-  if (from == State::kAhead) --file.ahead;
-  if (to == State::kAhead) ++file.ahead;
+  if (from == State::kPrefetchQueued) --file.ahead;
+  if (to == State::kPrefetchQueued) ++file.ahead;
   return true;
 }
 
@@ -51,8 +51,8 @@ void Fetcher::move_all(File& file, BlockRun run, State from, State to) {
 void Fetcher::queue(File& file, BlockRun run) {
   bool is_any = false;
   for (std::uint64_t block = run.first; block < run.end; ++block) {
-    for (const State from : {State::kUnknown, State::kAbsent, State::kAhead}) {
-      if (move(file, block, from, State::kDemanded)) is_any = true;
+    for (const State from : {State::kUnknown, State::kAbsent, State::kPrefetchQueued}) {
+      if (move(file, block, from, State::kReadQueued)) is_any = true;
     }
   }
   if (!is_any) return;
@@ -66,14 +66,15 @@ void Fetcher::want(File& file, ByteRange range, Source::Ready ready) {
   {
     const Lock lock(mutex_);
     const char* const refusal = options_.offline ? "offline, and these bytes were never fetched"
-                                : is_held_ ? "the cache has lost the fetched bytes: mount it again"
+                                : is_paused_
+                                    ? "the cache has lost the fetched bytes: mount it again"
                                 : !start_threads() ? "no thread can be started to fetch it"
                                                    : nullptr;
     if (file.source.has_changed()) {
       error = ESTALE;
     } else if (refusal != nullptr) {
       error = EIO;
-      file.source.note_failure(range.offset, range.offset + range.length, EIO);
+      file.source.record_failure(range.offset, range.offset + range.length, EIO);
       file.failure = refusal;
     } else {
       queue(file, run);
@@ -91,12 +92,12 @@ void Fetcher::want(File& file, ByteRange range, Source::Ready ready) {
 }
 
 void Fetcher::prefetch(File& file, ByteRange range) {
-  if (options_.offline || is_held_) return;
+  if (options_.offline || is_paused_) return;
   Blocks& blocks = file.blocks;
-  BlockRun run = blocks.run_of({range.offset, std::min(range.length, kFarthest)});
+  BlockRun run = blocks.run_of({range.offset, std::min(range.length, kMaxPrefetch)});
   // Skip blocks that are in memory or in the cache. Blocks in the cache are checked when they are
   // read.
-  std::array<bool, kFarthest / Blocks::kBlock + 1> is_wanted{};
+  std::array<bool, kMaxPrefetch / Blocks::kBlock + 1> is_wanted{};
   for (std::uint64_t block = run.first; block < run.end; ++block) {
     const State state = blocks.state(block);
     is_wanted[block - run.first] = (state == State::kUnknown || state == State::kAbsent) &&
@@ -105,20 +106,20 @@ void Fetcher::prefetch(File& file, ByteRange range) {
   if (std::ranges::none_of(is_wanted, [](bool is) { return is; })) return;
   const Lock lock(mutex_);
   if (file.source.has_changed() || !start_threads()) return;
-  const std::uint64_t most = uses_memory(file) ? kFarthestInMemory : kFarthest;
+  const std::uint64_t most = uses_memory(file) ? kFarthestInMemory : kMaxPrefetch;
   run.end = std::min(run.end, run.first + most / Blocks::kBlock);
   for (std::uint64_t block = run.first; block < run.end; ++block) {
     if (!is_wanted[block - run.first]) continue;
-    move(file, block, State::kUnknown, State::kAhead);
-    move(file, block, State::kAbsent, State::kAhead);
+    move(file, block, State::kUnknown, State::kPrefetchQueued);
+    move(file, block, State::kAbsent, State::kPrefetchQueued);
   }
   // Remove the oldest runs to make room.
   for (auto old = ahead_.begin(); old != ahead_.end();) {
     BlockRun& left = old->run;
     if (old->file == &file) {
-      while (!left.empty() &&
-             (file.ahead > most / Blocks::kBlock || blocks.state(left.first) != State::kAhead)) {
-        move(file, left.first++, State::kAhead, State::kAbsent);
+      while (!left.empty() && (file.ahead > most / Blocks::kBlock ||
+                               blocks.state(left.first) != State::kPrefetchQueued)) {
+        move(file, left.first++, State::kPrefetchQueued, State::kAbsent);
       }
     }
     old = left.empty() ? ahead_.erase(old) : std::next(old);
@@ -192,7 +193,7 @@ void Fetcher::advance(File& file) {
   }
 }
 
-bool Fetcher::is_waited(const File& file, BlockRun run) const {
+bool Fetcher::has_waiter(const File& file, BlockRun run) const {
   return std::ranges::any_of(file.waiting,
                              [&](const Waiter& waiter) { return waiter.rest.overlaps(run); });
 }
@@ -236,7 +237,7 @@ void Fetcher::expire(Clock::time_point now) {
       missed.first = std::min(missed.first, waiter->rest.first);
       missed.end = std::max(missed.end, waiter->rest.end);
       const ByteRange range = file->blocks.range_of(waiter->rest);
-      file->source.note_failure(range.offset, range.offset + range.length, EIO);
+      file->source.record_failure(range.offset, range.offset + range.length, EIO);
       const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options_.timeout);
       file->failure = "no bytes within " + std::to_string(seconds.count()) + " s from " +
                       printable(file->host->name) + ": " + awaited(*waiter);
@@ -257,7 +258,7 @@ void Fetcher::abandon(const File& file, BlockRun missed, Clock::time_point now) 
     const bool is_its = transfer->file == &file && missed.overlaps(rest);
     if (!is_its && !(is_busy && transfer->file->host == file.host)) continue;
     const bool is_old = transfer->began + options_.timeout / 2 <= now;
-    if (!is_old && is_waited(*transfer->file, rest)) continue;
+    if (!is_old && has_waiter(*transfer->file, rest)) continue;
     transfer->is_abandoned = has_abandoned_ = true;
   }
 }

@@ -80,10 +80,10 @@ namespace stfs {
 
 class Fetcher {
  public:
-  static constexpr std::uint64_t kLongestRequest = 8 << 20;  // bytes
+  static constexpr std::uint64_t kMaxRequest = 8 << 20;  // bytes
   static constexpr std::uint64_t kMemory = 16 << 20;  // bytes that a source without a cache keeps
   // The maximum that prefetch() queues for one source, in bytes. New ranges displace the oldest.
-  static constexpr std::uint64_t kFarthest = 64 << 20;
+  static constexpr std::uint64_t kMaxPrefetch = 64 << 20;
   static constexpr std::uint64_t kFarthestInMemory = 4 << 20;  // without a cache
 
   struct Options {
@@ -106,7 +106,7 @@ class Fetcher {
 
   // While the fetcher is held, it starts no thread and sends no request, and want() of a missing
   // block fails with EIO at once. For a supervisor: only the workers that it forks may fetch.
-  void hold(bool is_held) { is_held_ = is_held; }
+  void hold(bool is_held) { is_paused_ = is_held; }
 
   // The fetcher's state for one object: its blocks and its waiting readers. Owned by the object's
   // CacheFile.
@@ -171,7 +171,7 @@ class Fetcher {
   void wake_delayed();
   void advance(File& file);
   void answer(File& file, Waiters::iterator waiter, int error);
-  bool is_waited(const File& file, BlockRun run) const;
+  bool has_waiter(const File& file, BlockRun run) const;
   bool is_needed(const File& file, std::uint64_t block) const;
   bool uses_memory(const File& file) const;
   void shrink(File& file);
@@ -198,7 +198,7 @@ class Fetcher {
   void work();  // the body of each thread
   bool on_head(Transfer& transfer, const HttpHead& head);
   bool on_data(Transfer& transfer, std::span<const std::byte> bytes);
-  void on_end(const std::shared_ptr<Transfer>& transfer, const HttpEnd& end);
+  void on_end(const std::shared_ptr<Transfer>& transfer, const TransferResult& end);
   void finish_block(Transfer& transfer, std::uint64_t block);
   BlockRun claim(Blocks& blocks, BlockRun run);
   static void release(Blocks& blocks, BlockRun run);
@@ -212,7 +212,7 @@ class Fetcher {
   std::condition_variable work_;  // wakes a thread
   std::condition_variable left_;  // wakes remove()
   bool stopping_ = false;
-  std::atomic<bool> is_held_ = false;
+  std::atomic<bool> is_paused_ = false;
   std::vector<std::thread> threads_;
 
   std::map<std::string, Host> hosts_;
@@ -259,8 +259,8 @@ struct Fetcher::Transfer {
   Part part = {};                           // the block that is being received
   std::atomic<bool> was_accepted = false;
   std::optional<HttpHead> head = {};  // the head of a response that was not accepted
-  Verdict verdict{Verdict::Kind::kAccept};
-  HttpEnd end = {};
+  ResponseVerdict verdict{ResponseVerdict::Kind::kAccept};
+  TransferResult end = {};
 };
 
 struct Fetcher::File {
@@ -272,7 +272,7 @@ struct Fetcher::File {
   Host* host = nullptr;            // set by add()
   bool is_closed = false;          // no new transfer may begin
   Waiters waiting = {};            // the oldest first
-  std::uint64_t ahead = 0;         // the number of blocks in State::kAhead
+  std::uint64_t ahead = 0;         // the number of blocks in State::kPrefetchQueued
   unsigned renewals = 0;           // how often the credentials were renewed
   bool is_renewed = false;         // renewed, and no response was accepted since
   Clock::time_point full_until{};  // until then the disk counts as full: blocks go to memory

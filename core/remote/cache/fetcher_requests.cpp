@@ -20,7 +20,7 @@ constexpr std::uint64_t kLongestInMemory = 2 << 20;  // bytes of a request for b
 constexpr unsigned kTriesAhead = 3;                  // tries for blocks that no reader waits for
 // After this many bytes of a transfer, pauses between tries start again from the shortest.
 constexpr std::uint64_t kProgress = 64 << 10;
-constexpr std::size_t kMostKeptParts = 32;  // 8 MiB
+constexpr std::size_t kMaxKeptParts = 32;  // 8 MiB
 
 }  // namespace
 
@@ -37,8 +37,8 @@ bool Fetcher::serve_one(Lock& lock) {
     ended_.erase(at);
   }
   std::optional<Item> item;
-  if (!ended) item = next(demand_, State::kDemanded);
-  if (!ended && !item) item = next(ahead_, State::kAhead);
+  if (!ended) item = next(demand_, State::kReadQueued);
+  if (!ended && !item) item = next(ahead_, State::kPrefetchQueued);
   if (!ended && !item) return false;
   File& file = ended ? *ended->file : *item->file;
   file.host->serving = &file;
@@ -89,21 +89,23 @@ std::optional<Fetcher::Item> Fetcher::next(Items& items, State state) {
       ++at;
       continue;
     }
-    const std::uint64_t longest = uses_memory(file) ? kLongestInMemory : kLongestRequest;
+    const std::uint64_t longest = uses_memory(file) ? kLongestInMemory : kMaxRequest;
     BlockRun run{item.run.first, item.run.first};
-    const auto is_queued = [&](State of) { return of == State::kDemanded || of == State::kAhead; };
+    const auto is_queued = [&](State of) {
+      return of == State::kReadQueued || of == State::kPrefetchQueued;
+    };
     while (run.end < blocks.count() && run.end - run.first < longest / Blocks::kBlock &&
            is_queued(blocks.state(run.end)) && (!item.claimed_since || run.end < item.run.end)) {
       ++run.end;
     }
-    if (state == State::kDemanded && !is_waited(file, run)) {  // no reader waits any more
-      move_all(file, run, State::kDemanded, State::kAbsent);
+    if (state == State::kReadQueued && !has_waiter(file, run)) {  // no reader waits any more
+      move_all(file, run, State::kReadQueued, State::kAbsent);
       continue;
     }
     // A sliding window adds few blocks at a time. Wait for more of them while the connections are
     // busy.
     const bool is_short = (run.end - run.first) * Blocks::kBlock < longest;
-    if (state == State::kAhead && is_short && requests * 2 >= options_.connections &&
+    if (state == State::kPrefetchQueued && is_short && requests * 2 >= options_.connections &&
         run.end < blocks.count()) {
       ++at;
       continue;
@@ -111,7 +113,7 @@ std::optional<Fetcher::Item> Fetcher::next(Items& items, State state) {
     Item found = item;
     found.run = run;
     // Move the item to the end, so that waiting readers take turns.
-    if (state == State::kDemanded) items.splice(items.end(), items, at);
+    if (state == State::kReadQueued) items.splice(items.end(), items, at);
     return found;
   }
   return std::nullopt;
@@ -167,7 +169,7 @@ Fetcher::Part Fetcher::take_part(const File& file, std::uint64_t block) {
 void Fetcher::keep_part(Part part) {
   take_part(*part.file, part.block);
   parts_.push_back(std::move(part));
-  if (parts_.size() > kMostKeptParts) parts_.pop_front();
+  if (parts_.size() > kMaxKeptParts) parts_.pop_front();
 }
 
 void Fetcher::begin(Lock& lock, Item item) {
@@ -175,8 +177,8 @@ void Fetcher::begin(Lock& lock, Item item) {
   Blocks& blocks = file.blocks;
   const auto transfer = std::make_shared<Transfer>();
   for (std::uint64_t block = item.run.first; block < item.run.end; ++block) {
-    if (move(file, block, State::kAhead, State::kComing)) transfer->has_ahead = true;
-    move(file, block, State::kDemanded, State::kComing);
+    if (move(file, block, State::kPrefetchQueued, State::kInFlight)) transfer->has_ahead = true;
+    move(file, block, State::kReadQueued, State::kInFlight);
   }
   transfer->file = &file;
   transfer->in_memory = uses_memory(file) || item.ignores_claims;
@@ -217,7 +219,7 @@ void Fetcher::begin(Lock& lock, Item item) {
   wait_for_others(item, run.first);
   Item rest = item;
   rest.run = {run.end, item.run.end};
-  queue_again(rest, State::kComing);
+  queue_again(rest, State::kInFlight);
   advance(file);
   if (!failure.empty()) {
     fail(file, run, refusal, failure);
@@ -225,7 +227,7 @@ void Fetcher::begin(Lock& lock, Item item) {
     lock.unlock();
     release(blocks, run);
     lock.lock();
-    move_all(file, run, State::kComing, State::kAbsent);
+    move_all(file, run, State::kInFlight, State::kAbsent);
   } else if (!run.empty()) {
     if (item.is_retry) tally(options_.counters, &Counters::retries);
     request.new_connection = item.needs_new_connection;
@@ -257,7 +259,7 @@ void Fetcher::wait_for_others(Item item, std::uint64_t end) {
   item.ignores_claims = now < file.claims_ignored_until;
   item.not_before = item.ignores_claims ? now : now + kPoll;
   item.is_ahead = false;
-  move_all(file, item.run, State::kComing, State::kDelayed);
+  move_all(file, item.run, State::kInFlight, State::kDelayed);
   delayed_.push_back(item);
 }
 
@@ -276,7 +278,7 @@ void Fetcher::send(Lock& lock, const std::shared_ptr<Transfer>& transfer, HttpRe
     http_.start(std::move(request),
                 {.head = [=, this](const HttpHead& head) { return on_head(*transfer, head); },
                  .data = [=, this](auto bytes) { return on_data(*transfer, bytes); },
-                 .end = [=, this](const HttpEnd& end) { on_end(transfer, end); }});
+                 .end = [=, this](const TransferResult& end) { on_end(transfer, end); }});
   } catch (const Error& error) {
     failure = error.message();
   } catch (const std::exception&) {
@@ -289,8 +291,8 @@ void Fetcher::send(Lock& lock, const std::shared_ptr<Transfer>& transfer, HttpRe
 // Returns blocks of a request to the front of the queue.
 void Fetcher::queue_again(Item item, State from) {
   if (item.run.empty()) return;
-  const bool is_demand = is_waited(*item.file, item.run);
-  move_all(*item.file, item.run, from, is_demand ? State::kDemanded : State::kAhead);
+  const bool is_demand = has_waiter(*item.file, item.run);
+  move_all(*item.file, item.run, from, is_demand ? State::kReadQueued : State::kPrefetchQueued);
   (is_demand ? demand_ : ahead_).push_front(item);
 }
 
@@ -304,25 +306,25 @@ void Fetcher::settle(Lock& lock, Transfer& transfer) {
   }
   if (transfer.was_accepted) file.is_renewed = false;
   if (rest.empty()) return;
-  if (file.source.has_changed()) return move_all(file, rest, State::kComing, State::kAbsent);
+  if (file.source.has_changed()) return move_all(file, rest, State::kInFlight, State::kAbsent);
   const std::string& text = transfer.verdict.text;
-  const Verdict::Kind kind = transfer.verdict.kind;
+  const ResponseVerdict::Kind kind = transfer.verdict.kind;
   const bool has_part = !transfer.part.bytes.empty();
-  if (kind == Verdict::Kind::kAccept && has_part) keep_part(std::move(transfer.part));
+  if (kind == ResponseVerdict::Kind::kAccept && has_part) keep_part(std::move(transfer.part));
   // A server that sends objects only as a whole cannot resume: the next request starts with this
   // block.
   if (has_part && transfer.head && transfer.head->status == 200) return again(transfer, rest);
   if (transfer.is_abandoned && transfer.end.error == ECANCELED) {
-    if (is_waited(file, rest)) return again(transfer, rest);
-    return move_all(file, rest, State::kComing, State::kAbsent);
+    if (has_waiter(file, rest)) return again(transfer, rest);
+    return move_all(file, rest, State::kInFlight, State::kAbsent);
   }
-  using Kind = Verdict::Kind;
-  HttpEnd& end = transfer.end;
+  using Kind = ResponseVerdict::Kind;
+  TransferResult& end = transfer.end;
   if (kind == Kind::kAccept && end.error == 0)
     end = {EIO, "the response ended early", end.was_kept};
-  switch (next_try(end, kind == Kind::kAccept  ? AnswerIs::kGood
-                        : kind == Kind::kRetry ? AnswerIs::kTemporary
-                                               : AnswerIs::kWrong)) {
+  switch (next_try(end, kind == Kind::kAccept  ? ResponseQuality::kGood
+                        : kind == Kind::kRetry ? ResponseQuality::kTemporary
+                                               : ResponseQuality::kWrong)) {
     case NextTry::kNow: return again(transfer, rest, true);
     case NextTry::kLater: return retry(transfer, rest, kind == Kind::kAccept ? end.text : text);
     case NextTry::kNone: break;
@@ -332,14 +334,15 @@ void Fetcher::settle(Lock& lock, Transfer& transfer) {
     file.failure = printable(text);
     file.source.mark_changed();
     while (!file.waiting.empty()) answer(file, file.waiting.begin(), ESTALE);
-    return move_all(file, rest, State::kComing, State::kAbsent);
+    return move_all(file, rest, State::kInFlight, State::kAbsent);
   }
   const bool is_refused = kind == Kind::kRefused;
   fail(file, rest, !is_refused && end.error == EACCES ? EACCES : EIO, is_refused ? text : end.text);
 }
 
 void Fetcher::again(const Transfer& transfer, BlockRun rest, bool needs_new_connection) {
-  queue_again({transfer.file, rest, true, transfer.backoff, needs_new_connection}, State::kComing);
+  queue_again({transfer.file, rest, true, transfer.backoff, needs_new_connection},
+              State::kInFlight);
 }
 
 void Fetcher::renew(Lock& lock, Transfer& transfer, BlockRun rest) {
@@ -366,8 +369,8 @@ void Fetcher::retry(const Transfer& transfer, BlockRun rest, const std::string& 
   File& file = *transfer.file;
   file.reason = printable(reason);
   const bool is_worth = transfer.has_ahead && transfer.backoff.tries() < kTriesAhead;
-  if (!is_waited(file, rest) && !is_worth) {
-    return move_all(file, rest, State::kComing, State::kAbsent);
+  if (!has_waiter(file, rest) && !is_worth) {
+    return move_all(file, rest, State::kInFlight, State::kAbsent);
   }
   const bool has_progress = transfer.done > 0 || transfer.received >= kProgress;
   Item item{&file, rest, true, has_progress ? Backoff() : transfer.backoff};
@@ -376,7 +379,7 @@ void Fetcher::retry(const Transfer& transfer, BlockRun rest, const std::string& 
   const auto pause = item.backoff.next(transfer.head ? &*transfer.head : nullptr);
   item.not_before = Clock::now() + std::min(pause, options_.timeout);
   delayed_.push_back(item);
-  move_all(file, rest, State::kComing, State::kDelayed);
+  move_all(file, rest, State::kInFlight, State::kDelayed);
 }
 
 void Fetcher::wake_delayed() {
@@ -384,7 +387,7 @@ void Fetcher::wake_delayed() {
   for (auto next = delayed_.begin(); next != delayed_.end();) {
     const auto item = next++;
     if (now < item->not_before) continue;
-    if (is_waited(*item->file, item->run) || item->is_ahead) {
+    if (has_waiter(*item->file, item->run) || item->is_ahead) {
       queue_again(*item, State::kDelayed);
     } else {
       move_all(*item->file, item->run, State::kDelayed, State::kAbsent);
@@ -397,12 +400,12 @@ void Fetcher::wake_delayed() {
 void Fetcher::fail(File& file, BlockRun run, int error, const std::string& reason) {
   file.failure = printable(reason);
   const ByteRange range = file.blocks.range_of(run);
-  file.source.note_failure(range.offset, range.offset + range.length, error);
+  file.source.record_failure(range.offset, range.offset + range.length, error);
   for (auto next = file.waiting.begin(); next != file.waiting.end();) {
     const auto waiter = next++;
     if (waiter->rest.overlaps(run)) answer(file, waiter, error);
   }
-  for (const State from : {State::kComing, State::kDemanded, State::kAhead}) {
+  for (const State from : {State::kInFlight, State::kReadQueued, State::kPrefetchQueued}) {
     move_all(file, run, from, State::kAbsent);
   }
 }
@@ -411,14 +414,15 @@ void Fetcher::fail(File& file, BlockRun run, int error, const std::string& reaso
 
 bool Fetcher::on_head(Transfer& transfer, const HttpHead& head) {
   transfer.verdict = transfer.file->remote->judge(head, transfer.range);
-  transfer.was_accepted = transfer.verdict.kind == Verdict::Kind::kAccept;
+  transfer.was_accepted = transfer.verdict.kind == ResponseVerdict::Kind::kAccept;
   if (!transfer.was_accepted) transfer.head = head;
   return transfer.was_accepted;
 }
 
 bool Fetcher::on_data(Transfer& transfer, std::span<const std::byte> bytes) {
   if (bytes.size() > transfer.range.length - transfer.received) {
-    transfer.verdict = {Verdict::Kind::kRefused, "its server sends more bytes than were requested"};
+    transfer.verdict = {ResponseVerdict::Kind::kRefused,
+                        "its server sends more bytes than were requested"};
     return false;
   }
   Blocks& blocks = transfer.file->blocks;
@@ -453,17 +457,17 @@ void Fetcher::finish_block(Transfer& transfer, std::uint64_t block) {
   }
   const Lock lock(mutex_);
   if (is_on_disk) {
-    blocks.become_here(block, State::kComing, losses);
+    blocks.become_here(block, State::kInFlight, losses);
   } else {
     if (!transfer.in_memory) file.full_until = Clock::now() + kFull;
-    blocks.keep(block, State::kComing, std::move(part.bytes));
+    blocks.keep(block, State::kInFlight, std::move(part.bytes));
   }
   ++transfer.done;
   advance(file);
   shrink(file);
 }
 
-void Fetcher::on_end(const std::shared_ptr<Transfer>& transfer, const HttpEnd& end) {
+void Fetcher::on_end(const std::shared_ptr<Transfer>& transfer, const TransferResult& end) {
   const Lock lock(mutex_);
   transfer->end = end;
   std::erase(under_way_, transfer);

@@ -53,9 +53,9 @@ struct HttpTransfer {
   std::string origin;       // the origin of `at`
   bool is_at_first = true;  // no redirect has left the first origin: secrets may be sent
   unsigned redirects = 0;   // number of redirects so far
-  HttpPlace by = HttpPlace::kLoopback;  // the place of the connection that redirected to `at`
-  bool was_kept = false;                // HttpEnd::was_kept
-  std::vector<std::string> secrets;     // HttpHead::secrets
+  AddressKind by = AddressKind::kLoopback;  // the place of the connection that redirected to `at`
+  bool was_kept = false;                    // TransferResult::was_kept
+  std::vector<std::string> secrets;         // HttpHead::secrets
 
   // The pool that the connection belongs to. The transfers of a pool own it together.
   std::shared_ptr<CURLSH> pool = {};
@@ -68,13 +68,13 @@ struct HttpTransfer {
   std::uint64_t came = 0;     // bytes received since then
   bool has_socket = false;    // a socket was opened, so the connection was not reused
   bool has_proxy = false;
-  HttpPlace peer = HttpPlace::kElsewhere;
+  AddressKind peer = AddressKind::kElsewhere;
   HttpHead head = {};
   std::size_t header_bytes = 0;
   bool has_head = false;
   std::optional<WebUrl> next = {};  // the target, if the response is a redirect to be followed
   std::size_t unread = 0;           // bytes received of a body that is discarded
-  HttpEnd failure = {};             // set by a callback, which then ends the transfer
+  TransferResult failure = {};      // set by a callback, which then ends the transfer
 
   void restart_stall() {
     since = Clock::now();
@@ -90,7 +90,7 @@ struct HttpTransfer {
     return request.limit.count() == 0 ? Clock::time_point::max() : began + request.limit;
   }
   bool is_abandoned() const { return request.is_abandoned && *request.is_abandoned; }
-  HttpPlace place() const { return has_proxy ? HttpPlace::kElsewhere : peer; }
+  AddressKind place() const { return has_proxy ? AddressKind::kElsewhere : peer; }
   // Records the first error. Returns false, so that callbacks can return the result.
   bool fail(int error, std::string text) {
     if (failure.error == 0) failure = {error, std::move(text)};
@@ -103,10 +103,10 @@ namespace {
 using Transfer = HttpTransfer;
 using HeaderList = std::unique_ptr<curl_slist, Transfer::ListDeleter>;
 
-constexpr std::size_t kMostHeaders = 64 << 10;  // bytes of all headers of a response
+constexpr std::size_t kMaxHeaders = 64 << 10;  // bytes of all headers of a response
 // If the body of a redirect has more bytes, a new connection costs less than reading the body.
-constexpr std::size_t kMostUnread = 16 << 10;
-constexpr unsigned kMostRedirects = 10;
+constexpr std::size_t kMaxUnread = 16 << 10;
+constexpr unsigned kMaxRedirects = 10;
 
 bool is_redirect(int status) {
   return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
@@ -117,20 +117,20 @@ std::string_view refusal_of(const Transfer& transfer, const WebUrl& url) {
   if (url.scheme == "https" || transfer.insecure_http || url.is_loopback()) return "";
   // The addresses that hand out roles support only http.
   const bool is_asked_directly = transfer.redirects == 0 && !transfer.request.use_proxy;
-  if (is_asked_directly && place_of(url.host) == HttpPlace::kRoles) return "";
+  if (is_asked_directly && place_of(url.host) == AddressKind::kRoles) return "";
   return "http is not encrypted: use https, or permit it with insecure_http (-o insecure_http, "
          "--insecure-http)";
 }
 
 // Returns true if the transfer may connect to an address of this place. Otherwise fails the
 // transfer. Checks the address itself, because any name may resolve to any address.
-bool may_connect(Transfer& transfer, HttpPlace place) {
+bool may_connect(Transfer& transfer, AddressKind place) {
   if (transfer.has_proxy) return true;
   const std::string_view why =
       transfer.redirects > 0 ? redirect_refusal(transfer.by, place) : std::string_view();
   if (!why.empty()) return transfer.fail(EACCES, std::string(why));
-  const bool is_role = place == HttpPlace::kRoles;
-  if (transfer.at.scheme == "http" && !transfer.insecure_http && place != HttpPlace::kLoopback &&
+  const bool is_role = place == AddressKind::kRoles;
+  if (transfer.at.scheme == "http" && !transfer.insecure_http && place != AddressKind::kLoopback &&
       !(is_role && !transfer.request.use_proxy)) {
     return transfer.fail(EACCES,
                          "its name is a loopback name, but it resolves to an address of another "
@@ -166,7 +166,7 @@ bool redirect(Transfer& transfer) {
   const std::optional<WebUrl> target = resolve_url(transfer.at, location);
   if (!target)
     return transfer.fail(EACCES, "redirects to an address that is not an http or https URL");
-  if (++transfer.redirects > kMostRedirects) {
+  if (++transfer.redirects > kMaxRedirects) {
     return transfer.fail(EACCES, "redirects more than 10 times");
   }
   std::string_view why = redirect_refusal(transfer.at, *target, transfer.place());
@@ -178,7 +178,8 @@ bool redirect(Transfer& transfer) {
     why = "redirects a request with a body to another host";
   if (!why.empty()) return transfer.fail(EACCES, std::string(why));
   transfer.head.target = target->text();
-  if (transfer.request.passes_on && transfer.request.passes_on(transfer.head)) return true;
+  if (transfer.request.returns_redirect && transfer.request.returns_redirect(transfer.head))
+    return true;
   transfer.by = transfer.place();
   transfer.next = target;
   return true;
@@ -221,7 +222,7 @@ bool end_of_head(Transfer& transfer) {
   if (transfer.request.follow && is_redirect(head.status) && !redirect(transfer)) return false;
   if (transfer.next) {
     const std::optional<std::uint64_t> body = decimal(length);
-    return body && *body <= kMostUnread;  // otherwise the connection is closed, see kMostUnread
+    return body && *body <= kMaxUnread;  // otherwise the connection is closed, see kMaxUnread
   }
   if (transfer.callbacks.head && !transfer.callbacks.head(head)) {
     return transfer.fail(ECANCELED, "cancelled");
@@ -232,7 +233,7 @@ bool end_of_head(Transfer& transfer) {
 // Handles one line of a response's head. The name of a header is a token (RFC 9110, 5.6.2).
 bool add_header(Transfer& transfer, std::string_view line) {
   transfer.header_bytes += line.size();
-  if (transfer.header_bytes > kMostHeaders) {
+  if (transfer.header_bytes > kMaxHeaders) {
     return transfer.fail(EPROTO, "its server sends more than 64 KiB of headers");
   }
   if (transfer.has_head) return true;  // a trailer after the body of a chunked response
@@ -264,7 +265,7 @@ bool add_header(Transfer& transfer, std::string_view line) {
 bool add_data(Transfer& transfer, std::string_view text) {
   const auto bytes = std::as_bytes(std::span(text));
   tally(transfer.counters, &Counters::bytes_fetched, bytes.size());
-  if (transfer.next) return (transfer.unread += bytes.size()) <= kMostUnread;
+  if (transfer.next) return (transfer.unread += bytes.size()) <= kMaxUnread;
   if (!transfer.has_head) return transfer.fail(EPROTO, "its server does not speak HTTP/1.1");
   if (transfer.callbacks.data && !transfer.callbacks.data(bytes)) {
     return transfer.fail(ECANCELED, "cancelled");
@@ -476,10 +477,10 @@ std::string authorities_of(Transfer& transfer) {
 
 // Returns libcurl's reason why a transfer broke. Some reasons are replaced by texts of ours,
 // because libcurl's text may contain a URL.
-HttpEnd end_of(CURLcode code, Transfer& transfer) {
+TransferResult end_of(CURLcode code, Transfer& transfer) {
   if (code == CURLE_OK && !transfer.has_head) {
-    return transfer.head.status != 0 ? HttpEnd{EIO, "its response was cut off"}
-                                     : HttpEnd{EPROTO, "its server does not speak HTTP/1.1"};
+    return transfer.head.status != 0 ? TransferResult{EIO, "its response was cut off"}
+                                     : TransferResult{EPROTO, "its server does not speak HTTP/1.1"};
   }
   if (code != CURLE_OK && transfer.failure.error != 0) return transfer.failure;
   long connect_errno = 0;
@@ -568,7 +569,7 @@ class Http::Impl {
   int next_deadline() const;  // in milliseconds from now
   std::unique_ptr<Transfer> remove(Transfer& transfer);
   bool is_full(const Transfer& transfer) const;
-  void finish(std::unique_ptr<Transfer> transfer, HttpEnd end);
+  void finish(std::unique_ptr<Transfer> transfer, TransferResult end);
   void end_all();
 
   const Options options_;
@@ -652,7 +653,7 @@ void Http::Impl::begin_waiting() {
 }
 
 void Http::Impl::begin(std::unique_ptr<Transfer> transfer) {
-  HttpEnd& failure = transfer->failure;
+  TransferResult& failure = transfer->failure;
   if (failure.error == 0 && transfer->is_abandoned()) failure = {ECANCELED, "abandoned"};
   if (failure.error == 0) {  // start() may have set a failure
     try {
@@ -673,7 +674,7 @@ void Http::Impl::begin(std::unique_ptr<Transfer> transfer) {
     transfer = remove(*active_.back());
     transfer->failure = {EIO, "libcurl accepts no request"};
   }
-  HttpEnd end = std::move(transfer->failure);
+  TransferResult end = std::move(transfer->failure);
   finish(std::move(transfer), std::move(end));
 }
 
@@ -697,7 +698,7 @@ void Http::Impl::take_ended() {
     char* user = nullptr;
     libcurl().easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &user);
     auto& ended = *reinterpret_cast<Transfer*>(user);
-    HttpEnd end = end_of(code, ended);
+    TransferResult end = end_of(code, ended);
     std::unique_ptr<Transfer> removed = remove(ended);
     ended.easy.reset();
     if (!ended.next) {
@@ -742,7 +743,7 @@ void Http::Impl::end_late() {
     at = waiting_.erase(at);
     const char* const what =
         transfer->redirects > 0 ? "it took longer than " : "no connection was free for ";
-    HttpEnd end{ETIMEDOUT, what + in_seconds(transfer->request.limit)};
+    TransferResult end{ETIMEDOUT, what + in_seconds(transfer->request.limit)};
     finish(std::move(transfer), std::move(end));
   }
 }
@@ -760,7 +761,7 @@ int Http::Impl::next_deadline() const {
   return static_cast<int>(std::max<milliseconds::rep>(left.count(), 0));
 }
 
-void Http::Impl::finish(std::unique_ptr<Transfer> transfer, HttpEnd end) {
+void Http::Impl::finish(std::unique_ptr<Transfer> transfer, TransferResult end) {
   transfer->easy.reset();
   end.was_kept = transfer->was_kept;
   // After a laptop has slept or changed its network, the kept connections no longer respond. So

@@ -45,7 +45,7 @@
 
 namespace stfs {
 
-enum class HttpPlace;  // http_rules.h
+enum class AddressKind;  // http_rules.h
 struct HttpHead;
 
 struct HttpRequest {
@@ -58,7 +58,7 @@ struct HttpRequest {
   bool follow = true;                     // false: a 3xx response is passed on
   // Called on the thread of Http for each redirect that the rules permit. If it returns true, the
   // 3xx response is passed on and the redirect is not followed.
-  std::function<bool(const HttpHead&)> passes_on = {};
+  std::function<bool(const HttpHead&)> returns_redirect = {};
   bool use_netrc = false;  // send the user and password for the first host in ~/.netrc ($NETRC)
   bool use_proxy = true;   // false: connect directly, as to the role addresses of this machine
   bool new_connection = false;  // do not reuse a connection
@@ -71,7 +71,7 @@ struct HttpRequest {
   std::shared_ptr<const std::atomic<bool>> is_abandoned = {};
   // Set if the caller follows a redirect that was passed on: HttpHead::place of that response. The
   // rules for redirects then apply to `url`.
-  std::optional<HttpPlace> redirected_by = {};
+  std::optional<AddressKind> redirected_by = {};
 };
 
 // The status and headers of a response.
@@ -84,7 +84,7 @@ struct HttpHead {
   std::string target = {};
   // Names are in lower case. The head and the trailer of a response have at most 64 KiB together.
   std::vector<std::pair<std::string, std::string>> headers;
-  HttpPlace place{};  // the address of the connection; kElsewhere through a proxy
+  AddressKind place{};  // the address of the connection; kElsewhere through a proxy
   // Texts of the request that messages must not show (server_reason.h).
   std::vector<std::string> secrets = {};
 
@@ -101,7 +101,7 @@ struct HttpHead {
 //   EACCES      the request is invalid, or a rule above or a proxy refuses it: a retry is useless
 //   EPROTO      the peer does not speak HTTP, or its certificate is not trusted
 // `text` describes the error in one printable line without secrets.
-struct HttpEnd {
+struct TransferResult {
   int error = 0;
   std::string text;
   // The request reused a connection. The bytes received may then be left over from the previous
@@ -116,11 +116,11 @@ struct HttpCallbacks {
   // `head` and `data` return false to end the transfer with ECANCELED.
   std::function<bool(const HttpHead&)> head = {};
   std::function<bool(std::span<const std::byte>)> data = {};
-  std::function<void(const HttpEnd&)> end;  // called once, after all other callbacks
+  std::function<void(const TransferResult&)> end;  // called once, after all other callbacks
 };
 
 // A complete response in memory.
-struct HttpAnswer {
+struct HttpResponse {
   HttpHead head;
   std::string body;
 };
@@ -154,9 +154,9 @@ class Http {
   // response with a temporary status is returned as well. `is_temporary` may classify further
   // responses as temporary. Throws Error kUnreadable if no complete response arrives. Must not be
   // called on the thread of Http.
-  HttpAnswer get(const HttpRequest& request, std::size_t most,
-                 std::optional<std::chrono::milliseconds> patience = {},
-                 const std::function<bool(const HttpAnswer&)>& is_temporary = {});
+  HttpResponse get(const HttpRequest& request, std::size_t most,
+                   std::optional<std::chrono::milliseconds> patience = {},
+                   const std::function<bool(const HttpResponse&)>& is_temporary = {});
 
  private:
   class Impl;
@@ -174,13 +174,13 @@ bool is_temporary(int status);
 
 // Decides whether to send a request again; every sender of requests uses this function. `answer` is
 // the caller's verdict on the part of the response that has arrived.
-enum class AnswerIs { kGood, kTemporary, kWrong };
+enum class ResponseQuality { kGood, kTemporary, kWrong };
 enum class NextTry {
   kNone,
   kNow,    // on a new connection, because the bytes may be left over from the previous response
   kLater,  // after Backoff::next()
 };
-NextTry next_try(const HttpEnd& end, AnswerIs answer);
+NextTry next_try(const TransferResult& end, ResponseQuality answer);
 
 // Parses an HTTP date ("Sun, 06 Nov 1994 08:49:37 GMT", or one of the two obsolete forms). Returns
 // seconds since the epoch, or nullopt if `text` is not a date.

@@ -24,7 +24,7 @@ using std::chrono::milliseconds;
 
 // The maximum number of tries in get() without any response: the name cannot be resolved, or the
 // connection is refused.
-constexpr unsigned kMostSilent = 5;
+constexpr unsigned kMaxSilent = 5;
 
 }  // namespace
 
@@ -36,9 +36,9 @@ std::string_view HttpHead::header(std::string_view name) const {
   return last;
 }
 
-HttpAnswer Http::get(const HttpRequest& request, std::size_t most,
-                     std::optional<milliseconds> patience,
-                     const std::function<bool(const HttpAnswer&)>& is_temporary) {
+HttpResponse Http::get(const HttpRequest& request, std::size_t most,
+                       std::optional<milliseconds> patience,
+                       const std::function<bool(const HttpResponse&)>& is_temporary) {
   const milliseconds time = patience.value_or(patience_);
   const Clock::time_point deadline = Clock::now() + time;
   const std::string place = public_name(request.url);
@@ -53,9 +53,10 @@ HttpAnswer Http::get(const HttpRequest& request, std::size_t most,
     const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
     one.limit =
         std::max(milliseconds(1), one.limit.count() == 0 ? left : std::min(one.limit, left));
-    HttpAnswer answer;
+    HttpResponse answer;
     bool is_cut = false;
-    const auto ended = std::make_shared<std::promise<HttpEnd>>();  // must outlive set_value()
+    const auto ended =
+        std::make_shared<std::promise<TransferResult>>();  // must outlive set_value()
     start(std::move(one), {.head =
                                [&](const HttpHead& head) {
                                  answer.head = head;
@@ -69,16 +70,16 @@ HttpAnswer Http::get(const HttpRequest& request, std::size_t most,
                                                     bytes.size());
                                  return true;
                                },
-                           .end = [ended](const HttpEnd& end) { ended->set_value(end); }});
-    HttpEnd end = ended->get_future().get();
+                           .end = [ended](const TransferResult& end) { ended->set_value(end); }});
+    TransferResult end = ended->get_future().get();
     const int status = answer.head.status;
     const bool is_too_long = is_cut && status < 300;
     if (is_cut && !is_too_long) end.error = 0;
     const bool is_later =
         end.error == 0 && (stfs::is_temporary(status) || (is_temporary && is_temporary(answer)));
-    const NextTry next = next_try(end, is_too_long ? AnswerIs::kWrong
-                                       : is_later  ? AnswerIs::kTemporary
-                                                   : AnswerIs::kGood);
+    const NextTry next = next_try(end, is_too_long ? ResponseQuality::kWrong
+                                       : is_later  ? ResponseQuality::kTemporary
+                                                   : ResponseQuality::kGood);
     if (next == NextTry::kNow && !std::exchange(needs_new, true)) {
       pause = milliseconds(0);
       continue;
@@ -91,7 +92,7 @@ HttpAnswer Http::get(const HttpRequest& request, std::size_t most,
     }
     if (end.error == EIO && status == 0) ++silent;
     pause = backoff.next(status == 0 ? nullptr : &answer.head);
-    const bool is_over = Clock::now() + pause >= deadline || silent >= kMostSilent;
+    const bool is_over = Clock::now() + pause >= deadline || silent >= kMaxSilent;
     if (next == NextTry::kLater && !is_over) {
       if (end.error != 0) reason = end.text;
       continue;
@@ -105,13 +106,13 @@ HttpAnswer Http::get(const HttpRequest& request, std::size_t most,
   }
 }
 
-NextTry next_try(const HttpEnd& end, AnswerIs answer) {
+NextTry next_try(const TransferResult& end, ResponseQuality answer) {
   const bool is_refused = end.error == EPROTO || end.error == EACCES;
-  if (answer == AnswerIs::kWrong || (answer == AnswerIs::kGood && is_refused)) {
+  if (answer == ResponseQuality::kWrong || (answer == ResponseQuality::kGood && is_refused)) {
     return end.was_kept ? NextTry::kNow : NextTry::kNone;
   }
   const bool has_broken = end.error == EIO || end.error == ETIMEDOUT;
-  return answer == AnswerIs::kTemporary || has_broken ? NextTry::kLater : NextTry::kNone;
+  return answer == ResponseQuality::kTemporary || has_broken ? NextTry::kLater : NextTry::kNone;
 }
 
 bool is_temporary(int status) {
@@ -159,14 +160,14 @@ std::uint64_t seconds_of_retry_after(std::string_view text) {
 }  // namespace
 
 milliseconds Backoff::next(const HttpHead* head) {
-  constexpr std::uint64_t kMostAsked = 86'400;  // seconds
+  constexpr std::uint64_t kMaxAsked = 86'400;  // seconds
   const std::int64_t bound = std::min<std::int64_t>(10'000, 100LL << std::min(tries_++, 10U));
   std::random_device random;
   const milliseconds jitter(std::uniform_int_distribution<std::int64_t>(0, bound)(random));
   if (head == nullptr) return jitter;
   const std::uint64_t asked = std::max(seconds_of_retry_after(head->header("retry-after")),
                                        seconds_of_rate_limit(head->header("ratelimit")));
-  return std::chrono::seconds(std::min(asked, kMostAsked)) + jitter;
+  return std::chrono::seconds(std::min(asked, kMaxAsked)) + jitter;
 }
 
 }  // namespace stfs

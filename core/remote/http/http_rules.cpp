@@ -23,31 +23,31 @@ namespace {
 struct Network4 {
   std::uint32_t address;  // in host byte order
   unsigned bits;
-  HttpPlace place;
+  AddressKind place;
 };
 // The first network that contains an address determines its place.
 constexpr std::array<Network4, 11> kNetworks4{{
-    {0x7F000000, 8, HttpPlace::kLoopback},
-    {0x00000000, 8, HttpPlace::kLoopback},
-    {0xA9FE0000, 16, HttpPlace::kRoles},    // 169.254.0.0/16
-    {0x646464C8, 32, HttpPlace::kRoles},    // 100.100.100.200: Alibaba
-    {0xA83F8110, 32, HttpPlace::kRoles},    // 168.63.129.16: Azure
-    {0xC00000C0, 32, HttpPlace::kRoles},    // 192.0.0.192: Oracle
-    {0x0A000000, 8, HttpPlace::kPrivate},   // 10.0.0.0/8
-    {0xAC100000, 12, HttpPlace::kPrivate},  // 172.16.0.0/12
-    {0xC0A80000, 16, HttpPlace::kPrivate},  // 192.168.0.0/16
-    {0x64400000, 10, HttpPlace::kPrivate},  // 100.64.0.0/10
-    {0xC0000000, 24, HttpPlace::kPrivate},  // 192.0.0.0/24
+    {0x7F000000, 8, AddressKind::kLoopback},
+    {0x00000000, 8, AddressKind::kLoopback},
+    {0xA9FE0000, 16, AddressKind::kRoles},    // 169.254.0.0/16
+    {0x646464C8, 32, AddressKind::kRoles},    // 100.100.100.200: Alibaba
+    {0xA83F8110, 32, AddressKind::kRoles},    // 168.63.129.16: Azure
+    {0xC00000C0, 32, AddressKind::kRoles},    // 192.0.0.192: Oracle
+    {0x0A000000, 8, AddressKind::kPrivate},   // 10.0.0.0/8
+    {0xAC100000, 12, AddressKind::kPrivate},  // 172.16.0.0/12
+    {0xC0A80000, 16, AddressKind::kPrivate},  // 192.168.0.0/16
+    {0x64400000, 10, AddressKind::kPrivate},  // 100.64.0.0/10
+    {0xC0000000, 24, AddressKind::kPrivate},  // 192.0.0.0/24
 }};
 
-HttpPlace place_of_v4(std::uint32_t address) {  // in host byte order
+AddressKind place_of_v4(std::uint32_t address) {  // in host byte order
   for (const Network4& network : kNetworks4) {
     if ((address ^ network.address) >> (32 - network.bits) == 0) return network.place;
   }
-  return HttpPlace::kElsewhere;
+  return AddressKind::kElsewhere;
 }
 
-HttpPlace place_of_v6(const in6_addr& address) {
+AddressKind place_of_v6(const in6_addr& address) {
   constexpr std::array<std::uint8_t, 12> kMapped{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
   constexpr std::array<std::uint8_t, 12> kCompatible{};  // :: and ::1 are 0.0.0.0 and 0.0.0.1
   constexpr std::array<std::uint8_t, 12> kNat64{0, 0x64, 0xff, 0x9b};
@@ -62,12 +62,12 @@ HttpPlace place_of_v6(const in6_addr& address) {
   }
   const std::uint8_t first = address.s6_addr[0], second = address.s6_addr[1] & 0xc0;
   const bool is_of_ec2 = std::memcmp(&address, kRolesOfEc2.data(), kRolesOfEc2.size()) == 0;
-  if (is_of_ec2 || (first == 0xfe && second == 0x80)) return HttpPlace::kRoles;
+  if (is_of_ec2 || (first == 0xfe && second == 0x80)) return AddressKind::kRoles;
   const bool is_unique_local = (first & 0xfe) == 0xfc;
   const bool is_site_local = first == 0xfe && second == 0xc0;
   const bool is_local_nat64 = std::memcmp(&address, kLocalNat64.data(), kLocalNat64.size()) == 0;
-  return is_unique_local || is_site_local || is_local_nat64 ? HttpPlace::kPrivate
-                                                            : HttpPlace::kElsewhere;
+  return is_unique_local || is_site_local || is_local_nat64 ? AddressKind::kPrivate
+                                                            : AddressKind::kElsewhere;
 }
 
 // Returns the file in which the distribution keeps its trusted certificates. A portable build does
@@ -136,7 +136,7 @@ bool is_listed(const std::string& host, std::string_view list) {
 
 }  // namespace
 
-HttpPlace place_of(const sockaddr& address) {
+AddressKind place_of(const sockaddr& address) {
   if (address.sa_family == AF_INET) {
     sockaddr_in v4{};
     std::memcpy(&v4, &address, sizeof v4);
@@ -147,21 +147,21 @@ HttpPlace place_of(const sockaddr& address) {
     std::memcpy(&v6, &address, sizeof v6);
     return place_of_v6(v6.sin6_addr);
   }
-  return HttpPlace::kElsewhere;
+  return AddressKind::kElsewhere;
 }
 
-HttpPlace place_of(const std::string& host) {
+AddressKind place_of(const std::string& host) {
   in6_addr v6{};
   if (::inet_pton(AF_INET6, host.c_str(), &v6) == 1) return place_of_v6(v6);
   in_addr v4{};
   if (::inet_aton(host.c_str(), &v4) != 0) return place_of_v4(ntohl(v4.s_addr));
-  return host == "localhost" || host.ends_with(".localhost") ? HttpPlace::kLoopback
-                                                             : HttpPlace::kElsewhere;
+  return host == "localhost" || host.ends_with(".localhost") ? AddressKind::kLoopback
+                                                             : AddressKind::kElsewhere;
 }
 
 std::string HttpEnvironment::proxy_for(const WebUrl& url) const {
   const std::string& proxy = url.scheme == "https" ? https_proxy : http_proxy;
-  return place_of(url.host) == HttpPlace::kLoopback || is_listed(url.host, no_proxy) ? "" : proxy;
+  return place_of(url.host) == AddressKind::kLoopback || is_listed(url.host, no_proxy) ? "" : proxy;
 }
 
 HttpEnvironment environment_of_http() {
@@ -181,16 +181,16 @@ HttpEnvironment environment_of_http() {
   return environment;
 }
 
-std::string_view redirect_refusal(HttpPlace by, HttpPlace to) {
-  if (to == HttpPlace::kRoles) return "redirects to a cloud metadata address";
-  if (to == HttpPlace::kLoopback && by != HttpPlace::kLoopback)
+std::string_view redirect_refusal(AddressKind by, AddressKind to) {
+  if (to == AddressKind::kRoles) return "redirects to a cloud metadata address";
+  if (to == AddressKind::kLoopback && by != AddressKind::kLoopback)
     return "redirects to a loopback address";
-  if (to == HttpPlace::kPrivate && by == HttpPlace::kElsewhere)
+  if (to == AddressKind::kPrivate && by == AddressKind::kElsewhere)
     return "redirects to a private address";
   return "";
 }
 
-std::string_view redirect_refusal(const WebUrl& from, const WebUrl& to, HttpPlace by) {
+std::string_view redirect_refusal(const WebUrl& from, const WebUrl& to, AddressKind by) {
   if (from.scheme == "https" && to.scheme == "http") return "redirects from https to http";
   return redirect_refusal(by, place_of(to.host));
 }

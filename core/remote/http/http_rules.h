@@ -18,7 +18,7 @@ struct sockaddr;
 namespace stfs {
 
 // Classifies an IP address by the network that it belongs to.
-enum class HttpPlace {
+enum class AddressKind {
   kElsewhere,  // any other address
   kLoopback,   // 127.0.0.0/8, ::1; also 0.0.0.0/8 and ::, which Linux connects to itself
   // Networks whose owner assigns the addresses: 10/8, 172.16/12, 192.168/16, 100.64/10, fc00::/7.
@@ -29,10 +29,10 @@ enum class HttpPlace {
 };
 // Classifies an address. An IPv4 address embedded in an IPv6 address (mapped, compatible, NAT64) is
 // classified as IPv4.
-HttpPlace place_of(const sockaddr& address);
+AddressKind place_of(const sockaddr& address);
 // Classifies the host of a URL: an address, including the short forms that inet_aton(3) accepts
 // ("127.1", "2130706433"), or "localhost". Returns kElsewhere for any other name.
-HttpPlace place_of(const std::string& host);
+AddressKind place_of(const std::string& host);
 
 // The environment's settings for connections, as curl(1) reads them.
 struct HttpEnvironment {
@@ -50,10 +50,10 @@ HttpEnvironment environment_of_http();
 
 // Returns why a redirect to an address is refused, or "" if it is permitted. `by` is the place of
 // the connection that the redirect arrived on; kElsewhere for a connection through a proxy.
-std::string_view redirect_refusal(HttpPlace by, HttpPlace to);
+std::string_view redirect_refusal(AddressKind by, AddressKind to);
 // Returns why a redirect from one URL to another is refused, as far as their texts show, or "" if
 // it is permitted. The address of the new connection must be checked as well.
-std::string_view redirect_refusal(const WebUrl& from, const WebUrl& to, HttpPlace by);
+std::string_view redirect_refusal(const WebUrl& from, const WebUrl& to, AddressKind by);
 
 // Returns the value of a header without leading and trailing blanks.
 std::string without_blanks(std::string_view text);

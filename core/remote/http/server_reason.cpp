@@ -13,8 +13,8 @@
 namespace stfs {
 namespace {
 
-constexpr std::size_t kMostReason = std::size_t{1} << 16;  // bytes of a body that are searched
-constexpr std::size_t kMostQuoted = 200;                   // characters
+constexpr std::size_t kMaxReason = std::size_t{1} << 16;  // bytes of a body that are searched
+constexpr std::size_t kMaxQuoted = 200;                   // characters
 // A secret with fewer bytes is hidden only if it is a whole word.
 constexpr std::size_t kLeastSecret = 4;
 
@@ -89,13 +89,13 @@ std::string quoted(std::string_view said, std::vector<std::string> secrets) {
   for (const std::string& secret : secrets) {
     if (!secret.empty()) hide(text, secret);
   }
-  while (in_quotes(text).size() > kMostQuoted + 2)
+  while (in_quotes(text).size() > kMaxQuoted + 2)
     text.resize(utf8_floor(text, text.size() * 3 / 4));
   return in_quotes(text);
 }
 
 ServerReason reason_in(const std::string& body) {
-  const std::string text = without_blanks(std::string_view(body).substr(0, kMostReason));
+  const std::string text = without_blanks(std::string_view(body).substr(0, kMaxReason));
   ServerReason reason;
   if (text.find('<') < 4) {  // a byte order mark may precede it
     pugi::xml_document document;
@@ -114,7 +114,7 @@ ServerReason reason_in(const std::string& body) {
   return reason;
 }
 
-std::string reason_text(const HttpAnswer& answer, const std::vector<std::string>& secrets) {
+std::string reason_text(const HttpResponse& answer, const std::vector<std::string>& secrets) {
   ServerReason reason = reason_in(answer.body);
   const std::string_view header = answer.head.header("x-error-message");
   if (!header.empty()) reason.message = header;

@@ -30,6 +30,6 @@ ServerReason reason_in(const std::string& body);
 // Returns the text that a message adds after "the server answered 403", or "" if the response has
 // no reason. Example: ` AccessDenied: "Access Denied"`. A header X-Error-Message takes precedence
 // over the body.
-std::string reason_text(const HttpAnswer& answer, const std::vector<std::string>& secrets);
+std::string reason_text(const HttpResponse& answer, const std::vector<std::string>& secrets);
 
 }  // namespace stfs

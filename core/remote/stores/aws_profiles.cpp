@@ -15,7 +15,7 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kMostProfileBytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t kMaxProfileBytes = std::uint64_t{1} << 20;
 
 AwsProfiles profiles_of(const AwsVariables& variables, const char* name, const char* usual) {
   std::string path = variables[name];
@@ -24,7 +24,7 @@ AwsProfiles profiles_of(const AwsVariables& variables, const char* name, const c
   if (path.starts_with("~/")) path.replace(0, 1, home);
   if (path.empty()) return {};
   try {
-    return parse_aws_profiles(read_file(path, kMostProfileBytes));
+    return parse_aws_profiles(read_file(path, kMaxProfileBytes));
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kAbsent) return {};
     throw;

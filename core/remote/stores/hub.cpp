@@ -1,13 +1,10 @@
 #include "core/remote/stores/hub.h"
 
 #include "core/base/error.h"
-#include "core/base/posix.h"
 #include "core/base/sha256.h"
 #include "core/base/text.h"
 #include "core/remote/http/url.h"
 #include "core/remote/stores/hub_api.h"
-
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <exception>
@@ -23,7 +20,7 @@ namespace {
 
 constexpr std::size_t kLongestAnswer = 64 << 20;   // of the API: 100,000 files take 30 MB
 constexpr std::size_t kLongestRedirect = 1 << 20;  // of /resolve/, asked for one byte
-constexpr std::size_t kMostTreePages = 2000;
+constexpr std::size_t kMaxTreePages = 2000;
 constexpr const char* kOtherDigest = "its SHA-256 is not the one of this commit";
 
 std::string_view unquoted(std::string_view etag) {
@@ -38,7 +35,7 @@ std::string_view unquoted(std::string_view etag) {
 struct HubLocation {
   std::string url = {};  // "" for none; may hold a signature
   bool may_have_token = false;
-  std::optional<HttpPlace> redirected_by = {};
+  std::optional<AddressKind> redirected_by = {};
   std::string etag = {};  // that all answers must have; "" if X-Linked-Etag told the digest
 };
 
@@ -56,7 +53,7 @@ class HubRemote final : public Remote {
     return request;
   }
 
-  Verdict judge(const HttpHead& head, ByteRange range) const override {
+  ResponseVerdict judge(const HttpHead& head, ByteRange range) const override {
     switch (head.status) {
       case 400:  // some stores say so of a signed URL that expired
       case 401:
@@ -65,18 +62,19 @@ class HubRemote final : public Remote {
       case 410: {
         const std::lock_guard lock(mutex_);
         if (head.was_redirected || head.url == location_.url) refused_ = location_.url;
-        return {.kind = Verdict::Kind::kRenew, .text = refusal_of(head)};
+        return {.kind = ResponseVerdict::Kind::kRenew, .text = refusal_of(head)};
       }
       default: break;
     }
     const std::string_view commit = head.header("x-repo-commit");
     if (!commit.empty() && commit != name_.revision) {
-      return {.kind = Verdict::Kind::kChanged, .text = "the Hub answers with another commit"};
+      return {.kind = ResponseVerdict::Kind::kChanged,
+              .text = "the Hub answers with another commit"};
     }
     if (head.status / 100 == 2) {
       const std::lock_guard lock(mutex_);
       if (!location_.etag.empty() && head.header("etag") != location_.etag) {
-        return {.kind = Verdict::Kind::kChanged, .text = "it has changed on its server"};
+        return {.kind = ResponseVerdict::Kind::kChanged, .text = "it has changed on its server"};
       }
     }
     return stfs::judge(version_, head, range);
@@ -132,7 +130,7 @@ class HubRemote final : public Remote {
     HttpRequest request = request_to(at);
     request.range = ByteRange{.offset = 0, .length = 1};
     std::vector<HttpHead> heads;
-    request.passes_on = [&](const HttpHead& head) {
+    request.returns_redirect = [&](const HttpHead& head) {
       if (!head.was_redirected) heads.clear();  // of a try before
       heads.push_back(head);
       return !head.header("x-linked-etag").empty() && !is_of_the_hub(head.target);
@@ -217,7 +215,7 @@ class HubStore final : public Store {
     version.size = *file.size;
     version.mtime = known->mtime;
     version.sha256 = file.sha256;
-    version.token = "hf-" + (file.sha256.empty() ? "git-sha1-" + file.blob : file.sha256);
+    version.token = hub_token(file.sha256.empty() ? file.blob : file.sha256);
     return {.version = std::move(version)};
   }
 
@@ -318,8 +316,8 @@ class HubStore final : public Store {
     return answer.get();
   }
 
-  HttpAnswer get(const std::string& url, const HubName& name) {
-    HttpAnswer answer = http_.get(options_.request(url), kLongestAnswer);
+  HttpResponse get(const std::string& url, const HubName& name) {
+    HttpResponse answer = http_.get(options_.request(url), kLongestAnswer);
     if (answer.head.status != 200) {
       refuse_hub_answer(answer.head, name.text(), name.id, options_, answer.body);
     }
@@ -327,7 +325,7 @@ class HubStore final : public Store {
   }
 
   HubModel ask(const HubName& name) {
-    const HttpAnswer answer = get(
+    const HttpResponse answer = get(
         options_.api_url(name.id) + "/revision/" + percent_encode(name.revision) + "?blobs=true",
         name);
     HubModel model = parse_hub_model(answer.body, name);
@@ -341,8 +339,8 @@ class HubStore final : public Store {
   void read_tree(const HubName& name, HubModel& model) {
     std::string url = options_.api_url(model.id) + "/tree/" + model.commit + "?recursive=true";
     std::set<std::string> seen;
-    while (seen.insert(url).second && seen.size() <= kMostTreePages) {
-      const HttpAnswer answer = get(url, name);
+    while (seen.insert(url).second && seen.size() <= kMaxTreePages) {
+      const HttpResponse answer = get(url, name);
       add_hub_tree(answer.body, name.text(), model);
       const std::string next = next_hub_page(answer.head.header("link"));
       if (next.empty()) return;
@@ -365,25 +363,5 @@ class HubStore final : public Store {
 }  // namespace
 
 std::unique_ptr<Store> make_hub_store(Http& http) { return std::make_unique<HubStore>(http); }
-
-std::string hub_local_copy(const std::string& name) try {
-  const HubName asked = parse_hub_name(name);
-  if (asked.path.empty()) return "";
-  const std::string cache = hub_cache_directory();
-  if (cache.empty()) return "";
-  const std::size_t slash = asked.id.find('/');
-  const std::string model =
-      cache + "/models--" + asked.id.substr(0, slash) + "--" + asked.id.substr(slash + 1);
-  std::string commit = asked.revision;
-  if (!asked.has_commit()) {
-    commit = read_file(model + "/refs/" + asked.revision, 4096).substr(0, kCommitDigits);
-    if (!is_digest(commit, kCommitDigits)) return "";
-  }
-  const std::string path = model + "/snapshots/" + commit + "/" + asked.path;
-  struct stat file {};
-  return ::stat(path.c_str(), &file) == 0 && S_ISREG(file.st_mode) ? path : "";
-} catch (const Error&) {
-  return "";
-}
 
 }  // namespace stfs

@@ -17,7 +17,7 @@
 //
 // The token goes to the origin of HF_ENDPOINT alone, over https or to a loopback address.
 //
-// A file of the Hub's own cache is used where it fits: hub_local_copy(), hub_copy.h.
+// A file of the Hub's own cache takes the place of its object (hub_cache.h).
 #pragma once
 
 #include "core/remote/stores/remote.h"
@@ -31,9 +31,5 @@ namespace stfs {
 // HF_TOKEN and the files that hold one. Throws Error kUsage for an option that breaks its rule, so
 // make the store when the first name of the Hub comes.
 std::unique_ptr<Store> make_hub_store(Http& http);
-
-// The file of the Hub's own cache that stands for an object ("" when there is none). A name
-// without a commit means what refs/REVISION of that cache says. Asks nobody, never throws Error.
-std::string hub_local_copy(const std::string& name);
 
 }  // namespace stfs

@@ -19,7 +19,7 @@ constexpr std::uint64_t kLargestFile = 1ULL << 50;
 // Limits of a JSON response. A model with 100,000 files has a million values.
 constexpr int kDeepest = 64;
 constexpr std::size_t kMostValues = 4'000'000;
-constexpr std::size_t kMostFiles = 250'000;  // in one model
+constexpr std::size_t kMaxFiles = 250'000;  // in one model
 
 // Returns the seconds after which the Hub accepts requests again, from RateLimit ("api";r=0;t=55)
 // or Retry-After, or 0 if neither contains a number.
@@ -102,7 +102,7 @@ void add_file(HubModel& model, const std::string& path, const Json& entry,
   if (!is_inner_path(path)) return;
   HubFile& file = model.files[path];
   if (!file.is_known()) file = file_of(entry);
-  if (model.files.size() > kMostFiles) throw_not_the_hub(place, "it names too many files");
+  if (model.files.size() > kMaxFiles) throw_not_the_hub(place, "it names too many files");
 }
 
 // Parses the API's times, RFC 3339 in UTC: "2025-02-01T10:00:00.000Z". Returns 0 for any other

@@ -229,6 +229,10 @@ std::string hub_name_of(const WebUrl& url) try {
   return "";
 }
 
+std::string hub_token(const std::string& digest) {
+  return (is_digest(digest, kSha256Digits) ? "hf-" : "hf-git-sha1-") + digest;
+}
+
 std::string hub_cache_directory() {
   for (const char* const name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"}) {
     if (const std::string value = environment(name); !value.empty()) return with_home(value);

@@ -56,6 +56,9 @@ HubOptions hub_options();
 // the text continues with " with HF_ENDPOINT=ENDPOINT".
 std::string hub_name_of(const WebUrl& url);
 
+// Returns the token of a version. `digest` is SHA-256, or git's SHA-1 of a blob.
+std::string hub_token(const std::string& digest);
+
 // Returns the directory of the Hub's own cache, or "" if HOME is not set.
 std::string hub_cache_directory();
 

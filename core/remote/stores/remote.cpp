@@ -119,8 +119,8 @@ std::string encoding_refusal(const HttpHead& head) {
   return "";
 }
 
-Verdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange range) {
-  using Kind = Verdict::Kind;
+ResponseVerdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange range) {
+  using Kind = ResponseVerdict::Kind;
   const int status = head.status;
   const std::string with_status = "its server answers with status " + std::to_string(status);
   if (is_temporary(status)) return {Kind::kRetry, with_status};

@@ -46,7 +46,7 @@ std::string to_json(const RemoteVersion& version, bool with_secrets);
 std::optional<RemoteVersion> parse_remote_version(std::string_view text);
 
 // What to do after a response to a request for a range of a version.
-struct Verdict {
+struct ResponseVerdict {
   enum class Kind {
     kAccept,
     kRetry,    // a temporary error: send the request again later
@@ -63,7 +63,7 @@ struct Verdict {
 // length must be exact, and there must be no content encoding. Status 404, 410, 412 or 416, another
 // size or another validator mean that the object has changed. Any other 200 comes from a server
 // that ignores ranges, and is refused. For the rules see SEMANTICS, "Remote sources".
-Verdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange range);
+ResponseVerdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange range);
 
 // Parses `bytes FIRST-LAST/SIZE`, or `bytes */SIZE`, which a 416 response has; its range is then
 // empty. Returns nullopt for any other text.
@@ -90,8 +90,8 @@ class Remote {
   virtual HttpRequest request(ByteRange range) = 0;
   // Checks the head of a response to such a request, like stfs::judge() with the store's own
   // additions.
-  virtual Verdict judge(const HttpHead& head, ByteRange range) const = 0;
-  // Called after a 401 or 403 response (Verdict::kRenew). Makes the next request() use new
+  virtual ResponseVerdict judge(const HttpHead& head, ByteRange range) const = 0;
+  // Called after a 401 or 403 response (ResponseVerdict::kRenew). Makes the next request() use new
   // credentials or a new URL. Returns false if there is nothing to renew.
   virtual bool renew() = 0;
 };

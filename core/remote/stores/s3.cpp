@@ -30,9 +30,9 @@ namespace stfs {
 namespace {
 
 constexpr std::uint64_t kFirstBlock = Source::kFetchUnit;
-constexpr std::size_t kMostListing = std::size_t{1} << 24;  // bytes of a page of 1000 keys
-constexpr std::size_t kMostListedNames = 100'000;           // in a directory
-constexpr std::size_t kMostListingPages = 1000;
+constexpr std::size_t kMaxListing = std::size_t{1} << 24;  // bytes of a page of 1000 keys
+constexpr std::size_t kMaxListedNames = 100'000;           // in a directory
+constexpr std::size_t kMaxListingPages = 1000;
 
 struct S3Name {
   std::string bucket, key;
@@ -80,14 +80,14 @@ bool is_expired(std::string_view code) {
 }
 
 // Returns true for a temporary error whose status does not show that it is temporary.
-bool is_slow_down(const HttpAnswer& answer) {
+bool is_slow_down(const HttpResponse& answer) {
   if (answer.head.status != 400 && answer.head.status != 403) return false;
   const std::string code = aws_error_code(answer.body);
   return code == "SlowDown" || code == "RequestTimeout";
 }
 
 struct S3Answer {
-  HttpAnswer answer;
+  HttpResponse answer;
   std::string code = {};    // the code of an error
   std::string reason = {};  // code and message, as reason_text() returns them
   bool is_signed = false;
@@ -154,7 +154,7 @@ class S3Remote : public Remote {
       : store_(store), version_(std::move(version)), name_(parse_s3_name(version_.name)) {}
 
   HttpRequest request(ByteRange range) override;
-  Verdict judge(const HttpHead& head, ByteRange range) const override;
+  ResponseVerdict judge(const HttpHead& head, ByteRange range) const override;
   bool renew() override;
 
  private:
@@ -322,7 +322,7 @@ HttpRequest S3Store::make_request(const Target& target,
 }
 
 S3Answer S3Store::ask(const Target& target, std::size_t most, Patience patience) {
-  constexpr unsigned kMostTries = 8;
+  constexpr unsigned kMaxTries = 8;
   bool is_renewed = false;
   for (unsigned tries = 1;; ++tries) {
     const std::optional<S3Credentials> credentials = this->credentials();
@@ -338,7 +338,7 @@ S3Answer S3Store::ask(const Target& target, std::size_t most, Patience patience)
       result.code = aws_error_code(result.answer.body);
       result.reason = reason_text(result.answer, secrets);
     }
-    if (tries == kMostTries) return result;
+    if (tries == kMaxTries) return result;
     if (learn_region(target.name.bucket, head)) continue;
     if (is_renewed || !is_expired(result.code) || !chain().renew(credentials)) return result;
     is_renewed = true;
@@ -424,8 +424,8 @@ Found S3Store::find(const std::string& name, const RemoteVersion* known, Patienc
     throw Error(ErrorCode::kUnreadable, name, "the server answered with another range");
   }
   RemoteVersion version = version_of(name, head, range->size);
-  const Verdict verdict = stfs::judge(version, head, range->range);
-  if (verdict.kind != Verdict::Kind::kAccept) {
+  const ResponseVerdict verdict = stfs::judge(version, head, range->range);
+  if (verdict.kind != ResponseVerdict::Kind::kAccept) {
     throw Error(ErrorCode::kUnreadable, name, verdict.text);
   }
   return {std::move(version), std::move(found.answer.body)};
@@ -465,21 +465,21 @@ std::optional<std::vector<std::string>> S3Store::list_prefix(const std::string& 
   bool is_there = false;
   std::size_t seen = 0;
   std::string token;
-  for (std::size_t page = 0; page < kMostListingPages; ++page) {
+  for (std::size_t page = 0; page < kMaxListingPages; ++page) {
     Target target{.name = {prefix.bucket, ""},
                   .query = {{"list-type", "2"},
                             {"delimiter", "/"},
                             {"encoding-type", "url"},
                             {"prefix", prefix.key}}};
     if (!token.empty()) target.query.emplace_back("continuation-token", token);
-    const pugi::xml_document document = parse_page(name, ask(target, kMostListing));
+    const pugi::xml_document document = parse_page(name, ask(target, kMaxListing));
     const pugi::xml_node listing = document.document_element();
     const bool is_encoded = std::string_view(listing.child_value("EncodingType")) == "url";
     for (const pugi::xml_node entry : listing.children()) {
       const std::string_view kind = entry.name();
       if (kind != "Contents" && kind != "CommonPrefixes") continue;
       is_there = true;
-      if (++seen > kMostListedNames) {
+      if (++seen > kMaxListedNames) {
         throw Error(ErrorCode::kUnreadable, name, "a directory of more than 100000 names");
       }
       const bool is_file = kind == "Contents";
@@ -514,7 +514,7 @@ std::optional<std::vector<std::string>> S3Store::list(const std::string& name) {
                                           {"max-keys", "1"},
                                           {"encoding-type", "url"},
                                           {"prefix", asked.key}}},
-                               kMostListing);
+                               kMaxListing);
     // The user may be permitted to read the object but not to list the bucket.
     if (first.answer.head.status == 403 || first.answer.head.status == 401) return std::nullopt;
     const pugi::xml_document document = parse_page(name, first);
@@ -561,11 +561,12 @@ HttpRequest S3Remote::request(ByteRange range) {
   return store_.make_request(target, credentials);
 }
 
-Verdict S3Remote::judge(const HttpHead& head, ByteRange range) const {
-  if (store_.learn_region(name_.bucket, head)) return {Verdict::Kind::kRetry, "another region"};
+ResponseVerdict S3Remote::judge(const HttpHead& head, ByteRange range) const {
+  if (store_.learn_region(name_.bucket, head))
+    return {ResponseVerdict::Kind::kRetry, "another region"};
   if (head.status == 403) was_forbidden_ = true;
   // S3 returns 400 for an expired token, and for other errors.
-  if (head.status == 400) return {Verdict::Kind::kRenew, "the server answered 400"};
+  if (head.status == 400) return {ResponseVerdict::Kind::kRenew, "the server answered 400"};
   return stfs::judge(version_, head, range);
 }
 

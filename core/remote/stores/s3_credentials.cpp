@@ -36,14 +36,14 @@ using WallClock = std::chrono::system_clock;
 using namespace std::chrono_literals;
 
 // The maximum size of a text that contains credentials.
-constexpr std::size_t kMostCredentialBytes = std::size_t{1} << 16;
+constexpr std::size_t kMaxCredentialBytes = std::size_t{1} << 16;
 constexpr auto kExpiryMargin = 5min;  // credentials are renewed this long before they expire
 constexpr auto kLookPause = 30s;      //  minimum pause between two searches
 constexpr auto kProcessLimit = 60s;
 
 // Returns true if a text is safe in a header.
 bool is_header_word(std::string_view text) {
-  return text.size() <= kMostCredentialBytes &&
+  return text.size() <= kMaxCredentialBytes &&
          std::ranges::all_of(text, [](char c) { return c > ' ' && c < '\x7f'; });
 }
 
@@ -129,7 +129,7 @@ std::string process_output(const std::string& command) {
   std::string output;
   const auto end = std::chrono::steady_clock::now() + kProcessLimit;
   bool is_whole = false;
-  while (output.size() <= kMostCredentialBytes) {
+  while (output.size() <= kMaxCredentialBytes) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
         end - std::chrono::steady_clock::now());
     pollfd ready{out.get(), POLLIN, 0};
@@ -155,7 +155,7 @@ std::string process_output(const std::string& command) {
     do waited = ::waitpid(pid, &status, 0);
     while (waited < 0 && errno == EINTR);
   }
-  if (output.size() > kMostCredentialBytes) fail_credentials(from + ": printed more than 64 KiB");
+  if (output.size() > kMaxCredentialBytes) fail_credentials(from + ": printed more than 64 KiB");
   if (!is_whole) fail_credentials(from + ": did not end within a minute");
   if (waited == pid && (!WIFEXITED(status) || WEXITSTATUS(status) != 0)) {
     fail_credentials(from + ": failed");  // its arguments may contain a secret
@@ -212,7 +212,7 @@ class CredentialLook {
     return *url;
   }
   S3Credentials of_sts(const HttpRequest& request, const std::string& from) const {
-    const HttpAnswer answer = http_.get(request, kMostCredentialBytes);
+    const HttpResponse answer = http_.get(request, kMaxCredentialBytes);
     if (answer.head.status == 200) return credentials_of_xml(answer.body, from);
     fail_credentials(
         from + ": STS answered " + std::to_string(answer.head.status) +
@@ -306,7 +306,7 @@ S3Credentials CredentialLook::from_web_identity(const std::string& file, const s
                       {"Version", "2011-06-15"},
                       {"RoleArn", role},
                       {"RoleSessionName", session.empty() ? "stfs" : session},
-                      {"WebIdentityToken", without_blanks(read_file(file, kMostCredentialBytes))}}),
+                      {"WebIdentityToken", without_blanks(read_file(file, kMaxCredentialBytes))}}),
                  .headers = {"Content-Type: application/x-www-form-urlencoded"},
                  .follow = false,
                  .ca_file = settings_.ca_file},
@@ -333,14 +333,14 @@ std::optional<S3Credentials> CredentialLook::from_container() const {
   HttpRequest request{.url = url, .follow = false, .use_proxy = false};
   const std::string file = variables_["AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"];
   const std::string token = file.empty() ? variables_["AWS_CONTAINER_AUTHORIZATION_TOKEN"]
-                                         : without_blanks(read_file(file, kMostCredentialBytes));
+                                         : without_blanks(read_file(file, kMaxCredentialBytes));
   if (!token.empty()) {
     if (std::ranges::any_of(token, [](char c) { return c < ' ' || c == '\x7f'; })) {
       fail_credentials("AWS_CONTAINER_AUTHORIZATION_TOKEN: has a control character");
     }
     request.secrets.push_back("Authorization: " + token);
   }
-  const HttpAnswer answer = http_.get(request, kMostCredentialBytes, 10s);
+  const HttpResponse answer = http_.get(request, kMaxCredentialBytes, 10s);
   if (answer.head.status != 200) {
     fail_credentials("role of the container: its endpoint answered " +
                      std::to_string(answer.head.status) + reason_text(answer, secrets_of(request)));
@@ -363,21 +363,21 @@ std::optional<S3Credentials> CredentialLook::from_instance() const {
                       .follow = false,
                       .use_proxy = false,
                       .limit = 1s},
-                     kMostCredentialBytes, 2s);
+                     kMaxCredentialBytes, 2s);
   };
   std::string token;
   try {
-    const HttpAnswer answer =
+    const HttpResponse answer =
         ask("/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds: 21600"}, {});
     if (answer.head.status == 200) token = without_blanks(answer.body);
   } catch (const Error&) {  // most machines are not instances
   }
   if (token.empty() || !is_header_word(token)) return std::nullopt;
   const std::string secret = "X-aws-ec2-metadata-token: " + token;
-  const HttpAnswer named = ask(roles, "GET", {}, {secret});
+  const HttpResponse named = ask(roles, "GET", {}, {secret});
   if (named.head.status == 404) return std::nullopt;
   const std::string role = without_blanks(named.body.substr(0, named.body.find('\n')));
-  const HttpAnswer answer = ask(roles + percent_encode(role), "GET", {}, {secret});
+  const HttpResponse answer = ask(roles + percent_encode(role), "GET", {}, {secret});
   if (named.head.status != 200 || role.empty() || answer.head.status != 200) {
     fail_credentials("role of the instance: its endpoint answered " +
                      std::to_string(answer.head.status));

@@ -76,9 +76,9 @@ class WebRemote final : public Remote {
     }
     return request;
   }
-  Verdict judge(const HttpHead& head, ByteRange range) const override {
-    Verdict verdict = stfs::judge(version_, head, range);
-    if (verdict.kind == Verdict::Kind::kRenew) verdict.text += expired_text(version_.url);
+  ResponseVerdict judge(const HttpHead& head, ByteRange range) const override {
+    ResponseVerdict verdict = stfs::judge(version_, head, range);
+    if (verdict.kind == ResponseVerdict::Kind::kRenew) verdict.text += expired_text(version_.url);
     return verdict;
   }
   bool renew() override { return false; }
@@ -135,7 +135,7 @@ RemoteVersion web_version(const std::string& name, const WebUrl& url, const Http
 }
 
 // Returns what the user can do about a 401, 403 or 400 response, as the end of a message.
-std::string advice_on(const WebUrl& url, const HttpAnswer& answer, const std::string& reason) {
+std::string advice_on(const WebUrl& url, const HttpResponse& answer, const std::string& reason) {
   const std::string said = lower_case(reason);
   if (std::string text = expired_text(url.text()); !text.empty()) return text;
   if (without_signature(url.text()) != url.text()) {
@@ -159,7 +159,7 @@ std::string advice_on(const WebUrl& url, const HttpAnswer& answer, const std::st
 
 // Throws the Error for a response that does not contain the object.
 [[noreturn]] void refuse_web_answer(const std::string& name, const WebUrl& url,
-                                    const HttpAnswer& answer) {
+                                    const HttpResponse& answer) {
   const HttpHead& head = answer.head;
   const int status = head.status;
   const std::string hub_name = hub_name_of(url);
@@ -202,7 +202,7 @@ Found WebStore::find(const std::string& name, const RemoteVersion* known, Patien
   const bool asks =
       known != nullptr && is_strong_etag(known->etag) && known->token == web_token(*url, *known);
   if (asks) request.headers.push_back("If-None-Match: " + known->etag);
-  HttpAnswer answer = http_.get(request, Source::kFetchUnit, patience);
+  HttpResponse answer = http_.get(request, Source::kFetchUnit, patience);
   const HttpHead& head = answer.head;
   if (asks && head.status == 304) {
     RemoteVersion version = *known;

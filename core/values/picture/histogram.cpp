@@ -221,12 +221,12 @@ std::string histogram_svg(std::string_view name, DType dtype, std::span<const st
 
   svg.text(kLeft, 26, "n", printable(markup::shortened(name, 72)));
   std::string facts(dtype_name(dtype));
-  constexpr std::size_t kMostDimensions = 8;
+  constexpr std::size_t kMaxDimensions = 8;
   std::string dimensions;
-  for (const std::uint64_t dim : shape.first(std::min(shape.size(), kMostDimensions))) {
+  for (const std::uint64_t dim : shape.first(std::min(shape.size(), kMaxDimensions))) {
     dimensions += (dimensions.empty() ? "" : " × ") + std::to_string(dim);
   }
-  if (shape.size() > kMostDimensions) dimensions += " × …";
+  if (shape.size() > kMaxDimensions) dimensions += " × …";
   if (!dimensions.empty()) facts += " · " + dimensions;
   facts += " · " + grouped(stats.count) + (stats.count == 1 ? " value" : " values");
   svg.text(kLeft, 46, "s", facts);

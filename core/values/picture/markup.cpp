@@ -105,10 +105,10 @@ std::string json_number(double value, int digits) {
 
 std::string shape_text(std::span<const std::uint64_t> shape) {
   std::string text;
-  for (const std::uint64_t dim : shape.first(std::min(shape.size(), kMostDimensions))) {
+  for (const std::uint64_t dim : shape.first(std::min(shape.size(), kMaxDimensions))) {
     text += (text.empty() ? "" : "×") + std::to_string(dim);
   }
-  return shape.size() > kMostDimensions ? text + "×…" : text;
+  return shape.size() > kMaxDimensions ? text + "×…" : text;
 }
 
 }  // namespace stfs::markup

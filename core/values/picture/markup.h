@@ -46,7 +46,7 @@ std::string human_count(std::uint64_t count);                     // 6738415616 
 std::string number(double value, int digits);
 std::string json_number(double value, int digits);  // NaN and infinity become null
 
-inline constexpr std::size_t kMostDimensions = 16;  // the maximum that shape_text() shows
+inline constexpr std::size_t kMaxDimensions = 16;  // the maximum that shape_text() shows
 std::string shape_text(std::span<const std::uint64_t> shape);  // "4096×11008"
 
 }  // namespace stfs::markup

@@ -97,12 +97,12 @@ void add_chunk(std::string& out, std::string_view type, const Add& add) {
   add_u32(out, ::crc32_z(0, summed, out.size() - begin - 4));
 }
 
-constexpr std::size_t kMostStored = 65535;  // the maximum bytes of a stored block
+constexpr std::size_t kMaxStored = 65535;  // the maximum bytes of a stored block
 
 // Appends a row to the deflate stream: its filter byte and its pixels.
 void add_stored(std::string& out, std::string_view row, bool is_last_row) {
   while (!row.empty()) {
-    const std::string_view block = row.substr(0, kMostStored);
+    const std::string_view block = row.substr(0, kMaxStored);
     row.remove_prefix(block.size());
     out += is_last_row && row.empty() ? '\1' : '\0';
     for (const std::size_t length : {block.size(), ~block.size()}) {
@@ -125,7 +125,7 @@ std::size_t PictureShape::height() const {
 std::uint64_t PictureShape::png_bytes() const {
   constexpr std::uint64_t kFixed = 8 + 25 + 780 + 12 + 2 + 4;  // ... IHDR PLTE IEND zlib Adler-32
   const std::uint64_t row = width() + 1;
-  return kFixed + height() * (12 + row + 5 * ((row + kMostStored - 1) / kMostStored));
+  return kFixed + height() * (12 + row + 5 * ((row + kMaxStored - 1) / kMaxStored));
 }
 
 PictureShape picture_shape(std::span<const std::uint64_t> shape, std::uint64_t most) {

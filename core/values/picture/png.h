@@ -32,7 +32,7 @@
 
 namespace stfs {
 
-inline constexpr std::uint64_t kMostPixels = 2048;  // horizontally, and vertically
+inline constexpr std::uint64_t kMaxPixels = 2048;  // horizontally, and vertically
 
 struct PictureShape {
   std::uint64_t elements;
@@ -46,7 +46,7 @@ struct PictureShape {
 
 // Returns the shape of the picture of an array with at least one element. It has at most `most`
 // pixels in each direction.
-PictureShape picture_shape(std::span<const std::uint64_t> shape, std::uint64_t most = kMostPixels);
+PictureShape picture_shape(std::span<const std::uint64_t> shape, std::uint64_t most = kMaxPixels);
 
 // Collects the pixels of a picture from the values of a pass, which may arrive in any order.
 class Pixels : public ValueSink {

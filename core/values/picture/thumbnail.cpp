@@ -45,7 +45,7 @@ void raise(std::uint8_t& mark, std::uint8_t to) {
 }  // namespace
 
 ThumbnailPixels::ThumbnailPixels(std::span<const std::uint64_t> shape)
-    : shape_(picture_shape(shape, kMostThumbnail)),
+    : shape_(picture_shape(shape, kMaxThumbnail)),
       shows_strength_(shape_.block_columns * shape_.block_rows >= kManyElements),
       values_(shows_strength_ ? kNothing : shape_) {
   if (!shows_strength_) return;
@@ -59,7 +59,7 @@ void ThumbnailPixels::see(std::uint64_t first, std::span<const float> values, un
     return;
   }
   const auto& [elements, columns, rows, block_columns, block_rows] = shape_;
-  std::array<double, kMostThumbnail> sums{};  // one row of pixels
+  std::array<double, kMaxThumbnail> sums{};  // one row of pixels
   const auto give = [&](std::uint64_t row) {
     const auto at = static_cast<std::size_t>(row / shape_.block_rows) * shape_.width();
     for (std::size_t x = 0; x < shape_.width(); ++x) {

@@ -20,7 +20,7 @@
 
 namespace stfs {
 
-inline constexpr std::size_t kMostThumbnail = 48;  // in each direction
+inline constexpr std::size_t kMaxThumbnail = 48;  // in each direction
 
 struct Thumbnail {
   std::size_t width = 0;

@@ -1,4 +1,4 @@
-"""Checkpoints whose bytes depend on their position, and the bytes and values that they must have."""
+"""Writes checkpoints with bytes that depend on their position, and returns the expected values."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Tensor(NamedTuple):
     name: str
     dtype: str
     shape: list[int]
-    offset: int  # in the file
+    offset: int  # bytes from the start of the file
     size: int
 
 
 def header(tensors: list[tuple[str, str, list[int], int]]) -> bytes:
-    """The header of a safetensors file; a tensor is name, dtype, shape, bytes."""
+    """Returns the header of a safetensors file. Each tensor is name, dtype, shape, bytes."""
     entries, at = {}, 0
     for name, dtype, shape, size in tensors:
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
@@ -51,8 +51,8 @@ def pieces(path: Path, tensor: Tensor) -> Iterator[bytes]:
 
 
 def block(number: int, base: bytes) -> bytearray:
-    """A MiB of a file: random bytes, and in each page its place in the file. So no two pages of a
-    file are equal, and no page equals itself shifted."""
+    """Returns a MiB of a file: random bytes, and in each page its number in the file. Therefore no two
+    pages of a file are equal, and no page equals itself shifted."""
     stamped = bytearray(base)
     pages = MIB // PAGE
     for byte in range(5):
@@ -62,7 +62,7 @@ def block(number: int, base: bytes) -> bytearray:
 
 
 def write(path: Path, sizes: list[int]) -> Path:
-    """A checkpoint of BF16 tensors of these sizes (even), unless it is there already."""
+    """Writes a checkpoint of BF16 tensors of these even sizes, unless it exists."""
     if path.exists():
         return path
     base = random.Random(1).randbytes(MIB)
@@ -80,7 +80,7 @@ def write(path: Path, sizes: list[int]) -> Path:
 
 
 def write_sparse(path: Path, sizes: list[int]) -> Path:
-    """The same with zeros that take no room on the disk: for speed from the page cache alone."""
+    """Writes zeros that take no space on the disk, to measure reads from the page cache."""
     with open(path, "wb") as file:
         file.write(header([(f"layers.{i}.weight", "BF16", [size // 2], size)
                            for i, size in enumerate(sizes)]))
@@ -89,7 +89,7 @@ def write_sparse(path: Path, sizes: list[int]) -> Path:
 
 
 def like_a_model(total: int) -> list[int]:
-    """Sizes of tensors: an embedding, layers, and many small ones."""
+    """Returns sizes of tensors: an embedding, layers, and many small tensors."""
     layers = [total // 64 // 512 * 512] * 48
     small = [16 << 10] * 64
     rest = max(total - sum(layers) - sum(small), 1024)
@@ -103,7 +103,7 @@ def warm(path: Path) -> None:
 
 
 def cool(path: Path) -> None:
-    """Takes the file out of the page cache. (Of a tmpfs it cannot be taken.)"""
+    """Removes the file from the page cache. Has no effect on tmpfs."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -145,7 +145,7 @@ def write_values(path: Path, values: dict[str, tuple[str, list[int], list[float]
 
 
 def many_values(count: int) -> list[float]:
-    """Numbers of many magnitudes that a float16 can hold, positive and negative."""
+    """Returns positive and negative numbers of many magnitudes that a float16 can represent."""
     generator = random.Random(2)
     return [generator.uniform(-1, 1) * 2.0 ** generator.randint(-26, 15) for _ in range(count)]
 
@@ -156,5 +156,5 @@ SUM = sum(SUM_VALUES)  # exact in every type
 
 
 def write_sums(path: Path) -> Path:
-    """The same whole numbers in each type."""
+    """Writes the same whole numbers in each type."""
     return write_values(path, {dtype: (dtype, [64, 64], SUM_VALUES) for dtype in SUM_TYPES})

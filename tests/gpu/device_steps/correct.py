@@ -1,4 +1,4 @@
-"""Steps: the bytes on the device are those of the source, whoever looks."""
+"""Steps that compare the bytes on the device with the source, in several programs."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from checkpoints import MIB
 from house import Failed, Holder, Skipped, Step, check, memory_of_host
 
 LIBRARIES = ("torch", "cupy", "jax", "safetensors", "fastsafetensors", "numpy")
-# Types that a library takes on a GPU. It may refuse others.
+# Types that a library must accept on a GPU. It may refuse others.
 REQUIRED = {"torch": {"F32", "F16", "BF16"}, "cupy": {"F32", "F16"}, "jax": {"F32", "F16", "BF16"}}
 
 
 def version_of(module: str) -> str:
     if importlib.util.find_spec(module) is None:
-        return "not here"
+        return "not installed"
     distributions = importlib.metadata.distributions()
     for distribution in distributions:
         name = (distribution.metadata["Name"] or "").lower()
         if name == module or name.startswith(f"{module}-cuda"):
             return distribution.version
-    return "here"
+    return "installed"
 
 
 def driver_state() -> str:
-    """Persistence mode, driver and name of each GPU."""
+    """Returns the persistence mode, driver and name of each GPU."""
     if shutil.which("nvidia-smi") is None:
         return "unknown: no nvidia-smi"
     try:
@@ -59,7 +59,7 @@ def room(step: Step) -> str:
 
 
 def inform(step: Step, name: str, note: Callable[[], str]) -> None:
-    """A row that nothing depends on."""
+    """Writes a row. If it fails, the step continues."""
     try:
         step.row(name, note=note())
     except Exception as error:
@@ -67,8 +67,8 @@ def inform(step: Step, name: str, note: Callable[[], str]) -> None:
 
 
 def machine(step: Step) -> None:
-    """What all results depend on. Without the programs, a driver or the device nothing else runs."""
-    check(not step.places.missing(), f"not there: {', '.join(step.places.missing())}")
+    """Checks the programs, the driver and the device. Without them no other step runs."""
+    check(not step.places.missing(), f"missing: {', '.join(step.places.missing())}")
     step.row("stfs", note=", ".join(step.gpu("--version").splitlines()))
     step.row("kernel", note=f"{platform.release()} {platform.machine()}, glibc "
              f"{platform.libc_ver()[1]}, Python {platform.python_version()}")
@@ -91,9 +91,9 @@ def machine(step: Step) -> None:
 
 
 def positions(step: Step, full: int = 1024 * MIB, small: int = 36 * MIB) -> Path:
-    """A checkpoint with a tensor that has a segment of its own, and many that share one."""
+    """Writes a checkpoint with a tensor that gets a separate segment, and many that share one."""
     path = step.shared / f"positions-{full >> 20}.safetensors"
-    if path.exists():  # smaller where less is left
+    if path.exists():  # it may be smaller, because less memory was free
         return path
     total = small
     if not step.is_small:
@@ -109,11 +109,11 @@ def loaded(step: Step) -> None:
     step.run(step.places.info, "check", path)
     with Holder(step):
         answer = step.load("--verify", path)
-        check(answer["copied_bytes"] == total and answer["verified"], f"load said {answer}")
+        check(answer["copied_bytes"] == total and answer["verified"], f"load printed {answer}")
         step.row("load --verify", note=f"{total} bytes")
         found = step.client("compare", path)
         check(found["bytes"] == total, f"{found} compared instead of {total} bytes")
-        step.row("every byte", note=f"{found['tensors']} tensors, read back by a process of its own")
+        step.row("every byte", note=f"{found['tensors']} tensors, read back by a separate process")
         check(step.load(path)["copied_bytes"] == 0, "the second load copied again")
         step.row("the second load copies nothing")
         rows = step.gpu_json("get", "--device", step.device, path)
@@ -127,28 +127,28 @@ def loaded(step: Step) -> None:
         check(step.labels() == [kept], f"ls shows {step.labels()} after evict, with one pinned")
         step.gpu("unpin", kept)
         step.gpu("evict", "--all")
-        check(step.labels() == [], "a tensor is there after evict --all")
+        check(step.labels() == [], "a tensor is resident after evict --all")
         step.row("pin, unpin, evict")
 
 
 def converted(step: Step) -> None:
-    """--as f32, f16 and bf16, each value against Python's arithmetic."""
+    """Compares each value of --as f32, f16 and bf16 with Python's arithmetic."""
     values = checkpoints.many_values(step.size(64 * 1024, 4096))
     path = checkpoints.write_values(step.own / "values.safetensors", {
         dtype: (dtype, [len(values)], values) for dtype in ("F32", "F16", "BF16")})
     with Holder(step):
         step.load("--as", "f16", path)
-        said = step.warnings
+        warnings = step.warnings
         step.client("convert", path, "f32", "f16", "bf16")
-        note = f"of F32, F16, BF16; {len(values)} values each"
-        # A real GPU must run the kernels: the host's values would be right too.
-        is_by_host = step.device != "cpu" and "converted on the host" in said
-        step.checked("--as f32, f16, bf16", step.is_fake or not is_by_host, said,
-                     f"{note}; {said}" if said else note)
+        note = f"from F32, F16, BF16; {len(values)} values each"
+        # A real GPU must run the kernels. The host computes equal values, so its warning is checked.
+        is_by_host = step.device != "cpu" and "converted on the host" in warnings
+        step.checked("--as f32, f16, bf16", step.is_fake or not is_by_host, warnings,
+                     f"{note}; {warnings}" if warnings else note)
 
 
 def sharded(step: Step) -> None:
-    """Parts by rows and by columns."""
+    """Loads shards by rows and by columns."""
     rows, columns = 96, step.size(6 * 4096, 6 * 128)
     sizes = [rows * columns * 2]
     base = checkpoints.write(step.own / "flat.safetensors", sizes)
@@ -163,7 +163,7 @@ def sharded(step: Step) -> None:
 
 
 def descriptors(step: Step) -> None:
-    """More segments than a process may have files open."""
+    """Acquires more segments than the limit of open files."""
     count, soft, hard = 1500, 1024, 1024
     if step.is_small:  # a hard limit must leave room for the 64 descriptors of a message
         count, soft, hard = (34, 30, 0) if step.is_fake else (120, 60, 100)
@@ -184,7 +184,7 @@ def descriptors(step: Step) -> None:
 
 
 def two_clients(step: Step) -> None:
-    """Two processes load the same tensors at once: each is there once, and both see it."""
+    """Two processes load the same tensors at once. Each tensor is resident once, and both read it."""
     path = positions(step)
     with Holder(step):
         both = [step.start("compare", path, "load=1") for _ in range(2)]
@@ -199,13 +199,13 @@ def two_clients(step: Step) -> None:
 
 def need(step: Step, library: str) -> None:
     if importlib.util.find_spec(library) is None:
-        raise Skipped(f"{library} is not here")
+        raise Skipped(f"{library} is not installed")
     if step.is_fake:
-        raise Skipped(f"{library} would use libcuda.so.1, and not STFS_GPU_DRIVER")
+        raise Skipped(f"{library} would use libcuda.so.1 instead of STFS_GPU_DRIVER")
 
 
-def judge(step: Step, library: str, seen: dict[str, Any]) -> None:
-    """A row of what a library sees of one type."""
+def check_client(step: Step, library: str, seen: dict[str, Any]) -> None:
+    """Writes a row for the tensor of one type that a library has read."""
     dtype = seen["row"]
     if "refused" in seen:
         must = step.device != "cpu" and dtype in REQUIRED[library]
@@ -227,28 +227,28 @@ def seen_by(step: Step, library: str) -> None:
         step.load(path)
         count = 0
         for seen in step.answers(library, path):
-            judge(step, library, seen)
+            check_client(step, library, seen)
             count += 1
         check(count == len(checkpoints.SUM_TYPES), f"{library} saw {count} types")
 
 
 def seen_by_torch(step: Step) -> None:
-    """PyTorch sees the same address and sum for F32, F16, BF16 and FP8."""
+    """PyTorch gets the same address and sum for F32, F16, BF16 and FP8."""
     seen_by(step, "torch")
 
 
 def seen_by_cupy(step: Step) -> None:
-    """CuPy sees the same address and sums."""
+    """CuPy gets the same address and sums."""
     seen_by(step, "cupy")
 
 
 def seen_by_jax(step: Step) -> None:
-    """JAX sees the same address and sums."""
+    """JAX gets the same address and sums."""
     seen_by(step, "jax")
 
 
 def dropped(step: Step) -> None:
-    """A tensor given back while the device reads it."""
+    """Releases a tensor while the device reads it."""
     if step.device == "cpu":
         raise Skipped("host memory has no streams")
     path = positions(step)
@@ -270,7 +270,7 @@ def dropped(step: Step) -> None:
 
 
 def stays(step: Step, name: str, path: Path) -> None:
-    """A row: the bytes on the device are still those of the source."""
+    """Writes a row: the bytes on the device still equal the source."""
     try:
         step.client("compare", path)
     except Failed as why:
@@ -280,7 +280,7 @@ def stays(step: Step, name: str, path: Path) -> None:
 
 
 def stored(step: Step) -> None:
-    """A store into a tensor faults in the process that tries, and changes nothing."""
+    """A store into a tensor faults in the process that stores, and changes nothing."""
     path = checkpoints.write_sums(step.own / "sums.safetensors")
     with Holder(step):
         step.load(path)
@@ -291,7 +291,7 @@ def stored(step: Step) -> None:
         else:
             refused = step.client("store", path, "F32")["refused"]
             step.checked("by the driver", refused != 0,
-                         "the driver stored into memory that is for reading", f"CUresult {refused}")
+                         "the driver stored into read-only memory", f"CUresult {refused}")
         stays(step, "the bytes are as they were", path)
         if step.device == "cpu":
             step.row("by a kernel of PyTorch", "skipped", "only on a GPU")
@@ -303,5 +303,5 @@ def stored(step: Step) -> None:
             return
         refused = step.client("torch_store", path)["refused"]
         step.checked("by a kernel of PyTorch", refused != "",
-                     "PyTorch stored into memory that is for reading", refused)
+                     "PyTorch stored into read-only memory", refused)
         stays(step, "the bytes are as they were, again", path)

@@ -1,7 +1,7 @@
-"""The memory of a device, read and measured without stfs: the CUDA driver through ctypes, or memory
-of the host. The library is $STFS_GPU_DRIVER, else libcuda.so.1.
+"""Reads and measures the memory of a device without stfs: through ctypes and the CUDA driver, or in host
+memory. The library is $STFS_GPU_DRIVER, or libcuda.so.1 if that is not set.
 
-A process that opens a device has a context until it ends. So only clients do (clients.py).
+A process that opens a device has a context until it ends. Therefore only clients.py opens devices.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Access(ctypes.Structure):  # CUmemAccessDesc
     _fields_ = [("location", Location), ("flags", INT)]
 
 
-PINNED, DESCRIPTOR, ON_DEVICE, READ, READ_AND_WRITE = 1, 1, 1, 1, 3  # of cuda.h
+PINNED, DESCRIPTOR, ON_DEVICE, READ, READ_AND_WRITE = 1, 1, 1, 1, 3  # constants in cuda.h
 NON_BLOCKING, PORTABLE = 1, 1
 INVALID_VALUE, NOT_SUPPORTED = 1, 801  # CUresult
 
-# cuda.h gives some functions a versioned symbol. The symbol without it has another signature.
+# cuda.h gives some functions a versioned symbol. The symbol without a version has another signature.
 FUNCTIONS: dict[str, list[Any]] = {
     "cuInit": [UINT],
     "cuDriverGetVersion": [ctypes.POINTER(INT)],
@@ -67,7 +67,7 @@ FUNCTIONS: dict[str, list[Any]] = {
 
 
 class Gpu:
-    """A GPU whose primary context is current on this thread."""
+    """A GPU. Its primary context is current on this thread."""
 
     def __init__(self, device: str) -> None:
         self.library = ctypes.CDLL(os.environ.get("STFS_GPU_DRIVER") or "libcuda.so.1")
@@ -91,7 +91,7 @@ class Gpu:
         self.call("cuCtxPushCurrent_v2", self.context)
 
     def status(self, name: str, *arguments: Any) -> int:
-        """The CUresult of a call. ctypes passes numbers by reference where a pointer is declared."""
+        """Returns the CUresult of a call. ctypes passes a number by reference for a declared pointer."""
         return getattr(self.library, name)(*arguments)
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -137,7 +137,7 @@ class Gpu:
 
 
 class Host:
-    """Memory of this process, where the device is cpu."""
+    """Memory of this process. Used if the device is cpu."""
 
     def read(self, address: int, into: ctypes.Array) -> None:
         ctypes.memmove(into, address, len(into))
@@ -148,7 +148,7 @@ def open_memory(device: str) -> Gpu | Host:
 
 
 def differs_at(memory: Gpu | Host, address: int, expected: Iterator[bytes]) -> int | None:
-    """The first byte at `address` that differs from the expected pieces; None: all are equal."""
+    """Returns the offset of the first byte that differs from the expected pieces, or None."""
     at = 0
     for piece in expected:
         found = (ctypes.c_char * len(piece))()

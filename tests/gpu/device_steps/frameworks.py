@@ -1,6 +1,6 @@
-"""Clients that see tensors through PyTorch, CuPy and JAX: the address and the sum of each.
+"""Clients that read tensors with PyTorch, CuPy and JAX. They print the address and the sum of each.
 
-FILE is a checkpoint of checkpoints.write_sums.
+FILE is a checkpoint from checkpoints.write_sums.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from readers import say
 
 
 def each(device: str, file: str, see: Callable[[Any], tuple[int, float]]) -> None:
-    """Prints what the library sees of each type, or what it says when it refuses the type."""
+    """Prints the result of the library for each type, or its error if it refuses the type."""
     with stfs_gpu.connect(start_holder=False) as connection:
         for dtype in SUM_TYPES:
             with connection.acquire(f"{file}::{dtype}", device=device) as acquired:
                 try:
                     address, found = see(acquired[0])
-                except Exception as error:  # libraries refuse with exceptions of their own
+                except Exception as error:  # libraries raise their own exceptions
                     say(row=dtype, refused=f"{type(error).__name__}: {error}".splitlines()[0][:200])
                     continue
                 say(row=dtype, same_address=address == acquired[0].ptr, sum=found)
@@ -56,13 +56,13 @@ def with_jax(device: str, file: str) -> None:
 
 
 def torch_drop(device: str, file: str) -> None:
-    """Drops a tensor while a kernel that waits, and then a sum, have it. Prints whether they had it
-    still."""
+    """Drops a tensor while a sum that uses it is queued after a kernel that waits. Prints the sum, and
+    whether it was still pending."""
     import torch
     with stfs_gpu.connect(start_holder=False) as connection:
         acquired = connection.acquire(f"{file}::F32", device=device)
     array = torch.from_dlpack(acquired[0])
-    array.to(torch.float64).sum().item()  # loads the kernels, which would wait for _sleep
+    array.to(torch.float64).sum().item()  # loads the kernels now, because loading would wait for _sleep
     torch.cuda._sleep(1)
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)  # cycles: about a second
@@ -75,7 +75,7 @@ def torch_drop(device: str, file: str) -> None:
 
 
 def torch_store(device: str, file: str) -> None:
-    """Prints what PyTorch says to a store: a kernel that writes to memory for reading."""
+    """Prints the error of PyTorch for a kernel that stores into read-only memory."""
     import os
     import torch
     with stfs_gpu.connect(start_holder=False) as connection:
@@ -88,7 +88,7 @@ def torch_store(device: str, file: str) -> None:
     except RuntimeError as error:
         say(refused=str(error).splitlines()[0][:200])
     sys.stdout.flush()
-    os._exit(0)  # a context with a fault gives nothing back
+    os._exit(0)  # a context with a fault cannot free anything
 
 
 VERBS = {"torch": with_torch, "cupy": with_cupy, "jax": with_jax, "torch_drop": torch_drop,

@@ -1,4 +1,4 @@
-"""What a step works with: the programs, a holder of its own, clients, and rows of results."""
+"""What every step uses: the programs, a separate holder, clients, and rows of results."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ CLIENTS = Path(__file__).resolve().parent / "clients.py"
 
 
 class Failed(Exception):
-    """A check that failed: the step ends."""
+    """A check has failed, and the step ends."""
 
 
 class Skipped(Exception):
-    """A check that cannot be made here, and why."""
+    """A check cannot run on this machine. The text says why."""
 
 
 def patience(is_small: bool) -> int:
-    """Limits are for a machine with a GPU. A test's machine may be ten times as slow."""
+    """Returns a factor for limits, because a test may run on a machine that is ten times slower."""
     return 10 if is_small else 1
 
 
 class Places(NamedTuple):
-    """Where stfs is: an unpacked or installed tree, or a build in place."""
+    """The paths of stfs in an unpacked or installed tree, or in a build directory."""
     gpu: Path
     info: Path
     library: Path
@@ -63,16 +63,16 @@ class Step:
     shared: Path  # checkpoints that several steps use
     own: Path     # a directory of this step
     is_small: bool
-    write: Callable[[dict[str, Any]], None]  # keeps a row
-    has_failed: bool = False  # a row has
-    warnings: str = ""        # of the program that ran last
+    write: Callable[[dict[str, Any]], None]  # stores a row
+    has_failed: bool = False  # a row has the status "failed"
+    warnings: str = ""        # standard error of the last program
 
     def row(self, name: str, status: str = "ok", note: str = "", **values: Any) -> None:
         self.has_failed |= status == "failed"
         self.write({"step": self.name, "row": name, "status": status, "note": note, **values})
 
     def checked(self, name: str, is_so: bool, otherwise: str, note: str = "") -> None:
-        """A row of a check after which the step goes on."""
+        """Writes a row for a check. The step continues if the check fails."""
         if is_so:
             self.row(name, note=note)
         else:
@@ -110,14 +110,14 @@ class Step:
     # --- programs
 
     def run(self, *words: object) -> str:
-        """The standard output of a program; `warnings` has the other one. Failed has its status and
-        last line."""
+        """Runs a program and returns its standard output. Its standard error is then in `warnings`. If
+        it fails, raises Failed with its status and last line."""
         done = subprocess.run([str(word) for word in words], stdin=subprocess.DEVNULL,
                               capture_output=True, text=True)
         if done.returncode != 0:
-            said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+            last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
             program = f"{Path(str(words[0])).name} {words[1]}"
-            raise Failed(f"{program}: status {done.returncode}: {said}")
+            raise Failed(f"{program}: status {done.returncode}: {last}")
         self.warnings = done.stderr.strip()
         return done.stdout
 
@@ -139,7 +139,7 @@ class Step:
         return [sys.executable, "-B", str(CLIENTS), verb, self.device, *map(str, words)]
 
     def answers(self, verb: str, *words: object) -> Iterator[Any]:
-        """The JSON objects that a client prints, each as it comes. Other lines are a library's."""
+        """Yields each JSON object when a client prints it. Ignores other lines, from libraries."""
         client = self.start(verb, *words)
         try:
             assert client.process.stdout is not None
@@ -151,7 +151,7 @@ class Step:
             client.kill()
 
     def client(self, verb: str, *words: object) -> Any:
-        """The last JSON object that a client prints."""
+        """Returns the last JSON object that a client prints."""
         answers = list(self.answers(verb, *words))
         check(bool(answers), f"a client: {verb}: no answer")
         return answers[-1]
@@ -164,20 +164,20 @@ class Step:
 
 
 class Client:
-    """A client that runs beside the step, and prints lines. `own`: where a file may be made."""
+    """A client that runs during the step and prints lines. `own` is a directory for its errors."""
 
     def __init__(self, command: list[str], own: Path) -> None:
-        self.errors = tempfile.TemporaryFile(dir=own)  # a pipe that nobody reads would stop it
+        self.errors = tempfile.TemporaryFile(dir=own)  # a full pipe would block the client
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=self.errors, text=True)
         self.pid = self.process.pid
 
     def ended(self) -> Failed:
-        """Why it ended: its status and last line."""
+        """Returns an exception with the status and the last line of the client."""
         status = self.process.wait()
         self.errors.seek(0)
-        said = self.errors.read().decode(errors="replace").strip() or "no output"
-        return Failed(f"a client: status {status}: {said.splitlines()[-1]}")
+        errors = self.errors.read().decode(errors="replace").strip() or "no output"
+        return Failed(f"a client: status {status}: {errors.splitlines()[-1]}")
 
     def line(self) -> str:
         assert self.process.stdout is not None
@@ -186,14 +186,14 @@ class Client:
             raise self.ended()
         return line
 
-    def goes_on(self) -> None:
-        """Waits until a reader has begun to read everything anew, and found it right."""
+    def wait_for_round(self) -> None:
+        """Waits until a reader has read everything again from the start without a difference."""
         now = time.monotonic()
         while json.loads(self.line())["begun"] < now:
             pass
 
     def end(self) -> None:
-        """Closes its standard input, on which a reader ends. It must end well."""
+        """Closes the standard input of the client, which ends a reader. Raises Failed on an error."""
         self.process.communicate()
         if self.process.returncode != 0:
             raise self.ended()
@@ -207,7 +207,7 @@ class Client:
 
 
 class Program:
-    """stfs-gpu beside the step, with an end that may be an error."""
+    """stfs-gpu that runs during the step and may fail."""
 
     def __init__(self, command: list[str]) -> None:
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL,
@@ -217,12 +217,12 @@ class Program:
         return self.process.poll() is None
 
     def outcome(self) -> tuple[int, str]:
-        _, said = self.process.communicate()
-        return self.process.returncode, said.strip()
+        _, errors = self.process.communicate()
+        return self.process.returncode, errors.strip()
 
 
 class Holder:
-    """A holder in the foreground, on the socket of the step."""
+    """A holder in the foreground, at the socket of the step."""
 
     def __init__(self, step: Step, *options: object) -> None:
         self.step = step
@@ -250,7 +250,7 @@ class Holder:
         self.process.wait()
 
     def copier(self) -> int:
-        """The process that copies; 0: there is none."""
+        """Returns the process that copies, or 0."""
         return next(iter(children_of(self.pid)), 0)
 
 
@@ -258,7 +258,7 @@ def children_of(parent: int) -> list[int]:
     found = []
     for directory in Path("/proc").iterdir():
         try:
-            # The name in parentheses may hold anything.
+            # The name in parentheses may contain any character.
             fields = (directory / "stat").read_text().rpartition(")")[2].split()
             if fields[0] != "Z" and int(fields[1]) == parent:
                 found.append(int(directory.name))
@@ -276,7 +276,7 @@ def has_open(process: int, file: Path) -> bool:
 
 
 def memory_of_host(key: str) -> int:
-    """Bytes, of a line of /proc/meminfo."""
+    """Returns the bytes in a line of /proc/meminfo."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024

@@ -25,7 +25,7 @@ GRANULARITY = 2 * MIB
 
 
 class Stopwatch:
-    """Names the time since the last stage."""
+    """Records the time since the last stage under a name."""
 
     def __init__(self) -> None:
         self.stages: dict[str, float] = {}
@@ -38,7 +38,7 @@ class Stopwatch:
 
 
 def map_memory(gpu: Gpu, handle: ADDRESS, size: int, access: int) -> tuple[ADDRESS, int]:
-    """The address, and the access that it has: both where a driver refuses READ, as stfs does."""
+    """Maps memory, READ_AND_WRITE if the driver refuses READ, like stfs. Returns address and access."""
     address, where = ADDRESS(), Location(ON_DEVICE, gpu.ordinal)
     gpu.call("cuMemAddressReserve", address, size, 0, 0, 0)
     gpu.call("cuMemMap", address, size, 0, handle, 0)
@@ -58,8 +58,8 @@ def unmap_memory(gpu: Gpu, address: ADDRESS, size: int) -> None:
 
 
 def stages(device: str, size_text: str) -> None:
-    """What a copier and a client do, one after the other, in a new process. After a failure: the
-    stages before it."""
+    """Runs the stages of a copier and of a client in a new process. Prints their times, even if a later
+    stage fails."""
     size = max(int(size_text) // GRANULARITY, 1) * GRANULARITY
     watch = Stopwatch()
     try:
@@ -77,7 +77,7 @@ def stages(device: str, size_text: str) -> None:
 
 
 def use_memory(gpu: Gpu, host: int, size: int, watch: Stopwatch) -> None:
-    """Fills memory from the pinned tile, exports it, and maps it again as a client does."""
+    """Fills memory from the pinned tile, exports it, and maps it again like a client."""
     stream, handle = gpu.stream(), ADDRESS()
     properties = AllocationProperties(PINNED, DESCRIPTOR, Location(ON_DEVICE, gpu.ordinal))
     gpu.call("cuMemCreate", handle, size, properties, 0)
@@ -105,7 +105,7 @@ def use_memory(gpu: Gpu, host: int, size: int, watch: Stopwatch) -> None:
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> float:
-    """Seconds of work(0) to work(count - 1), each on its own thread. Raises the first failure."""
+    """Runs work(i) on each of `count` threads. Returns the seconds. Raises the first error."""
     failures: list[BaseException] = []
 
     def guarded(number: int) -> None:
@@ -126,8 +126,8 @@ def in_threads(count: int, work: Callable[[int], None]) -> float:
 
 
 def ceilings(device: str, size_text: str, file: str) -> None:
-    """By one and by eight threads: pinned memory to the device, and the page cache to pinned memory.
-    Each thread has its own pinned tile, which it copies again and again."""
+    """Copies pinned memory to the device, and the page cache to pinned memory, with one and with eight
+    threads. Each thread copies its own pinned tile again and again."""
     threads, total = 8, int(size_text)
     gpu = Gpu(device).open()
     fd = os.open(file, os.O_RDONLY)
@@ -163,7 +163,7 @@ def ceilings(device: str, size_text: str, file: str) -> None:
 
 
 def plain(device: str, size_text: str, file: str) -> None:
-    """The page cache to new memory of the host, by eight threads."""
+    """Copies the page cache to new host memory with eight threads."""
     threads, size = 8, int(size_text)
     fd = os.open(file, os.O_RDONLY)
     with mmap.mmap(-1, size) as memory, memoryview(memory) as view:
@@ -180,10 +180,10 @@ def plain(device: str, size_text: str, file: str) -> None:
 
 
 def acquire(device: str, file: str, *counts: str) -> None:
-    """Median seconds to acquire what is resident, over one connection, and to give it back."""
+    """Prints the median seconds to acquire resident tensors over one connection."""
     names = [f"{file}::{tensor.name}" for tensor in tensors_of(Path(file))]
     medians = {}
-    open_memory(device)  # keeps a context, as a program that uses the GPU does
+    open_memory(device)  # keeps a context, like a program that uses the GPU
     with stfs_gpu.connect(start_holder=False) as connection:
         for count in map(int, counts):
             took = []
@@ -197,7 +197,7 @@ def acquire(device: str, file: str, *counts: str) -> None:
 
 
 def first(device: str, file: str, name: str, how: str) -> None:
-    """Starts as a program that wants one tensor does. Without stfs: FILE is empty."""
+    """Starts like a program that needs one tensor. If FILE is empty, starts without stfs."""
     if how == "with":
         import torch
         if not file:
@@ -212,7 +212,7 @@ def first(device: str, file: str, name: str, how: str) -> None:
     say(done=True)
 
 
-# --- loaders of others, and stfs as they do it
+# --- other loaders, and stfs with the same interface
 
 def by_load_file(torch: Any, device: str, path: str) -> Any:
     from safetensors.torch import load_file
@@ -248,7 +248,7 @@ LOADERS: dict[str, tuple[str, Callable[[Any, str, str], Any]]] = {
 
 
 def rate(device: str, file: str, loader: str, how: str) -> None:
-    """Loads once. Starting PyTorch and its context is not counted."""
+    """Loads once. Prints the seconds without the start of PyTorch and its context."""
     package, load = LOADERS[loader]
     torch = None
     if how == "with":

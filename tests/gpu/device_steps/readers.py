@@ -65,7 +65,7 @@ def read(device: str, file: str) -> None:
         acquired = acquire_all(connection, device, path)
     memory = open_memory(device)
     while not select.select([sys.stdin], [], [], 0)[0]:
-        begun = time.monotonic()  # one clock for all processes
+        begun = time.monotonic()  # all processes share this clock
         compare_all(memory, path, tensors, acquired)
         say(begun=begun)
 
@@ -79,7 +79,7 @@ def hold(device: str, file: str) -> None:
 
 
 def one_by_one(device: str, file: str) -> None:
-    open_memory(device)  # keeps a context, as a program that uses the GPU does
+    open_memory(device)  # keeps a context, like a program that uses the GPU
     with stfs_gpu.connect(start_holder=False) as connection:
         tensors = tensors_of(Path(file))
         for tensor in tensors:
@@ -97,7 +97,7 @@ def expect(memory: Any, what: str, tensor: Any, expected: bytes) -> None:
 
 
 def convert(device: str, file: str, *types: str) -> None:
-    """Values are exact in Python's floats, so each is rounded once, as it must be."""
+    """Compares converted values. Python floats hold the stored values exactly, so each rounds once."""
     path = Path(file)
     memory = open_memory(device)
     with stfs_gpu.connect(start_holder=False) as connection:
@@ -112,7 +112,7 @@ def convert(device: str, file: str, *types: str) -> None:
 
 
 def part_of(tensor: Tensor, data: bytes, rank: int, world: int, dimension: int) -> bytes:
-    """The bytes of a matrix's equal part, by rows (0) or columns (1)."""
+    """Returns the bytes of one of `world` equal parts of a matrix, by rows (0) or columns (1)."""
     rows, columns = tensor.shape
     width = tensor.size // rows
     if dimension == 0:
@@ -138,8 +138,8 @@ def shard(device: str, file: str, *parts: str) -> None:
 
 
 def drop(device: str, file: str) -> None:
-    """Gives a tensor back while the device copies from it, many times over: the copies must end
-    well, and have its bytes."""
+    """Releases a tensor while many copies from it are queued. The copies must succeed and have its
+    bytes."""
     path = Path(file)
     tensor = max(tensors_of(path), key=lambda one: one.size)
     size, copies = min(tensor.size, checkpoints.PIECE), 16
@@ -155,14 +155,14 @@ def drop(device: str, file: str) -> None:
         acquired.release()
         gpu.call("cuStreamSynchronize", stream)
         if ctypes.string_at(host, size) != expected:
-            raise Wrong("the copy has other bytes than the source")
+            raise Wrong("the copy differs from the source")
         with connection.acquire(f"{file}::{tensor.name}", device=device) as again:
             expect(gpu, "after it", again[0], b"".join(pieces(path, tensor)))
     say(copies=copies, bytes=size)
 
 
 def store(device: str, file: str, name: str) -> None:
-    """Prints what the driver says to a store. On cpu the store ends the process."""
+    """Prints the driver's error for a store. If the device is cpu, the store ends the process."""
     with stfs_gpu.connect(start_holder=False) as connection:
         acquired = connection.acquire(f"{file}::{name}", device=device)
     pointer = acquired[0].ptr
@@ -176,7 +176,7 @@ def store(device: str, file: str, name: str) -> None:
     status = gpu.status("cuMemsetD8Async", pointer, 0xa5, acquired[0].nbytes, stream)
     say(refused=status or gpu.status("cuStreamSynchronize", stream))
     sys.stdout.flush()
-    os._exit(0)  # a context with a fault gives nothing back
+    os._exit(0)  # a context with a fault cannot free anything
 
 
 def free(device: str) -> None:

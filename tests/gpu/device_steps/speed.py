@@ -1,4 +1,4 @@
-"""Steps: what it costs, each beside the limit of the same machine in the same run."""
+"""Steps that measure, and compare each time with the limit of the same machine in the same run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from house import Holder, Skipped, Step
 
 
 def model(step: Step) -> Path:
-    """A checkpoint like a model's, in the page cache."""
+    """Writes a checkpoint like a model's, and reads it into the page cache."""
     path = step.shared / "model.safetensors"
-    if not path.exists():  # smaller where less is left
+    if not path.exists():  # smaller if less memory is free
         total = 24 * MIB
         if not step.is_small:
             total = min(4 * GIB, step.device_left() // 2, step.memory_left() // 3,
@@ -27,7 +27,7 @@ def model(step: Step) -> Path:
 
 
 def stages(step: Step) -> None:
-    """The parts of a load and of a map, one after the other in a new process."""
+    """Measures the stages of a load and a map in a new process."""
     if step.device == "cpu":
         raise Skipped("host memory has no driver")
     for found in step.answers("stages", step.size(GIB, 8 * MIB)):
@@ -37,7 +37,7 @@ def stages(step: Step) -> None:
 
 
 def ceilings(step: Step) -> None:
-    """Plain copies by one and by eight threads."""
+    """Measures plain copies with one and with eight threads."""
     if step.device == "cpu":
         raise Skipped("host memory has no pinned memory")
     size = step.size(8 * GIB, 64 * MIB)
@@ -46,7 +46,7 @@ def ceilings(step: Step) -> None:
 
 
 def load_rate(step: Step, *words: object) -> tuple[float, str]:
-    """A load through the holder, in GB/s, as its command says."""
+    """Loads through the holder. Returns the rate in GB/s that the command reports."""
     found = step.load(*words)
     step.gpu("evict", "--all")
     return (found["copied_bytes"] / found["seconds"] / 1e9,
@@ -59,7 +59,7 @@ def timed_load(step: Step, path: Path, what: str, ceiling: float | None = None) 
 
 
 def plain_copy(step: Step, path: Path) -> tuple[str, float]:
-    """The fastest copy of such bytes without stfs, and its rate in GB/s."""
+    """Returns the fastest copy of these bytes without stfs, and its rate in GB/s."""
     size = min(path.stat().st_size, 4 * GIB)
     if step.device == "cpu":
         return "page cache to host memory, 8 threads", step.client("plain", size, path)["rate"]
@@ -68,7 +68,7 @@ def plain_copy(step: Step, path: Path) -> tuple[str, float]:
 
 
 def warm_load(step: Step, path: Path) -> float:
-    """Loads by a copier that runs and plain copies, in turn. Returns the ceiling in GB/s."""
+    """Alternates loads by a running copier with plain copies. Returns the ceiling in GB/s."""
     rates, ceilings = [], []
     with Holder(step):
         load_rate(step, path)  # starts the copier
@@ -90,7 +90,7 @@ def plain_read(path: Path) -> float:
 
 
 def load(step: Step) -> None:
-    """4 GiB from the page cache and from the disk."""
+    """Loads 4 GiB from the page cache and from the disk."""
     path = model(step)
     bus = warm_load(step, path)
     with Holder(step):
@@ -103,7 +103,7 @@ def load(step: Step) -> None:
 
 
 def load_large(step: Step) -> None:
-    """32 GiB from the page cache, and from the disk if that is fast."""
+    """Loads 32 GiB from the page cache, and from the disk if it is fast."""
     total = 48 * MIB
     if not step.is_small:
         total = min(32 * GIB, step.device_left() * 3 // 4, step.memory_left() // 2)
@@ -127,18 +127,19 @@ def load_large(step: Step) -> None:
 
 
 def with_torch(step: Step) -> str:
-    """Whether PyTorch is here and sees the device. Before DLPack 1.0 it takes no host memory."""
-    is_there = importlib.util.find_spec("torch") is not None
-    return "with" if is_there and step.device != "cpu" and not step.is_fake else "without"
+    """Returns "with" if PyTorch is installed and can use the device. Before DLPack 1.0 it cannot use
+    read-only host memory."""
+    is_installed = importlib.util.find_spec("torch") is not None
+    return "with" if is_installed and step.device != "cpu" and not step.is_fake else "without"
 
 
 def loaders(step: Step) -> None:
-    """The same file by stfs and by the loaders of others, each in a new process."""
+    """Loads the same file with stfs and with other loaders, each in a new process."""
     path = model(step)
     size = path.stat().st_size / 1e9
     bus = warm_load(step, path)
     with Holder(step):
-        for _ in range(2):  # the first one starts the copier
+        for _ in range(2):  # the first load starts the copier
             found = step.client("rate", path, "stfs", with_torch(step))
             step.gpu("evict", "--all")
     ours = size / found["seconds"]
@@ -155,12 +156,12 @@ def loaders(step: Step) -> None:
                           f"stfs is {ours / rate:.1f} times as fast")
         except Skipped as why:
             step.row(name, "skipped", str(why))
-        except Exception as why:  # of one loader; the others still run
+        except Exception as why:  # the other loaders still run
             step.row(name, "skipped", f"it fails: {why}")
 
 
 def acquire(step: Step) -> None:
-    """Acquire of 1, 100 and 1,000 resident tensors."""
+    """Acquires 1, 100 and 1,000 resident tensors."""
     path = checkpoints.write(step.own / "many.safetensors", [4096] * 1000)
     with Holder(step):
         step.load(path)
@@ -169,7 +170,7 @@ def acquire(step: Step) -> None:
 
 
 def start(step: Step) -> None:
-    """From the command's start to a tensor, with PyTorch where that can be."""
+    """Measures the time from the start of a command to its first tensor, with PyTorch if possible."""
     path = model(step)
     name = "layers.1.weight"
     how = with_torch(step)
@@ -179,7 +180,7 @@ def start(step: Step) -> None:
         step.client("first", *words, how)
         return time.perf_counter() - begin
 
-    seconds("", "")  # Python's and PyTorch's files are in the page cache
+    seconds("", "")  # reads the files of Python and PyTorch into the page cache
     ceiling = seconds("", "")
     with Holder(step):
         cold, resident = seconds(path, name), seconds(path, name)

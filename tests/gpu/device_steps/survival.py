@@ -1,4 +1,4 @@
-"""Steps: processes are killed, and those that use tensors go on with the right bytes."""
+"""Steps that kill processes. Processes that use tensors must continue to read the right bytes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from speed import model
 
 @contextlib.contextmanager
 def readers(step: Step, path: Path) -> Iterator[list[Client]]:
-    """Two processes that read every byte again and again. At the end both must have gone on."""
+    """Two processes that read every byte again and again. At the end both must still be reading."""
     both = [step.start("read", path) for _ in range(2)]
     try:
         for one in both:
-            one.goes_on()
+            one.wait_for_round()
         yield both
         for one in both:
-            one.goes_on()
+            one.wait_for_round()
         for one in both:
             one.end()
     finally:
@@ -35,24 +35,24 @@ def small_positions(step: Step) -> Path:
 
 
 def holder_killed(step: Step) -> None:
-    """SIGKILL to the holder: who has a tensor keeps it; the next holder loads it anew."""
+    """Kills the holder. Processes keep their tensors, and the next holder loads them again."""
     path = small_positions(step)
     with Holder(step) as first:
         step.load(path)
         with readers(step, path) as both:
             first.kill()
             for one in both:
-                one.goes_on()
-            step.row("readers go on", note="two, each with every byte compared")
+                one.wait_for_round()
+            step.row("readers continue", note="two, each with every byte compared")
             with Holder(step):
-                check(step.labels() == [], "a new holder knows tensors")
+                check(step.labels() == [], "a new holder lists tensors")
                 step.load("--verify", path)
                 step.client("compare", path)
                 step.row("the next holder loads")
 
 
 def copier_killed(step: Step) -> None:
-    """SIGKILL to the copier in a load: the load fails in one line, the next one works."""
+    """Kills the copier during a load. The load fails with one line, and the next load succeeds."""
     path = small_positions(step)
     other = model(step)
     with Holder(step) as holder:
@@ -62,19 +62,19 @@ def copier_killed(step: Step) -> None:
             step.wait_until("the copier reads", lambda: not loading.is_running() or
                             has_open(holder.copier(), other))
             kill(holder.copier())
-            status, said = loading.outcome()
-            check(status == 5 and "\n" not in said or status == 0,
-                  f"the load ended with status {status}: {said}")
+            status, errors = loading.outcome()
+            check(status == 5 and "\n" not in errors or status == 0,
+                  f"the load ended with status {status}: {errors}")
             step.row("the load of a killed copier", "ok" if status else "skipped",
-                     said if status else "the load was over before the copier was killed")
+                     errors if status else "the load ended before the copier was killed")
             step.load("--verify", other)
             step.client("compare", other)
             step.row("the next load")
-        step.row("readers go on")
+        step.row("readers continue")
 
 
 def client_killed(step: Step) -> None:
-    """SIGKILL to a client: its lease ends, the others read on."""
+    """Kills a client. Its lease ends, and the others continue to read."""
     path = small_positions(step)
     with Holder(step):
         step.load(path)
@@ -88,16 +88,16 @@ def client_killed(step: Step) -> None:
             client.kill()
             step.wait_until("the lease of a killed client ends", lambda: not has_lease())
             step.row("its lease ends")
-        step.row("readers go on")
+        step.row("readers continue")
         step.wait_until("no lease is left",
                         lambda: not any(row["users"] for row in step.gpu_json("ls")))
         step.gpu("evict", "--all")
         step.row("evict afterwards")
 
 
-def copier_gone(step: Step) -> None:
-    """The copier has ended, or was killed, and nobody has a context: descriptors alone keep the
-    memory."""
+def without_copier(step: Step) -> None:
+    """Maps tensors after the copier has exited or was killed and no process has a context. Only
+    descriptors keep the memory."""
     path = small_positions(step)
     with Holder(step) as holder:
         step.load(path)
@@ -109,14 +109,14 @@ def copier_gone(step: Step) -> None:
         step.load(path)
         step.wait_until("the copier has ended", lambda: holder.copier() == 0)
         step.client("compare", path)
-        step.row("a map after the copier's end",
+        step.row("a map after the copier exited",
                  note=driver_state() if step.device != "cpu" else "")
         step.load(checkpoints.write(step.own / "next.safetensors", [MIB]))
         step.row("the next load")
 
 
-def memory_given_back(step: Step) -> None:
-    """Free memory of the device after all that is as it was before."""
+def memory_freed(step: Step) -> None:
+    """Checks that all memory of the device is free again at the end."""
     if step.device == "cpu":
         raise Skipped("other processes use host memory too")
     path = positions(step)
@@ -129,11 +129,11 @@ def memory_given_back(step: Step) -> None:
         with readers(step, path):
             pass
         step.gpu("evict", "--all")
-        step.wait_until("evict frees the memory",  # the holder and its copier are still there
+        step.wait_until("evict frees the memory",  # the holder and its copier still run
                         lambda: step.device_left() - held > total * 9 // 10)
-    spare = min(64 * MIB, total // 10)  # other processes may take a little
+    spare = min(64 * MIB, total // 10)  # other processes may use a little
     try:
         step.wait_until("the memory is free again", lambda: step.device_left() >= before - spare, 10)
     except Failed:
-        raise Failed(f"{step.device_left()} bytes free, before it were {before}") from None
+        raise Failed(f"{step.device_left()} bytes free, {before} before") from None
     step.row("free memory", note=f"{before} bytes before, {held} in use, {step.device_left()} after")

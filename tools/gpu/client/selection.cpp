@@ -3,12 +3,12 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
-#include "core/checkpoint/mounted.h"
+#include "core/checkpoint/mount_source.h"
 #include "core/checkpoint/select.h"
 #include "core/layer/quantised/quantised_layer.h"
 #include "core/remote/http/url.h"
-#include "core/stored/absent.h"
 #include "core/stored/directory.h"
+#include "core/stored/missing_checkpoint.h"
 #include "tools/gpu/device/narrowing.h"
 
 #include <glob.h>
@@ -54,7 +54,7 @@ std::optional<std::string> root_of_view(const std::string& path) {
   const std::size_t at = (path + "/").rfind("/.stfs/");
   if (at == std::string::npos) return std::nullopt;
   std::string root = path.substr(0, at);
-  return find_mounted(root) ? std::optional(std::move(root)) : std::nullopt;
+  return find_mount_source(root) ? std::optional(std::move(root)) : std::nullopt;
 }
 
 // A text that changes when a file, or the list of a directory, is replaced or rewritten.
@@ -126,7 +126,7 @@ void refuse_secret(const std::string& url) {
   refuse_model_name(argument);
   for (const std::string& source : {argument, argument.substr(0, argument.find("::"))}) {
     if (!can_be_path(source)) continue;
-    static_cast<void>(find_mounted(source));  // throws for a mount that cannot be read
+    static_cast<void>(find_mount_source(source));  // throws for a mount that cannot be read
     struct stat status {};
     if (::stat(source.c_str(), &status) != 0 && errno != ENOENT && errno != ENOTDIR) {
       throw_unreadable(source, errno);
@@ -181,13 +181,6 @@ SelectionOptions as_shown(const std::string& path, SelectionOptions options) {
   return options;
 }
 
-// Whether a mount has a layer already.
-bool has_layer(const MountedPath& mounted, const Layer& layer) {
-  refuse_unfit_layer(mounted, layer);
-  if (find_layer(layer.option)->repeats) return false;  // it comes on top
-  return std::ranges::find(mounted.origin.layers, layer) != mounted.origin.layers.end();
-}
-
 // Whether a mount shows the tensor as it is stored in the file that it names: of the same name and
 // place.
 bool is_stored_so(const Checkpoint& checkpoint, const std::string& path, const std::string& name) {
@@ -200,8 +193,9 @@ bool is_stored_so(const Checkpoint& checkpoint, const std::string& path, const s
          (checkpoint.part_of(*found).is_split || shape == shape_json(tensor.shape));
 }
 
-std::string description_of(const Checkpoint& checkpoint) {
-  return mount_json(checkpoint, false, checkpoint.layers());
+std::string read_mount_json(const Checkpoint& checkpoint) {
+  return mount_json(
+      {checkpoint.origins(), false, checkpoint.layers(), version_of(checkpoint.list())});
 }
 
 // Whether some tensors are computed: by layers, or as a file of PyTorch or NumPy describes them.
@@ -382,7 +376,7 @@ void Selection::add_path(const std::string& path, SelectionOptions options,
       throw Error(error.code(), path, error.message() + ": " + std::string(kForms));
     }
   }
-  if (!root_of_view(absolute) && find_mounted(absolute)) {
+  if (!root_of_view(absolute) && find_mount_source(absolute)) {
     try {
       return add_checkpoint(path, options, items);  // a walk takes several system calls a tensor
     } catch (const Error& error) {
@@ -441,7 +435,7 @@ bool Selection::add_file(const std::string& path, const SelectionOptions& option
   // Since the mount was asked, a link to the source may have given it another token: ask again.
   for (unsigned looks = 1; !found; ++looks) {
     const auto now = attribute("user.stfs.version");
-    if (!now || *now == *version || looks == kMostLoads) {
+    if (!now || *now == *version || looks == kMaxLoads) {
       throw Error(ErrorCode::kUnreadable, *source,
                   std::string("is another version than the one that is mounted: mount it again") +
                       (is_url(*source) ? ", by a URL without a query" : ""));
@@ -467,7 +461,7 @@ bool Selection::add_values(const std::string& path, const std::string& name,
                            const SelectionOptions& options, std::vector<Item>& items) {
   const std::string absolute = absolute_path(path);
   std::optional<std::string> root = root_of_view(absolute);
-  std::optional<MountedPath> mounted = find_mounted(root ? *root : absolute);
+  std::optional<MountSource> mounted = find_mount_source(root ? *root : absolute);
   if (!mounted) return false;
   root = mounted->mountpoint;
   const Opened& opened = open(*root, false, options.layers);
@@ -554,7 +548,7 @@ bool Selection::has_moved(const Error& error, std::span<const Item> items) const
       if (part.source->verify() != 0) return false;
       moved = moved || (is_named && !named.contains({part.source->path(), part.source->token()}));
     }
-    moved = moved || (is_described && *opened.description != description_of(*opened.checkpoint));
+    moved = moved || (is_described && *opened.description != read_mount_json(*opened.checkpoint));
   }
   return moved;
 }
@@ -565,7 +559,7 @@ void Selection::load_resolved(std::vector<Item>& items, std::span<const std::str
     try {
       return load();
     } catch (const Error& error) {
-      if (loads == kMostLoads || !has_moved(error, items)) throw;
+      if (loads == kMaxLoads || !has_moved(error, items)) throw;
     }
     items = resolve_once(arguments, options);
   }
@@ -589,11 +583,11 @@ void Selection::forget_remote() {
 
 const Selection::Opened& Selection::open(const std::string& source, bool is_exact, Layers layers) {
   const bool is_remote = is_url(source);
-  const std::optional<MountedPath> mounted = is_remote ? std::nullopt : find_mounted(source);
+  const std::optional<MountSource> mounted = is_remote ? std::nullopt : find_mount_source(source);
   const std::string absolute = is_remote ? source : absolute_path(source);
   // A mount at the same path, a directory or an index may mean other files than before. What a URL
   // means is asked once, until forget_remote().
-  const std::string version = mounted     ? mounted->version
+  const std::string version = mounted     ? mounted->content.version
                               : is_remote ? std::string()
                                           : stamp_of(absolute);
   if (mounted) {
@@ -625,7 +619,7 @@ const Selection::Opened& Selection::open(const std::string& source, bool is_exac
     }
   }
   if (computes(known.checkpoint->list())) {
-    known.description = std::make_shared<const std::string>(description_of(*known.checkpoint));
+    known.description = std::make_shared<const std::string>(read_mount_json(*known.checkpoint));
     known.identities.emplace(known.checkpoint->list());
   }
   return known;

@@ -1,4 +1,4 @@
-// Turns the tensors that a command line or a caller of the library names into items.
+// Semaphore the tensors that a command line or a caller of the library names into items.
 //
 //   /mnt/w/model.norm.weight            a file of a mount: a tensor; also below .stfs/, in the
 //                                       views that show a tensor's bytes or values
@@ -17,7 +17,7 @@
 
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/mounted.h"
+#include "core/checkpoint/mount_source.h"
 #include "core/remote/sources.h"
 #include "tools/gpu/protocol/item.h"
 
@@ -89,7 +89,7 @@ class Selection {
   void load_resolved(std::vector<Item>& items, std::span<const std::string> arguments,
                      const SelectionOptions& options, const std::function<void()>& load);
   // The maximum number of attempts.
-  static constexpr unsigned kMostLoads = 10;
+  static constexpr unsigned kMaxLoads = 10;
 
   // Makes the next call read checkpoints with layers again, because what layers show depends on
   // files beside a checkpoint and on files that layers read.

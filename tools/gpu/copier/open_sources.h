@@ -5,7 +5,7 @@
 // checkpoints must outlive it, and it must outlive the recipes of its items.
 #pragma once
 
-#include "core/checkpoint/mounted.h"
+#include "core/checkpoint/mount_source.h"
 #include "core/remote/sources.h"
 #include "core/stored/tensor_list.h"
 #include "tools/gpu/protocol/item.h"

@@ -3,7 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
-#include "core/recipe/arrival.h"
+#include "core/recipe/fetch_missing.h"
 #include "tools/gpu/device/processors.h"
 
 #include <algorithm>

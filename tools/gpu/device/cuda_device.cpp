@@ -391,11 +391,11 @@ void CudaLane::send_converted(DType from, DType to, std::uint64_t count, Convers
 
     cuda_.check(cuda_.cuMemcpyHtoDAsync(in, tile.buffer.get(), length_, stream_.get()),
                 "cuMemcpyHtoDAsync");
-    constexpr std::uint64_t kMostBlocks = 4096;  // each thread loops over further elements
+    constexpr std::uint64_t kMaxBlocks = 4096;  // each thread loops over further elements
     const std::uint64_t blocks = (count + kConvertThreads - 1) / kConvertThreads;
     void* parameters[] = {&task};
     cuda_.check(cuda_.cuLaunchKernel(converter.kernel(),
-                                     static_cast<unsigned>(std::min(blocks, kMostBlocks)), 1, 1,
+                                     static_cast<unsigned>(std::min(blocks, kMaxBlocks)), 1, 1,
                                      kConvertThreads, 1, 1, 0, stream_.get(), parameters, nullptr),
                 "cuLaunchKernel");
   });

@@ -35,11 +35,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kMostClients = 1024;
-constexpr int kMostAccepted = 64;                 // the maximum per turn of the loop
-constexpr std::size_t kMostInRequest = 64 << 20;  // bytes; enough for some hundred thousand tensors
-constexpr std::size_t kMostBuffered = 256 << 20;  // bytes of messages of all clients
-constexpr int kFirstInherited = 3;                // the first descriptor after standard error
+constexpr std::size_t kMaxClients = 1024;
+constexpr int kMaxAccepted = 64;                 // the maximum per turn of the loop
+constexpr std::size_t kMaxInRequest = 64 << 20;  // bytes; enough for some hundred thousand tensors
+constexpr std::size_t kMaxBuffered = 256 << 20;  // bytes of messages of all clients
+constexpr int kFirstInherited = 3;               // the first descriptor after standard error
 constexpr std::chrono::milliseconds kNow{0};
 // How often to check the deadlines of copiers that leave or have to stop a load.
 constexpr std::chrono::milliseconds kLeavingLook{500};
@@ -78,7 +78,7 @@ bool become_daemon(const std::string& log_path) {
   return ::chdir("/") == 0;
 }
 
-class Holder : public Outlet {
+class Holder : public MessageSink {
  public:
   Holder(const HolderOptions& options, HolderSocket& socket, UniqueFd signals)
       : options_(options),
@@ -231,7 +231,7 @@ class Holder : public Outlet {
   }
 
   void accept() {
-    for (int i = 0; i < kMostAccepted; ++i) {
+    for (int i = 0; i < kMaxAccepted; ++i) {
       UniqueFd fd = accepted();
       if (!fd && (errno == EMFILE || errno == ENFILE)) {
         // Close the spare descriptor, so that the connection can be accepted and closed. Otherwise
@@ -257,13 +257,13 @@ class Holder : public Outlet {
         log("refused a connection of user " + std::to_string(peer.uid));
         continue;
       }
-      if (clients_.size() >= kMostClients) {
-        log("refused a connection: there are " + std::to_string(kMostClients) + " already");
+      if (clients_.size() >= kMaxClients) {
+        log("refused a connection: there are " + std::to_string(kMaxClients) + " already");
         continue;
       }
       const ClientId id = next_client_++;
       clients_.emplace(
-          id, Client{Channel(std::move(fd), {.body_bytes = kMostInRequest, .descriptors = 0})});
+          id, Client{Channel(std::move(fd), {.body_bytes = kMaxInRequest, .descriptors = 0})});
       residency_.connected(id, peer.pid);
     }
   }
@@ -313,7 +313,7 @@ class Holder : public Outlet {
     residency_.disconnected(id);
   }
 
-  // Disconnects the clients with the largest buffers until all buffers fit into kMostBuffered.
+  // Disconnects the clients with the largest buffers until all buffers fit into kMaxBuffered.
   void disconnect_largest() {
     for (;;) {
       std::size_t buffered = 0;
@@ -325,7 +325,7 @@ class Holder : public Outlet {
         if (bytes > most) largest = id;
         most = std::max(most, bytes);
       }
-      if (buffered <= kMostBuffered) return;
+      if (buffered <= kMaxBuffered) return;
       log("disconnected a client: the buffers of all clients are full");
       disconnect(largest);
     }

@@ -32,7 +32,7 @@ int device_failed() { return exit_status(ErrorCode::kDeviceFailed); }
 
 }  // namespace
 
-Residency::Residency(Outlet& outlet, std::uint64_t memory_limit)
+Residency::Residency(MessageSink& outlet, std::uint64_t memory_limit)
     : outlet_(outlet), memory_limit_(memory_limit) {}
 
 Residency::~Residency() = default;

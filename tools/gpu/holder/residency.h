@@ -62,12 +62,12 @@ namespace stfs::gpu {
 using ClientId = std::uint64_t;
 
 // Sends replies and orders. The holder implements it; its functions must not call Residency.
-class Outlet {
+class MessageSink {
  public:
-  Outlet() = default;
-  Outlet(const Outlet&) = delete;
-  Outlet& operator=(const Outlet&) = delete;
-  virtual ~Outlet() = default;
+  MessageSink() = default;
+  MessageSink(const MessageSink&) = delete;
+  MessageSink& operator=(const MessageSink&) = delete;
+  virtual ~MessageSink() = default;
 
   virtual void reply(ClientId client, const Json& body, std::vector<UniqueFd> descriptors) = 0;
   // Sends an order to the copier of a device ("cuda:0"). Starts the copier if it is not running.
@@ -82,7 +82,7 @@ class Residency {
   using Clock = std::chrono::steady_clock;
 
   // `memory_limit` is in bytes per device; 0: no limit. `outlet` must outlive this.
-  Residency(Outlet& outlet, std::uint64_t memory_limit);
+  Residency(MessageSink& outlet, std::uint64_t memory_limit);
   ~Residency();
 
   void connected(ClientId client, pid_t pid);
@@ -193,7 +193,7 @@ class Residency {
   // Returns a duplicate of a segment's descriptor, or an empty one on failure.
   UniqueFd copy_of(std::uint64_t segment) const;
 
-  Outlet& outlet_;
+  MessageSink& outlet_;
   std::uint64_t memory_limit_;
   std::map<std::uint64_t, Segment> segments_;
   std::map<std::uint64_t, Tensor> tensors_;

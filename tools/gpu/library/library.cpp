@@ -1,5 +1,5 @@
 // The C ABI over TensorLeases: handles, structs with sizes, and exceptions that become statuses.
-#include "core/base/boundary.h"
+#include "core/base/c_abi.h"
 #include "core/base/forks.h"
 #include "core/base/text.h"
 #include "core/command/command.h"

@@ -14,6 +14,7 @@
 //
 // Thread safety: all members may be called from any thread. Lifetime: references may outlive this
 // object. After fork(2) a child must not drop references: it leaks them (tensor_leases.h).
+#pragma once
 
 #include "tools/gpu/device/device.h"
 

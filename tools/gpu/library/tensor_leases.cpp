@@ -117,7 +117,7 @@ TensorLeases::Tensors TensorLeases::acquire(const AcquireRequest& request) {
       lease(device_of(wanted, request), wanted, items, request, tensors);
       return tensors;
     } catch (const Error& error) {
-      if (loads == Selection::kMostLoads || !selection_.has_moved(error, items)) throw;
+      if (loads == Selection::kMaxLoads || !selection_.has_moved(error, items)) throw;
     }
   }
 }

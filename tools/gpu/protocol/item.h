@@ -24,8 +24,8 @@ class ConversionTally;
 // A tensor that is computed, by layers or as a file of PyTorch or NumPy describes it, in a
 // checkpoint that the copier loads.
 struct Computation {
-  // mount_json() of the checkpoint (core/checkpoint/mounted.h): its sources, layers and version.
-  // Shared by all items of the checkpoint.
+  // mount_json() of the checkpoint (core/checkpoint/mount_source.h): its sources, layers and
+  // version. Shared by all items of the checkpoint.
   std::shared_ptr<const std::string> checkpoint;
   std::string identity;  // the tensor's identity (Identities)
   std::string scheme;    // for people: "FP8 with scales"

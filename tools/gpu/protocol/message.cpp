@@ -351,7 +351,7 @@ void Channel::gone() const {
 bool Channel::receive() {
   std::array<char, 65536> bytes;
   alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxRights * sizeof(int))> control;
-  for (std::size_t taken = 0; taken < kMostAtOnce;) {
+  for (std::size_t taken = 0; taken < kMaxAtOnce;) {
     iovec piece{bytes.data(), bytes.size()};
     msghdr header{};
     header.msg_iov = &piece;

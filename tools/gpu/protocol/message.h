@@ -138,10 +138,10 @@ class Channel {
 
   int fd() const { return socket_.get(); }
 
-  // These do not block. receive() reads at most kMostAtOnce bytes, so that one busy peer cannot
+  // These do not block. receive() reads at most kMaxAtOnce bytes, so that one busy peer cannot
   // starve the others; send() writes as much as the socket accepts. Both return false if the
   // connection has ended: it was closed, it failed, or the peer broke a rule above.
-  static constexpr std::size_t kMostAtOnce = 1 << 20;
+  static constexpr std::size_t kMaxAtOnce = 1 << 20;
   bool receive();
   bool send();
   std::optional<Message> next();  // the next complete message, or nullopt

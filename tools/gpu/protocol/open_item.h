@@ -4,7 +4,7 @@
 // Thread safety: a value. Lifetime: the objects that it points to must outlive the recipes.
 #pragma once
 
-#include "core/checkpoint/mounted.h"
+#include "core/checkpoint/mount_source.h"
 #include "core/source/source.h"
 #include "core/stored/tensor_list.h"
 

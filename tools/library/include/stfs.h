@@ -120,8 +120,8 @@ STFS_API const char* stfs_checkpoint_version(const stfs_checkpoint* checkpoint);
 STFS_API int stfs_has_secrets(const stfs_checkpoint* checkpoint);
 
 /* Returns source number `index` in a form that opens the same version again from any directory:
- * paths are absolute, and a revision on the Hub is a commit. Returns NULL after the last one. Valid
- * until stfs_close(). */
+ * paths are absolute, and a revision on the Hub is a commit. A mount is named by its path, so it
+ * must still be mounted then. Returns NULL after the last one. Valid until stfs_close(). */
 STFS_API const char* stfs_source(const stfs_checkpoint* checkpoint, size_t index);
 
 /* Returns option number `index` in a form that opens the same version again from any directory:

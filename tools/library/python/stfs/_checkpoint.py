@@ -125,7 +125,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def sources(self) -> List[str]:
-        """The sources as they can be opened again for the same version."""
+        """The sources as they can be opened again for the same version. A mount is named by its path."""
         return self._texts(library.stfs_source)
 
     @property
