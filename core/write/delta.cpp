@@ -63,7 +63,7 @@ void refuse_other_tensors(const Checkpoint& before, const Checkpoint& after,
     const auto number = before.find(tensor.name);
     if (!number) refuse(tensor.name, "it is only in the new checkpoint");
     if (!is_utf8(tensor.name)) {
-      refuse(tensor.name, "its name is not UTF-8, as safetensors needs");
+      refuse(tensor.name, "its name is not UTF-8, which safetensors requires");
     }
     if (tensor.name == "__metadata__")
       refuse(tensor.name, "safetensors has no tensor of this name");

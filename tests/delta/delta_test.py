@@ -185,7 +185,7 @@ class Chains(Base):
         self.assertEqual((done.returncode, "name one full checkpoint" in done.stderr), (2, True), done.stderr)
         self.assertEqual(self.digests(two, f"--delta={two}"), self.digests(two))
         with self.mount(f"delta={one}", self.work / "a/weight_v000000") as mnt:
-            self.assertIn("already: name the mount alone", info("list", mnt, f"--delta={one}", status=2))
+            self.assertIn("already: name only the mount", info("list", mnt, f"--delta={one}", status=2))
             self.assertIn("for another version", info("list", mnt, f"--delta={two}", status=2))
 
     def test_rejects_shard_of_delta_as_source(self):

@@ -872,8 +872,8 @@ TEST_F(Supervise, KernelWithoutResendGivesUnsupervisedMount) {
 
   EXPECT_EQ(result.status, 0);
   EXPECT_EQ(result.err,
-            "stfs: warning: supervise: this kernel cannot send requests a second time (Linux 6.9 "
-            "can): not supervised\n");
+            "stfs: warning: supervise: this kernel cannot repeat requests (Linux 6.9 can): the "
+            "mount is not supervised\n");
   expect_nothing_left(mountpoint);
 }
 

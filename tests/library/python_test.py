@@ -403,7 +403,7 @@ class LayersTest(Base):
         saved = stfs.open(out)
         self.assertEqual((set(saved), saved.metadata["title"]), (set(edited), "new"))
         numpy.testing.assert_array_equal(saved["renamed"].numpy(), expected)
-        with self.assertRaisesRegex(stfs.Error, "there is a file of this name.*`replace`"):
+        with self.assertRaisesRegex(stfs.Error, "already exists.*`replace`"):
             edited.save(out)
         with self.assertRaisesRegex(ValueError, "shard_size -1"):
             edited.save(self.at("shards"), shard_size=-1)

@@ -129,7 +129,7 @@ TEST_F(GgufSources, ExtractNeverReplacesPartOfMountedSplitFile) {
       const std::filesystem::path output = dir_ / part_name(part, 3);
       const std::string before = read_file(output);
       expect_one_line(info({"extract", "--force", mount / source, "*", "-o", output}), 2,
-                      output.string() + ": a file of the source: name another");
+                      output.string() + ": a file of the source: choose another name");
       EXPECT_EQ(read_file(output), before) << source;
     }
     const Outcome written = info({"extract", "--force", mount / source, "*", "-o", other});

@@ -78,7 +78,7 @@ TEST_F(HandOver, SupervisedServerSurvivesDeathOfWorker) {
     return all.empty() ? 0 : all.front();
   };
   const pid_t first = worker();
-  if (first == 0) GTEST_SKIP() << "this kernel cannot send requests a second time";
+  if (first == 0) GTEST_SKIP() << "this kernel cannot repeat requests";
 
   ::kill(first, SIGKILL);
 

@@ -171,9 +171,9 @@ TEST_F(InfoReport, NeverReplacesItsSource) {
     const std::string output = words.back();
     const std::string before = read_file(output);
     words.insert(words.begin(), "report");
-    expect_one_line(info(words), 2, "a file of the source: name another");
+    expect_one_line(info(words), 2, "a file of the source: choose another name");
     words.emplace_back("--force");
-    expect_one_line(info(words), 2, "a file of the source: name another");
+    expect_one_line(info(words), 2, "a file of the source: choose another name");
     EXPECT_EQ(read_file(output), before) << output;
   }
 }

@@ -166,7 +166,7 @@ TEST_F(RemoteMount, FailedMountIsOneLine) {
     expect_refusal(refused(url("none.safetensors"), more), 3, url("none.safetensors") + ": ");
     expect_refusal(refused(url("broken.safetensors"), more), 1, "is an HTML page");
     expect_refusal(refused(url("models/"), more), 2, "a web server has no directories");
-    expect_refusal(refused("ftp://host/m.safetensors", more), 2, "stfs knows https, s3 and hf");
+    expect_refusal(refused("ftp://host/m.safetensors", more), 2, "stfs supports https, s3 and hf");
     expect_refusal(refused(url(), std::string(more) + (*more != 0 ? "," : "") + "offline"), 3,
                    "offline, and this was never fetched");
   }

@@ -301,8 +301,7 @@ TEST_F(RemoteSources, RejectsInvalidSourcesWithoutRequest) {
   const std::string scheme = refusal("ftp://host/m.safetensors", {.sources = &sources});
   const std::string directory = refusal(url("models/"), {.sources = &sources});
 
-  EXPECT_EQ(scheme,
-            "ftp://host/m.safetensors: no source of this kind: stfs knows https, s3 and hf");
+  EXPECT_EQ(scheme, "ftp://host/m.safetensors: unknown URL scheme: stfs supports https, s3 and hf");
   EXPECT_EQ(directory,
             url("models/") + ": a web server has no directories: name the file or the index");
   EXPECT_EQ(server_.requests().size(), 0U);
