@@ -116,7 +116,7 @@ TEST_F(CheckpointTest, WarnsAboutUnfinishedDownload) {
     for (const char* file : {"m.safetensors", "1.safetensors"}) write_file(at(file) + end, "x");
     EXPECT_NE(warned("m.safetensors")
                   .find("m.safetensors: \"m.safetensors" + std::string(end) +
-                        "\" beside it is of an unfinished download"),
+                        "\" beside it belongs to an unfinished download"),
               std::string::npos);
     for (const char* source : {"m.safetensors.index.json", "links/1.safetensors"}) {
       EXPECT_NE(warned(source).find("\"1.safetensors" + std::string(end) + "\" beside it"),

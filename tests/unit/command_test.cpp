@@ -349,9 +349,9 @@ TEST(InfoCommand, ReportsErrorsInStrangeWords) {
            {{"cat", "S", "t", "--slice="}, "--slice \"\": a value is expected: --slice EXPR"},
            {{"cat", "S", "t", "--slice", ""}, "--slice \"\": a value is expected: --slice EXPR"},
            {{"cat", "S", "t", "u", "--slice=1"}, "cat: \"u\": one operand too many"},
-           {{"stats", "-j= 5", "S"}, "-j = 5: a number from "},
-           {{"stats", "-j", " 5", "S"}, "-j  5: a number from "},
-           {{"stats", "-j", "5 ", "S"}, "-j 5 : a number from "},
+           {{"stats", "-j= 5", "S"}, "-j = 5: expected a number from "},
+           {{"stats", "-j", " 5", "S"}, "-j  5: expected a number from "},
+           {{"stats", "-j", "5 ", "S"}, "-j 5 : expected a number from "},
            {{"stats", "-j1", "--jobs=2", "S"}, "--jobs: given twice"},
        }) {
     const std::string found = refusal(info, words);
