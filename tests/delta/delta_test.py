@@ -281,8 +281,8 @@ class WithoutCache(Base):
         self.assertIn(expected, text)
 
     def test_tensor_larger_than_memory_is_rejected(self):
-        text, _ = self.shown(17 << 20, 1)
-        self.assertIn('tensor "w" needs a cache, because it is checked as a whole, and without a cache stfs keeps only 16 MiB of a '
+        text, _ = self.shown(17 << 20, 3)
+        self.assertIn('tensor "w" needs a cache, because it is checked as a whole, and without a cache stfs keeps only 16.0 MiB of a '
                       'source: name a directory with cache_dir', text)
 
 

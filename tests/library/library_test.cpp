@@ -454,8 +454,8 @@ TEST_F(LibStfsHubCopy, AChildReadsAModelBesideALocalFileThatGotALink) {
   EXPECT_TRUE(child_reads());
 }
 
-// Sources elsewhere: one object of 4 MiB, of which a tensor "w" has nearly all.
-class LibStfsElsewhere : public testing::Test {
+// A remote source: one object of 4 MiB with the tensor "w", which fills nearly all of it.
+class LibStfsRemote : public testing::Test {
  protected:
   void SetUp() override {
     const std::filesystem::path file = directory_.path() / "m.safetensors";

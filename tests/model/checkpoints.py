@@ -164,7 +164,7 @@ def arrays(rng, directory, largest):
     kept = {}
     for name, tensor in tensors.items():
         array = numpy_array(tensor)
-        kept[name.decode()] = np.asfortranarray(array) if rng.random() < 0.3 else array
+        kept[name.decode()] = np.asfortranarray(array) if array.ndim > 1 and rng.random() < 0.3 else array
     path = directory / "arrays.npz"
     (np.savez_compressed if rng.random() < 0.5 else np.savez)(path, **kept)
     return Checkpoint("npz", [path], tensors)

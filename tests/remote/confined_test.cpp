@@ -48,7 +48,7 @@ class Confined : public HandOver {
                                   "AWS_SECRET_ACCESS_KEY=secret",
                                   "AWS_EC2_METADATA_DISABLED=true"};
     argv.insert(argv.end(), program.begin(), program.end());
-    argv.insert(argv.end(), {STFS_BINARY, "-f", "-o", options, url_, place()});
+    argv.insert(argv.end(), {STFS_BINARY, "-f", "-o", options, url_, device_path()});
     return argv;
   }
   std::vector<std::string> as_user(const std::string& user) const {
