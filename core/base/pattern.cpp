@@ -75,8 +75,8 @@ std::string take_field(std::string_view& rest, char delimiter) {
     }
     field += rest[i];
   }
-  refuse("s" + std::string(1, delimiter) + "REGEX" + delimiter + "NEW" + delimiter +
-         " is expected, with all three delimiters");
+  refuse("expected s" + std::string(1, delimiter) + "REGEX" + delimiter + "NEW" + delimiter +
+         ", with all three delimiters");
 }
 
 }  // namespace
@@ -156,19 +156,19 @@ std::optional<bool> NamePattern::matches(std::string_view name, std::uint64_t& w
 Substitution::Substitution(std::string_view text) {
   if (text.size() < 2 || text[0] != 's' || std::ispunct(static_cast<unsigned char>(text[1])) == 0 ||
       text[1] == '\\') {
-    refuse("s/REGEX/NEW/ is expected");
+    refuse("expected s/REGEX/NEW/");
   }
   const char delimiter = text[1];
   std::string_view rest = text.substr(2);
   const std::string regex = take_field(rest, delimiter);
   const std::string replacement = take_field(rest, delimiter);
-  if (!rest.empty() && rest != "g") refuse("behind the last delimiter g alone may stand");
+  if (!rest.empty() && rest != "g") refuse("only \"g\" may follow the last delimiter");
   is_global_ = !rest.empty();
   if (regex.empty()) refuse("the expression is empty");
   re2::RE2::Options options;
   options.set_log_errors(false);
   expression_ = std::make_shared<const re2::RE2>(regex, options);
-  if (!expression_->ok()) refuse("the expression is not one of RE2: " + expression_->error());
+  if (!expression_->ok()) refuse("not a valid RE2 expression: " + expression_->error());
   for (std::size_t i = 0; i < replacement.size(); ++i) {
     if (replacement[i] == '&') {
       rewrite_ += "\\0";
@@ -177,7 +177,7 @@ Substitution::Substitution(std::string_view text) {
     } else {
       const char next = ++i < replacement.size() ? replacement[i] : '\0';
       if (next != '\\' && next != '&' && (next < '0' || next > '9')) {
-        refuse("a backslash in NEW stands before a digit, & or a backslash");
+        refuse("a backslash in NEW must precede a digit, & or a backslash");
       }
       if (next != '&') rewrite_ += '\\';
       rewrite_ += next;

@@ -149,7 +149,7 @@ ConfigChange ConfigFacts::change(std::string_view config, const std::string& pla
     if (stored_ != shown_ && !dequantized_) {
       warnings.push_back(
           printable(place) +
-          ": cannot be read as JSON of a usual size: it is not compared with the tensors");
+          ": not valid JSON, or too large: stfs does not compare it with the tensors");
     }
     return change;
   }
@@ -161,8 +161,8 @@ ConfigChange ConfigFacts::change(std::string_view config, const std::string& pla
     if (!is_of_codes) {
       warn("torch_dtype",
            " is " + printable(word != nullptr ? word->dump() : "not set") +
-               ", and most values are " + std::string(dtype_name(*change.type)) +
-               " now, in which no model is computed: set what loaders shall make of it");
+               ", but most values are now " + std::string(dtype_name(*change.type)) +
+               ", in which no model is computed: set the type that loaders should use");
     }
     change.type.reset();
   }
@@ -176,7 +176,7 @@ ConfigChange ConfigFacts::change(std::string_view config, const std::string& pla
   } else if (stored_.head && !shown_.head && shown_.embeddings && !are_tied) {
     change.ties_embeddings = true;
     warn("tie_word_embeddings",
-         " is true now: the head is dropped, so that loaders take the embeddings for it");
+         " is true now, because the head was dropped: loaders use the embeddings in its place");
   }
 
   if (shown_.embeddings && shown_.embeddings != stored_.embeddings) {
@@ -189,14 +189,14 @@ ConfigChange ConfigFacts::change(std::string_view config, const std::string& pla
     } else if (is_known) {
       change.vocabulary = shown_.embeddings;
     } else {
-      warn("vocab_size", " is " + printable(size->dump()) + ", and the embeddings have " +
+      warn("vocab_size", " is " + printable(size->dump()) + ", but the embeddings have " +
                              std::to_string(*shown_.embeddings) + " rows: set it");
     }
   }
   const bool did_fit = stored_.embeddings == stored_.head || !stored_.head;
   if (shown_.embeddings && shown_.head && shown_.embeddings != shown_.head && did_fit) {
-    warn("vocab_size", " fits the embeddings alone: they have " +
-                           std::to_string(*shown_.embeddings) + " rows, and the head has " +
+    warn("vocab_size", " fits only the embeddings: they have " +
+                           std::to_string(*shown_.embeddings) + " rows, but the head has " +
                            std::to_string(*shown_.head));
   }
   warn_of_layers(&json, place, warnings);
@@ -228,10 +228,10 @@ void ConfigFacts::warn_of_layers(const void* json, const std::string& place,
     const bool has_gap = !left.empty() && left.back() + 1 != left.size();
     for (const std::string& key : keys) {
       warnings.push_back(printable(place) + ": " + in_quotes(key) + " is " +
-                         std::to_string(numbers.size()) + ", and the tensors have " +
+                         std::to_string(numbers.size()) + ", but the tensors have " +
                          std::to_string(left.size()) + " of " + in_quotes(name) +
                          (has_gap ? ", up to number " + std::to_string(left.back()) : "") +
-                         ": set it, and what has an entry for each layer");
+                         ": set it, and every list that has an entry for each layer");
     }
   }
 }

@@ -296,10 +296,11 @@ class ModelDirectory {
       may_read = may_read && ::lstat(at.c_str(), &entered) == 0 && (entered.st_mode & S_IXOTH) != 0;
     }
     if (may_read) return;
-    throw Error(ErrorCode::kUnreadable, place,
-                "a symbolic link to " + in_quotes(target.native()) +
-                    ", which other users may not read, and they may read this mount: copy the file "
-                    "there, or change its mode");
+    throw Error(
+        ErrorCode::kUnreadable, place,
+        "a symbolic link to " + in_quotes(target.native()) +
+            ", which other users may not read, although they may read this mount: copy the file "
+            "there, or change its mode");
   }
 
   std::string name_;
@@ -441,9 +442,9 @@ ModelFiles open_model_files(const std::string& directory,
     std::ranges::sort(wanted);
     if (std::ranges::find(wanted, kModelConfig) == wanted.end()) return out;
     if (wanted.size() > kMaxFiles) {
-      out.warnings.push_back(printable(public_name(directory)) + ": .stfs/model: " +
-                             std::to_string(wanted.size()) + " files that loaders look for, and " +
-                             std::to_string(kMaxFiles) + " are the limit: there is none");
+      out.warnings.push_back(printable(public_name(directory)) +
+                             ": there is no .stfs/model, because " + std::to_string(wanted.size()) +
+                             " files for loaders exceed the limit of " + std::to_string(kMaxFiles));
       return out;
     }
     if (is_url(directory)) {

@@ -146,9 +146,9 @@ void explain(const std::string& source, int error) {
   while (path.has_relative_path()) {
     struct stat status {};
     if (is_fuse(path) && ::stat(path.c_str(), &status) != 0 && errno == EACCES) {
-      refuse_mount(source,
-                   errno_text(error) + ": the mount " + printable(path.string()) +
-                       " lets only its own user in; with -o allow_other it lets others in too");
+      refuse_mount(source, errno_text(error) + ": only the user who mounted " +
+                               printable(path.string()) +
+                               " may use it: mount it with -o allow_other to let others in");
     }
     path = path.parent_path();
   }
@@ -186,8 +186,8 @@ std::optional<std::string> mount_attribute(const std::string& root) {
   const ssize_t length = ::getxattr(root.c_str(), kMountAttribute, value.data(), value.size());
   if (length < 0 && errno == E2BIG) {
     refuse_mount(root,
-                 "a list of sources or edits of more than 64 KiB tells what it shows: name "
-                 "its sources, and its options, in place of the mount");
+                 "its list of sources or edits has more than 64 KiB: name its sources, and its "
+                 "options, in place of the mount");
   }
   if (length < 0) return std::nullopt;
   value.resize(static_cast<std::size_t>(length));
@@ -217,7 +217,8 @@ std::string advice(const std::string& mountpoint) {
     // The mount refuses to open a file with bytes that it no longer has.
     const UniqueFd fd(::open(merged.c_str(), O_RDONLY | O_CLOEXEC));
     if (!fd) continue;
-    return "name " + printable(merged) + ", which still shows what was mounted, or mount it again";
+    return "name " + printable(merged) +
+           ", which still shows the mounted version, or mount it again";
   }
   return "unmount it and mount it again";
 }
@@ -225,10 +226,9 @@ std::string advice(const std::string& mountpoint) {
 // 0.1.0 did not say what it mounts. The other file systems in user space have no such file.
 void refuse_older_mount(const std::string& root) {
   if (std::error_code error; fs::exists(root + "/.stfs/tensors.json", error)) {
-    refuse_mount(
-        root,
-        "an older stfs serves this mount, and does not say what it shows: mount it again with "
-        "this version");
+    refuse_mount(root,
+                 "an older stfs serves this mount, and does not describe what it mounted: mount it "
+                 "again with this version");
   }
 }
 
@@ -335,7 +335,7 @@ bool has_layer(const MountSource& mounted, const Layer& layer) {
     }
     if (!row.is_idempotent) {
       refuse("mounted with -o " + own->option + "=" + printable(public_argument(*own)) +
-             " already: name the mount alone");
+             " already: name only the mount");
     }
     return true;
   }
@@ -392,7 +392,7 @@ std::optional<MountSource> find_mount_source(const std::string& source) {
   std::optional<MountContent> content = parse_mount_json(*json);
   if (!content) {
     refuse_mount(root, std::string("its attribute ") + kMountAttribute +
-                           " is not understood: mount it again with this version of stfs");
+                           " is not valid: mount it again with this version of stfs");
   }
   if (meaning == Meaning::kOtherForms) {
     throw Error(ErrorCode::kUsage, source,
@@ -429,7 +429,7 @@ std::vector<std::string> files_of_mount(const std::string& mountpoint) {
     if (file->find("\uFFFD") != std::string::npos) {
       throw Error(ErrorCode::kUsage, mountpoint,
                   "one of its sources has a name that is not UTF-8, so no output can be compared "
-                  "with that source: name the mount, and no file in its .stfs");
+                  "with that source: name the mount, not a file in its .stfs");
     }
     // The bytes of a file of the Hub may be in the Hub's own cache.
     files.push_back(is_url(*file) ? hub_local_copy(*file) : *file);

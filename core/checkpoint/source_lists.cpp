@@ -125,7 +125,7 @@ class Loader {
     std::erase_if(above, [&](const Layer& layer) { return has_layer(mounted, layer); });
     if (way_.depth >= kMaxMounts) {
       throw Error(ErrorCode::kUsage, mounted.source,
-                  "a mount of a mount, and so on without end: name the checkpoint itself");
+                  "mounts of mounts are nested too deeply: name the checkpoint itself");
     }
     mounts_.push_back(absolute(mounted.source));
     mounts_.push_back(absolute_path(mounted.source));
@@ -173,7 +173,7 @@ TensorList load_content(const MountContent& content, Sources& opener) {
   if (version_of(list) != content.version) {
     throw Error(
         ErrorCode::kUnreadable, list.parts().empty() ? "" : list.parts().front().source->path(),
-        "has changed, or another file that it is shown with, since it was named: load it again");
+        "this or another file of the checkpoint has changed since it was named: load it again");
   }
   list.sort_names();
   return list;

@@ -61,8 +61,8 @@ int run_to_exit(const char* program, ErrorCode otherwise, const std::function<in
     }
     if (std::ferror(stdout) != 0) {  // an earlier write failed
       std::fprintf(stderr,
-                   "%s: standard output: a write failed, the output is incomplete: see the disk, "
-                   "and run it again\n",
+                   "%s: standard output: a write failed, so the output is incomplete: check the "
+                   "disk, and run the command again\n",
                    program);
       return exit_status(ErrorCode::kUnreadable);
     }

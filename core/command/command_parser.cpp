@@ -162,7 +162,7 @@ const VerbRow* find_verb(const CommandRow& command, const std::string& word) {
   if (verb != command.verbs.end()) return &*verb;
   const std::vector<std::string_view> verbs = documented_verbs(command);
   if (names_a_place(word)) {
-    refuse("", in_quotes(word) + " is a path, and a verb is expected before it: " +
+    refuse("", in_quotes(word) + " is a path, but a verb must come before it: " +
                    joined(verbs, " or ") + where_to_look(command, nullptr));
   }
   refuse("", "unknown verb " + in_quotes(word) + did_you_mean(similar_word(word, verbs)) +
@@ -314,7 +314,7 @@ std::string checked_value(const OptionRow& row, const std::string& value) {
   if (row.value == Value::kChoice) {
     const std::vector<std::string_view> choices = parts_of(row.argument, '|');
     if (std::ranges::find(choices, value) != choices.end()) return value;
-    refuse("", (choices.size() == 1 ? "" : "one of ") + joined(choices, ", ") + " is expected");
+    refuse("", (choices.size() == 1 ? "expected " : "expected one of ") + joined(choices, ", "));
   }
   if (row.value == Value::kNumber) {
     std::string_view text = value;
@@ -322,16 +322,16 @@ std::string checked_value(const OptionRow& row, const std::string& value) {
     if (number && text.empty() && *number >= row.least && *number <= row.most) {
       return std::to_string(*number);
     }
-    refuse("", "a number from " + std::to_string(row.least) + " to " + std::to_string(row.most) +
-                   " is expected");
+    refuse("", "expected a number from " + std::to_string(row.least) + " to " +
+                   std::to_string(row.most));
   }
   if (row.value == Value::kSize) {
     if (const auto bytes = bytes_of(value)) return *bytes;
-    refuse("", "a number of bytes is expected, such as 1000, 512MiB or 16G");
+    refuse("", "expected a number of bytes, such as 1000, 512MiB or 16G");
   }
   const bool is_path = row.value == Value::kSource || row.value == Value::kPath ||
                        row.value == Value::kTensorPath || row.value == Value::kMountpoint;
-  if (is_path && value.empty()) refuse("", "a name is expected, and this one is empty");
+  if (is_path && value.empty()) refuse("", "expected a name, but this one is empty");
   return value;
 }
 

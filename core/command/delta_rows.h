@@ -36,7 +36,7 @@ constexpr std::array<OptionRow, 4> delta_rows(bool in_list) {
        .value = Value::kNumber,
        .set = set<kMember, &DeltaOptions::version>,
        .help = "the number of the version (default: from the name of DIR)",
-       .man = "The number of the version, in place of that in the name of <dir>.",
+       .man = "The number of the version, in place of the number in the name of <dir>.",
        .least = 1,
        .most = 999999999},
       {.flags = in_list ? "base" : "--base",
@@ -45,7 +45,7 @@ constexpr std::array<OptionRow, 4> delta_rows(bool in_list) {
        .value = Value::kNumber,
        .set = set<kMember, &DeltaOptions::base>,
        .help = "the number of OLD (default: one less)",
-       .man = "The number of <old>; by default one less than that of the version.",
+       .man = "The number of <old>; by default the number of the version minus one.",
        .least = 0,
        .most = 999999999},
   }};

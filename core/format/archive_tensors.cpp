@@ -49,7 +49,7 @@ void Refusals::add(std::string_view name, const std::string& why) {
 Refusals::~Refusals() {
   if (count_ <= kShown) return;
   header_.warnings.push_back(printable(place_) + ": " + std::to_string(count_ - kShown) +
-                             " more tensors are refused, and not shown");
+                             " more tensors are refused and not shown");
 }
 
 }  // namespace stfs

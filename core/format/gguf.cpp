@@ -225,7 +225,7 @@ class GgufReader {
     }
     if (version != 2 && version != 3) {
       refuse(ErrorCode::kGgufVersion,
-             "version " + std::to_string(version) + ": versions 2 and 3 are known");
+             "version " + std::to_string(version) + ": only versions 2 and 3 are supported");
     }
     const auto tensors = number<std::int64_t>();
     const auto keys = number<std::int64_t>();
@@ -406,11 +406,12 @@ class GgufReader {
     const std::optional<DType> dtype = dtype_from_gguf(type);
     if (!dtype) {
       const std::string_view removed = removed_type(type);
-      refuse_tensor(ErrorCode::kGgufType,
-                    removed.empty()
-                        ? "type " + std::to_string(type) + " is unknown: a newer stfs may know it"
-                        : "type " + std::to_string(type) + ", " + std::string(removed) +
-                              ", was removed from ggml: download or convert the model again");
+      refuse_tensor(
+          ErrorCode::kGgufType,
+          removed.empty()
+              ? "type " + std::to_string(type) + " is unknown: a newer stfs may support it"
+              : "type " + std::to_string(type) + ", " + std::string(removed) +
+                    ", was removed from ggml: download or convert the model again");
     }
     tensor.dtype = *dtype;
     tensor.length = length_of(*dtype, dims);

@@ -92,11 +92,11 @@ std::vector<std::string> gguf_parts(const std::string& first, const GgufSplit& s
   if (split.number != 0) {
     refuse(place, "part " + std::to_string(split.number + 1) + " of " + count + ": name " +
                       (is_named ? in_quotes(name->of(0)) : "the first part") +
-                      ", which finds the others");
+                      ", from which stfs finds the other parts");
   }
   if (!is_named) {
     refuse(place, "the first of " + count + " parts: its name must end in " +
-                      suffix(0, split.count) + ", so that the others are found");
+                      suffix(0, split.count) + ", so that stfs finds the other parts");
   }
   std::vector<std::string> parts;
   for (std::uint32_t i = 0; i < split.count; ++i) parts.push_back(name->of(i));
@@ -113,7 +113,7 @@ void check_gguf_part(const Header& part, std::uint32_t number, const GgufSplit& 
   const auto count = number_of(part, kSplitCount, ValueType::kU16, place);
   if (count && *count != first.count) {
     refuse(place, "key \"split.count\": " + std::to_string(*count) + ", the first part says " +
-                      std::to_string(first.count) + ": parts of two files");
+                      std::to_string(first.count) + ": the parts belong to two files");
   }
 }
 

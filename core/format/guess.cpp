@@ -121,7 +121,7 @@ constexpr FileKind kFileKinds[] = {
      "begins with zeros, as an unfinished download does", kAgain},
     {[](std::string_view f) { return f.starts_with("version https://git-lfs"); },
      "is a Git LFS pointer", "run git lfs pull"},
-    {is_page, "is an HTML page, perhaps of a login or an error", kAgain},
+    {is_page, "is an HTML page, perhaps a login form or an error", kAgain},
     {[](std::string_view f) { return without_space(f).starts_with("<?xml"); },
      "is XML, perhaps a server's error", kAgain, true},
     {[](std::string_view f) {
@@ -142,7 +142,8 @@ constexpr FileKind kFileKinds[] = {
     {[](std::string_view f) { return f.starts_with("\x89HDF\r\n\x1A\n"); },
      "is HDF5, as Keras writes it", "convert it to safetensors"},
     {[](std::string_view f) { return f.starts_with("lmgg"); },
-     "is a ggml file, as whisper.cpp has them", "no stfs reads it: name a model in safetensors"},
+     "is a ggml file, as whisper.cpp uses",
+     "stfs does not read this format: name a model in safetensors"},
     {[](std::string_view f) {
        return f.starts_with("tjgg") || f.starts_with("fmgg") || f.starts_with("algg");
      },
@@ -150,7 +151,7 @@ constexpr FileKind kFileKinds[] = {
     {[](std::string_view f) { return f.size() > 8 && f.substr(4, 4) == "TFL3"; },
      "is TensorFlow Lite", "convert it to safetensors"},
     {is_ctranslate2, "is a model of CTranslate2", "download the model that it was converted from"},
-    {[](std::string_view f) { return f.starts_with("|TZR|"); }, "is of tensorizer",
+    {[](std::string_view f) { return f.starts_with("|TZR|"); }, "was written by tensorizer",
      "load it with tensorizer, and save it as safetensors"},
     {[](std::string_view f) { return f.starts_with("7z\xBC\xAF\x27\x1C"); }, "is a 7z archive",
      "unpack it"},
@@ -259,7 +260,7 @@ Error explained(const Error& refusal, const Source& source, const std::string& p
     return with_words(refusal, place, kUnfinished, first);
   }
   if (is_piece_name(place) || is_piece_name(source.path())) {
-    constexpr FileKind kPiece{nullptr, "has the name of a piece of a file",
+    constexpr FileKind kPiece{nullptr, "has the name of one piece of a split file",
                               "join all pieces in their order with cat, and name the result"};
     return with_words(refusal, place, kPiece, first);
   }
@@ -281,7 +282,7 @@ Error explained(const Error& refusal, const Source& source, const std::string& p
     }
     if (ends_with_zip(source)) {
       constexpr FileKind kBehind{nullptr, "does not begin with the zip archive that it ends with",
-                                 "download it again, or cut off what stands before the archive"};
+                                 "download it again, or remove the bytes before the archive"};
       return with_words(refusal, place, kBehind, first);
     }
   }

@@ -20,7 +20,7 @@ class NpyParser {
     dict_ = header.substr(header[kNpyMagic.size()] == 1 ? 10 : 12);
     const bool is_good =
         has_each_key_once() && read_dtype() && read_shape() && read_order() && count();
-    if (!is_good && out_.refusal.empty()) out_.refusal = "its header is broken";
+    if (!is_good && out_.refusal.empty()) out_.refusal = "its header is not valid";
     return std::move(out_);
   }
 
@@ -72,8 +72,8 @@ class NpyParser {
       out_.dtype = type;
       return true;
     }
-    return refuse("the type " + in_quotes(descr) +
-                  " is none of safetensors' (little-endian numbers and bool)");
+    return refuse("safetensors has no type for " + in_quotes(descr) +
+                  ": only little-endian numbers and bool are supported");
   }
 
   bool read_width(std::string_view digits) {
@@ -85,13 +85,13 @@ class NpyParser {
     std::string_view rest = behind("shape");
     const std::size_t end = rest.find(')');
     if (!rest.starts_with('(') || end == std::string_view::npos) {
-      return refuse("its shape is none");
+      return refuse("its header has no valid shape");
     }
     rest = rest.substr(1, end - 1);
     while (!rest.empty()) {
       std::uint64_t dim = 0;
       const auto result = std::from_chars(rest.data(), rest.data() + rest.size(), dim);
-      if (result.ec != std::errc()) return refuse("its shape is none");
+      if (result.ec != std::errc()) return refuse("its header has no valid shape");
       out_.shape.push_back(dim);
       rest.remove_prefix(static_cast<std::size_t>(result.ptr - rest.data()));
       rest.remove_prefix(std::min(rest.find_first_not_of(", L"), rest.size()));

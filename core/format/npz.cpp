@@ -38,7 +38,7 @@ class NpzReader {
  private:
   void add(const ZipMember& member, Refusals& refusals) {
     std::string_view name = member.name;
-    if (!name.ends_with(kNpyEnding)) return refusals.add(name, "is no NumPy array");
+    if (!name.ends_with(kNpyEnding)) return refusals.add(name, "is not a NumPy array");
     name.remove_suffix(kNpyEnding.size());
     if (!is_utf8(name)) return refusals.add(name, "its name is not UTF-8");
     if (const std::string why = member.refusal(); !why.empty()) return refusals.add(name, why);
@@ -55,8 +55,9 @@ class NpzReader {
     }
     if (array.is_fortran && from.deflated && array.bytes > kMaxInflatedAgain) {
       return refusals.add(
-          name, "is compressed and in Fortran order, so that a few rows stand all over its " +
-                    human_bytes(array.bytes) + ": save what numpy.ascontiguousarray() gives");
+          name,
+          "is compressed and in Fortran order, so that a few rows are spread over all of its " +
+              human_bytes(array.bytes) + ": save what numpy.ascontiguousarray() gives");
     }
     add_array(array, name, std::move(from), header_);
     header_.members.emplace_back(member.name);
@@ -64,7 +65,7 @@ class NpzReader {
 
   NpyHeader header_of(const ZipMember& member, const Description& from) const {
     NpyHeader none;
-    none.refusal = "is no NumPy array";
+    none.refusal = "is not a NumPy array";
     if (member.unpacked < kNpyPrefix) return none;
     std::optional<Inflater> inflater;
     if (from.deflated) inflater.emplace(from.stored, *from.deflated, read_);

@@ -46,7 +46,7 @@ class Pickle::Reader {
   // --- the pickle's bytes
 
   std::string_view bytes(std::uint64_t count) {
-    if (count > text_.size() - at_) refuse("it ends in a value: truncated?");
+    if (count > text_.size() - at_) refuse("the file ends in the middle of a value: truncated?");
     const std::string_view taken = text_.substr(at_, static_cast<std::size_t>(count));
     at_ += static_cast<std::size_t>(count);
     return taken;
@@ -59,7 +59,7 @@ class Pickle::Reader {
   }
   std::string_view line() {
     const std::size_t end = text_.find('\n', at_);
-    if (end == std::string_view::npos) refuse("it ends in a line: truncated?");
+    if (end == std::string_view::npos) refuse("the file ends in the middle of a line: truncated?");
     const std::string_view taken = text_.substr(at_, end - at_);
     at_ = end + 1;
     return taken;
@@ -71,7 +71,7 @@ class Pickle::Reader {
   // Subtracts `memory` bytes from the memory that the pickle may still use.
   void take(std::uint64_t memory) {
     if (memory > room_) {
-      refuse("its values are out of proportion to its " + human_bytes(text_.size()) +
+      refuse("it has too many values for its " + human_bytes(text_.size()) +
              ": they would take more than " + human_bytes(text_.size() * kBytesForOne + kFewBytes) +
              " of memory");
     }
@@ -128,7 +128,8 @@ class Pickle::Reader {
     return new_node(Kind::kObject, {.callable = callable, .arguments = arguments, .items = {}});
   }
   Node& node_below(std::size_t first) {
-    if (first < 2 || !stack_[first - 2].is_node()) refuse("items for what cannot have them");
+    if (first < 2 || !stack_[first - 2].is_node())
+      refuse("adds items to an object that cannot hold any");
     return out_.nodes_[stack_[first - 2].at];
   }
 
@@ -136,7 +137,7 @@ class Pickle::Reader {
   void append_from(std::size_t first) {
     Node& node = node_below(first);
     const bool is_list = stack_[first - 2].kind == Kind::kList;
-    if (stack_[first - 2].kind == Kind::kDict) refuse("items without keys for a dictionary");
+    if (stack_[first - 2].kind == Kind::kDict) refuse("adds items without keys to a dictionary");
     for (std::size_t i = first; i < stack_.size(); ++i) {
       if (is_list && node.items.size() > kKeptItems && stack_[i].is_plain() && count_plain(node))
         continue;
@@ -158,7 +159,7 @@ class Pickle::Reader {
   void set_from(std::size_t first) {
     Node& node = node_below(first);
     take((stack_.size() - first) * sizeof(PickleValue));
-    if (stack_[first - 2].kind == Kind::kList) refuse("keys for a list");
+    if (stack_[first - 2].kind == Kind::kList) refuse("adds keys to a list");
     if ((stack_.size() - first) % 2 != 0) refuse("a key without a value");
     node.items.insert(node.items.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first),
                       stack_.end());
@@ -168,7 +169,7 @@ class Pickle::Reader {
   // --- opcodes, with their names in pickletools.py
 
   void proto() {
-    if (number<std::uint8_t>() > 5) refuse("a protocol that stfs does not know");
+    if (number<std::uint8_t>() > 5) refuse("a protocol that stfs does not support");
   }
   void frame() { bytes(8); }
   void stop() {
@@ -211,7 +212,7 @@ class Pickle::Reader {
     const auto result = std::from_chars(digits.data(), digits.data() + digits.size(), value);
     if (result.ec == std::errc::result_out_of_range) return push({Kind::kOther, 0, 0});
     if (result.ec != std::errc() || result.ptr != digits.data() + digits.size()) {
-      refuse("a number that is none");
+      refuse("not a valid number");
     }
     push_int(value);
   }
@@ -239,7 +240,7 @@ class Pickle::Reader {
     push(text_value(Kind::kBytes, bytes(checked(number<Length>()))));
   }
   std::uint64_t checked(std::uint64_t length) const {
-    if (length > text_.size() - at_) refuse("it ends in a value: truncated?");
+    if (length > text_.size() - at_) refuse("the file ends in the middle of a value: truncated?");
     return length;
   }
   // `'...'`, perhaps with Python's escapes. A text with escapes becomes kOther, because no text
@@ -365,7 +366,7 @@ class Pickle::Reader {
   void reduce() {
     const PickleValue arguments = pop();
     const PickleValue callable = pop();
-    if (arguments.kind != Kind::kTuple) refuse("arguments that are no tuple");
+    if (arguments.kind != Kind::kTuple) refuse("arguments that are not a tuple");
     push(new_object(object_of(callable), arguments));
   }
   // Refuses None as a callable, because it marks an object with a persistent id.
@@ -412,7 +413,7 @@ class Pickle::Reader {
 
   void put(std::uint64_t index) {
     // Writers count from 0. A number far beyond the count so far would only waste memory.
-    if (index > 4 * puts_ + 1024) refuse("a number of the memo that is too large");
+    if (index > 4 * puts_ + 1024) refuse("a memo index that is too large");
     ++puts_;
     if (index >= memo_.size()) {
       take((index + 1 - memo_.size()) * sizeof(PickleValue));
@@ -422,7 +423,7 @@ class Pickle::Reader {
   }
   void get(std::uint64_t index) {
     if (index >= memo_.size() || memo_[static_cast<std::size_t>(index)].kind == Kind::kMark) {
-      refuse("a number of the memo that has no value");
+      refuse("a memo index that has no value");
     }
     push(memo_[static_cast<std::size_t>(index)]);
   }
@@ -431,7 +432,7 @@ class Pickle::Reader {
     std::uint64_t index = 0;
     const auto result = std::from_chars(digits.data(), digits.data() + digits.size(), index);
     if (result.ec != std::errc() || result.ptr != digits.data() + digits.size()) {
-      refuse("a number of the memo that is none");
+      refuse("not a valid memo index");
     }
     return index;
   }
@@ -531,7 +532,7 @@ void Pickle::Reader::read() {
     begin_ = at_;
     const auto opcode = number<std::uint8_t>();
     const Step step = kSteps[opcode];
-    if (step == nullptr) refuse("an opcode that stfs does not know");
+    if (step == nullptr) refuse("an opcode that stfs does not support");
     (this->*step)();
   }
 }

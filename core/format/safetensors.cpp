@@ -394,7 +394,7 @@ class HeaderReader {
   bool dtype(const std::string& name) {
     const std::optional<DType> type = dtype_from_name(name);
     if (!type || type_info(*type).kind == TypeKind::kQuantized) {
-      return refuse("unknown dtype " + in_quotes(name) + ": a newer stfs may know it");
+      return refuse("unknown dtype " + in_quotes(name) + ": a newer stfs may support it");
     }
     tensor_.dtype = *type;
     return true;

@@ -85,7 +85,7 @@ class TorchReader {
     };
     constexpr Step kSteps[] = {
         {".DTensor", "save what full_tensor() gives"},
-        {".TensorReference", "the tensors are in files of their own beside it"},
+        {".TensorReference", "the tensors are in separate files beside it"},
         {".ndarray", "save arrays with numpy.savez, or as tensors"},
     };
     std::uint64_t count = 0;
@@ -115,8 +115,8 @@ class TorchReader {
     if (classes.size() > kNamed)
       text += ", and " + std::to_string(classes.size() - kNamed) + " more classes";
     const std::string rule = shown == 0 && count == 0 ? "it holds no tensors"
-                             : shown == 0             ? "nothing of it can be shown: it holds "
-                                                      : "not shown are ";
+                             : shown == 0 ? "it holds no tensor that stfs can show, only "
+                                          : "not shown are ";
     header_.warnings.push_back(printable(place_) + ": " + rule + text + steps);
   }
 
@@ -150,7 +150,8 @@ class TorchReader {
     // never compresses this well.
     if (member.method != ZipMember::kStored && member.unpacked > kFewUnpacked &&
         member.unpacked / kMaxRatio > member.packed) {
-      refuse_torch(place_, subject + ": is out of proportion to its compressed bytes");
+      refuse_torch(place_,
+                   subject + ": its uncompressed size is too large for its compressed size");
     }
     if (member.unpacked > most) {
       refuse_torch(place_, subject + ": is larger than " + human_bytes(most));
@@ -183,18 +184,18 @@ class TorchReader {
     }
     if (storage->unpacked < tensor.storage_bytes) {
       refuse_torch(place_, subject + "its storage " + in_quotes(tensor.storage) + " has " +
-                               std::to_string(storage->unpacked) + " bytes, and should have " +
+                               std::to_string(storage->unpacked) + " bytes, but should have " +
                                std::to_string(tensor.storage_bytes));
     }
     if (tensor.bytes > kMaxTensorBytes - bytes_) {
-      return refusals.add(name, "it has more elements than can be shown");
+      return refusals.add(name, "it has more elements than stfs can show");
     }
     if (tensor.bytes > tensor.storage_bytes) {
       if (tensor.bytes > kMaxRepeated - repeated_) {
-        return refusals.add(name, "it repeats a storage of " + human_bytes(tensor.storage_bytes) +
-                                      " to " + human_bytes(tensor.bytes) +
-                                      ", and all such tensors may have " +
-                                      human_bytes(kMaxRepeated) + ": save what clone() gives");
+        return refusals.add(
+            name, "it repeats a storage of " + human_bytes(tensor.storage_bytes) + " up to " +
+                      human_bytes(tensor.bytes) + ", but all such tensors may have only " +
+                      human_bytes(kMaxRepeated) + " together: save what clone() gives");
       }
       repeated_ += tensor.bytes;
     }

@@ -74,13 +74,13 @@ constexpr MakerRow kTensorMakers[] = {
     {"torch._utils", "_rebuild_sparse_csr_tensor", Maker::kRefused,
      "is sparse: save what to_dense() gives"},
     {"torch._utils", "_rebuild_meta_tensor_no_storage", Maker::kRefused,
-     "has no bytes: it was on the device meta"},
+     "has no bytes: it was on the \"meta\" device"},
     {"torch._utils", "_rebuild_wrapper_subclass", Maker::kRefused,
      "is made of other tensors by code of its class"},
     {"torch._utils", "_rebuild_device_tensor_from_numpy", Maker::kRefused,
-     "has its bytes inside of the pickle: save what cpu() gives"},
+     "has its bytes in the pickle: save what cpu() gives"},
     {"torch.storage", "_load_from_bytes", Maker::kRefused,
-     "has its bytes inside of the pickle: save it with torch.save"},
+     "has its bytes in the pickle: save it with torch.save"},
 };
 constexpr std::string_view kMakersModule = "torch._utils";
 constexpr std::string_view kMakersBegin = "_rebuild_";
@@ -134,7 +134,7 @@ class TensorReader {
           return std::nullopt;
         }
         TorchTensor tensor =
-            refused("is made by " + name_of(called) + ", which stfs does not know");
+            refused("is made by " + name_of(called) + ", which stfs does not support");
         tensor.class_name = class_of(pickle_, first);
         return tensor;
       }
@@ -159,7 +159,7 @@ class TensorReader {
         if (items[1].kind == PickleKind::kGlobal) class_name = name_of(pickle_.global_of(items[1]));
       }
     }
-    return refused("is wrapped too often");
+    return refused("has too many nested wrappers");
   }
 
  private:
@@ -226,13 +226,13 @@ class TensorReader {
     const TypeRow* const row =
         is_untyped ? type_of(&TypeRow::name, type_name) : type_of(&TypeRow::storage, type_name);
     if (row == nullptr || !row->dtype) {
-      return refused("the type " + in_quotes(row == nullptr ? type_name : row->name) +
-                     " is none of safetensors'");
+      return refused("safetensors has no type for " +
+                     in_quotes(row == nullptr ? type_name : row->name));
     }
     tensor.dtype = *row->dtype;
     if (!dims_of(arguments[2], tensor.shape) || !dims_of(arguments[3], tensor.strides) ||
         tensor.strides.size() != tensor.shape.size()) {
-      return refused("its shape or its strides are none, or over 64 dimensions");
+      return refused("it has no valid shape and strides, or more than 64 dimensions");
     }
     const std::size_t flags = is_untyped ? 7 : 6;
     const std::string_view flag =
@@ -280,10 +280,12 @@ class TensorReader {
     }
     overflows = overflows || __builtin_mul_overflow(elements, width, &tensor.bytes);
     if (overflows || last >= tensor.storage_bytes / width) {
-      return refused("reaches beyond its storage");
+      return refused("extends past the end of its storage");
     }
     if (tensor.dtype == DType::kF4) {  // an element of PyTorch is a byte with two F4 elements
-      if (!is_dense || tensor.shape.empty()) return refused("its bytes hold two elements each");
+      if (!is_dense || tensor.shape.empty())
+        return refused(
+            "each of its bytes holds two elements, so only contiguous tensors are supported");
       tensor.shape.back() *= 2;
     }
     for (std::uint64_t& stride : tensor.strides) stride *= width;
@@ -396,7 +398,7 @@ class TensorWalk {
 
   [[noreturn]] void refuse() const {
     throw Error(ErrorCode::kPickle, place_,
-                "the pickle shares so much that its paths are out of proportion to its " +
+                "the pickle refers to its values so often that it has too many paths for its " +
                     human_bytes(pickle_.length()));
   }
 

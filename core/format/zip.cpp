@@ -110,8 +110,8 @@ class ZipReader {
     if (at != std::string_view::npos && tail.size() - at >= kEndRecordBytes) {
       const std::size_t length = kEndRecordBytes + number_in<std::uint16_t>(tail, at + 20);
       if (at + length < tail.size()) {
-        refuse_zip(place_, "the file goes on for " + std::to_string(tail.size() - at - length) +
-                               " bytes behind its zip archive: damaged? download it again");
+        refuse_zip(place_, "the file has " + std::to_string(tail.size() - at - length) +
+                               " more bytes after its zip archive: damaged? download it again");
       }
     }
     refuse_zip(place_, "the zip archive has no end record: truncated? download it again");
@@ -120,11 +120,12 @@ class ZipReader {
   // Refuses several archives in one file, because it is not clear which one is meant. torch.load
   // reads whatever it finds at the offsets, which may be any of them.
   [[noreturn]] void refuse_several(std::uint64_t before) const {
-    refuse_zip(place_,
-               "the file is several zip archives one after the other (the last begins at byte " +
-                   std::to_string(before) +
-                   "): save each into a file of its own; of a shard of a distributed checkpoint, " +
-                   std::string(kConvertDistributed));
+    refuse_zip(
+        place_,
+        "the file is several zip archives one after the other (the last begins at byte " +
+            std::to_string(before) +
+            "): save each in its own file; if the file is a shard of a distributed checkpoint, " +
+            std::string(kConvertDistributed));
   }
 
   // Returns the zip64 record, and sets directory_end_ to its offset. `stated` is the offset from
@@ -145,13 +146,13 @@ class ZipReader {
 
   ZipMember take_member(std::string_view& rest) const {
     if (rest.size() < kEntryBytes || !rest.starts_with("PK\1\2")) {
-      refuse_zip(place_, "the central directory of the zip archive is broken");
+      refuse_zip(place_, "the central directory of the zip archive is not valid");
     }
     const std::size_t name = number_in<std::uint16_t>(rest, 28);
     const std::size_t extra = number_in<std::uint16_t>(rest, 30);
     const std::size_t comment = number_in<std::uint16_t>(rest, 32);
     if (rest.size() - kEntryBytes < name + extra + comment) {
-      refuse_zip(place_, "the central directory of the zip archive ends in an entry");
+      refuse_zip(place_, "the central directory of the zip archive ends in the middle of an entry");
     }
     ZipMember member{.name = rest.substr(kEntryBytes, name),
                      .header = number_in<std::uint32_t>(rest, 42),
@@ -202,16 +203,15 @@ class ZipReader {
       const std::uint64_t room = member.end - member.header;
       if (room < kLocalBytes + member.name.size() ||
           member.packed > room - kLocalBytes - member.name.size()) {
-        refuse_member(member,
-                      is_last ? "lies outside of the archive" : "overlaps the member behind it");
+        refuse_member(member, is_last ? "lies outside of the archive" : "overlaps the next member");
       }
       const bool is_stored = member.method == ZipMember::kStored;
       if (is_stored && !member.is_encrypted && member.unpacked != member.packed) {
-        refuse_member(member, "its two sizes differ, and it is not compressed");
+        refuse_member(member, "its two sizes differ, although it is not compressed");
       }
       if (member.method == ZipMember::kDeflated &&
           member.unpacked / kMaxInflation > member.packed) {
-        refuse_member(member, "its size is more than can be made of its bytes");
+        refuse_member(member, "its uncompressed size is impossible for its compressed size");
       }
     }
     auto [order, any_equal] = sorted_order(
@@ -243,7 +243,7 @@ const ZipMember* ZipDirectory::find(std::string_view name) const {
 std::string ZipMember::refusal() const {
   if (is_encrypted) return "is encrypted";
   if (method != kStored && method != kDeflated) {
-    return "is compressed by method " + std::to_string(method) + "; stfs reads deflate";
+    return "is compressed by method " + std::to_string(method) + ": only deflate is supported";
   }
   return "";
 }
@@ -282,11 +282,11 @@ ByteRange data_of(const ZipMember& member, const Source& source, const std::stri
   };
   if (!local.starts_with("PK\3\4") || number_in<std::uint16_t>(local, 26) != member.name.size() ||
       std::string_view(local).substr(kLocalBytes) != member.name) {
-    refuse_local("the directory leads to something else");
+    refuse_local("the directory points to something else");
   }
   const std::uint64_t begin = member.header + local.size() + number_in<std::uint16_t>(local, 28);
   if (begin > member.end || member.packed > member.end - begin) {
-    refuse_local("overlaps what stands behind it");
+    refuse_local("overlaps the next member or the directory");
   }
   return {begin, member.packed};
 }

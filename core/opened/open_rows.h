@@ -51,10 +51,10 @@ constexpr std::array<OptionRow, 10> source_rows(std::string_view verbs,
        .argument = "SIZE",
        .value = Value::kSize,
        .set = set<kMember, &SourceOptions::cache_size>,
-       .help = "the most bytes to keep there: 100G (default: what leaves 5% free)",
+       .help = "maximum bytes to keep there: 100G (default: all but 5% of the disk)",
        .man = "Keep at most <size> bytes of blocks: `100G`, `512MiB`. "
-              "What was used least recently and is not in use goes first. "
-              "5 per cent of the disk stay free in any case."},
+              "The least recently used blocks that are not in use are evicted first. 5% of the "
+              "disk always stays free."},
       {.flags = in_list ? "connections" : "--connections",
        .verbs = verbs,
        .argument = "N",
@@ -88,22 +88,22 @@ constexpr std::array<OptionRow, 10> source_rows(std::string_view verbs,
        .argument = "SIZE",
        .value = Value::kSize,
        .set = set<kMember, &SourceOptions::memory>,
-       .help = "the most memory for what a delta changes: 1G (default: 256M)",
+       .help = "maximum memory for the changes of a delta: 1G (default: 256M)",
        .man = "Keep at most <size> bytes of the positions that a delta changes, 256M by default. "
               "Tensors whose changes are not kept are decoded again when they are read."},
       {.flags = in_list ? "insecure_http" : "--insecure-http",
        .verbs = verbs,
        .set = set<kMember, &SourceOptions::insecure_http>,
-       .help = "permit http:// to other hosts than this one",
-       .man = "Permit `http://` to hosts other than this one: anybody on the way can read and "
-              "change what is sent. "
+       .help = "permit http:// to hosts other than this one",
+       .man = "Permit `http://` to hosts other than this one: anyone on the way can read and "
+              "change the data. "
               "Requests to S3 are then signed, and other secrets are not sent."},
       {.flags = in_list ? "s3_addressing" : "--s3-addressing",
        .verbs = verbs,
        .argument = "path|virtual|auto",
        .value = Value::kChoice,
        .set = set<kMember, &SourceOptions::s3, &S3Options::addressing>,
-       .help = "where the bucket's name stands in URLs of S3 (default: auto)",
+       .help = "where the bucket's name is in URLs of S3 (default: auto)",
        .man = "Name the bucket of S3 in the path of a URL, or in its host. "
               "The default is `addressing_style` of the profile's `s3` section, or `auto`: "
               "the path at an endpoint of your own and for a bucket with a dot, else the host."},
@@ -116,7 +116,7 @@ constexpr std::array<OptionRow, 10> source_rows(std::string_view verbs,
       {.flags = in_list ? "s3_requester_pays" : "--s3-requester-pays",
        .verbs = verbs,
        .set = set<kMember, &SourceOptions::s3, &S3Options::requester_pays>,
-       .help = "pay for what a bucket's owner lets requesters pay for",
+       .help = "pay for requests to a bucket whose requesters pay",
        .man = "Agree to pay for requests and transfers of a bucket of S3 whose requesters pay. "
               "`AWS_REQUEST_PAYER=requester` means the same."},
   }};
@@ -138,12 +138,11 @@ inline constexpr std::array<LayerWords, 4> kLayerWords{{
      .argument = "VERSION",
      .value = Value::kPath,
      .help = "show the checkpoint after the updates of a delta",
-     .man =
-         "Show the checkpoint after an update that a trainer published as what changed: <version> "
-         "is its directory, such as `run/weight_v000012`, its index, or a URL of one. "
-         "The updates before it are found beside it, down to a full checkpoint, which is the "
-         "source, or to one without a directory, for which the source stands. "
-         "No byte of a changed tensor is shown before its checksum held."},
+     .man = "Show the checkpoint after an update that a trainer published as a delta: <version> "
+            "is its directory, such as `run/weight_v000012`, its index, or a URL of one. "
+            "The updates before it are found beside it, down to a full checkpoint, which is the "
+            "source, or to a version without a directory, in whose place the source is taken. "
+            "No byte of a changed tensor is shown before its checksum has been verified."},
     {.flag = "--dequantize",
      .old_flag = "--old-dequantize",
      .new_flag = "--new-dequantize",
@@ -155,9 +154,9 @@ inline constexpr std::array<LayerWords, 4> kLayerWords{{
             "The values are computed as they are read. "
             "Scales and zero points disappear, and tensors that are not quantised stay as they "
             "are. "
-            "What is known: the types of GGUF, FP8 with scales, MXFP4, compressed-tensors, "
+            "Supported are the types of GGUF, FP8 with scales, MXFP4, compressed-tensors, "
             "ModelOpt, GPTQ, AWQ, bitsandbytes and MLX. "
-            "A quantised checkpoint that is not complete or not known is an error."},
+            "A quantised checkpoint that is incomplete or of an unknown kind is an error."},
     {.flag = "--lora",
      .old_flag = "--old-lora",
      .new_flag = "--new-lora",
@@ -184,7 +183,7 @@ template <auto kLayersOf, std::size_t kIndex>
 void set_layer(void* to, const std::string& value) {
   const LayerRow& row = *find_layer(kLayerWords[kIndex].flag.substr(2));
   if (!row.accepts(value)) {
-    throw Error(ErrorCode::kUsage, "", std::string(row.arguments) + " is expected");
+    throw Error(ErrorCode::kUsage, "", "expected " + std::string(row.arguments));
   }
   choose(kLayersOf(to), row.option, value);
 }
@@ -213,9 +212,10 @@ constexpr std::array<OptionRow, kLayerWords.size()> layer_rows(std::string_view 
                .man = words.man};
     if (of == LayersOf::kAll) continue;
     rows[i].flags = is_old ? words.old_flag : words.new_flag;
-    rows[i].help = is_old ? "the same for the first checkpoint alone" : "for the second one alone";
-    rows[i].man = is_old ? "The same, for the first of two checkpoints alone."
-                         : "The same, for the second of two checkpoints alone.";
+    rows[i].help =
+        is_old ? "the same, only for the first checkpoint" : "only for the second checkpoint";
+    rows[i].man = is_old ? "The same, only for the first of two checkpoints."
+                         : "The same, only for the second of two checkpoints.";
   }
   return rows;
 }
@@ -227,8 +227,8 @@ constexpr std::array<OptionRow, 1> missing_row(std::string_view verbs, bool in_l
   return {{{.flags = in_list ? "allow_missing" : "--allow-missing",
             .verbs = verbs,
             .set = set<kMember...>,
-            .help = "go on without missing shards and tensors",
-            .man = "Go on when a shard of the index is missing, a tensor of a shard, or a part of "
+            .help = "continue without missing shards and tensors",
+            .man = "Continue if a shard of the index is missing, a tensor of a shard, or a part of "
                    "a split GGUF file. "
                    "Without this option these are errors. "
                    "In a mount the file `.stfs/info.json` lists what is missing."}}};

@@ -44,9 +44,10 @@ std::string part_refusal(const Tensor& tensor, const PartOptions& part) {
   const Tensor from = part.as_f32 ? tensor.valued() : tensor;
   const TypeInfo& type = type_info(from.dtype);
   const std::string name(type.name);
-  if (part.as_f32 && type.to_f32 == nullptr) return name + " is not a floating type: leave f32 out";
+  if (part.as_f32 && type.to_f32 == nullptr)
+    return name + " is not a floating-point type: omit f32";
   if (part.as_f32 && !has_f32(from.dtype, from.elements())) {
-    return "float32 values would exceed 63 bits: leave f32 out";
+    return "float32 values would exceed 63 bits: omit f32";
   }
   if (part.slice) {
     const std::string rule =
@@ -54,9 +55,9 @@ std::string part_refusal(const Tensor& tensor, const PartOptions& part) {
     if (!rule.empty()) return "slice " + in_quotes(*part.slice) + ": " + rule;
   }
   if (type_info(part.as_f32 ? DType::kF32 : from.dtype).npy.empty()) {
-    return "NumPy has no type for " + name + (type.to_f32 != nullptr ? ": take f32" : "");
+    return "NumPy has no type for " + name + (type.to_f32 != nullptr ? ": use f32" : "");
   }
-  return "NumPy has at most " + std::to_string(kNpyMaxRank) + " dimensions: leave its header out";
+  return "NumPy has at most " + std::to_string(kNpyMaxRank) + " dimensions: omit its header";
 }
 
 }  // namespace stfs

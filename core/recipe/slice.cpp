@@ -289,7 +289,7 @@ std::string stored_slice_refusal(std::string_view expression, DType dtype,
                                  std::span<const std::uint64_t> shape) {
   const std::string rule = slice_refusal(expression, dtype, shape);
   const bool is_cut = !rule.empty() && slice_refusal(expression, DType::kF32, shape).empty();
-  return is_cut ? rule + " (f32 takes any part)" : rule;
+  return is_cut ? rule + " (with f32, any part is possible)" : rule;
 }
 
 Slice elements_of(std::span<const Range> ranges, std::span<const std::uint64_t> shape) {

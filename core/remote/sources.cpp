@@ -161,7 +161,7 @@ Cache& Sources::cache() {
     cache_ = std::make_unique<Cache>(
         Cache::Options{.directory = options_.cache_dir, .size = options_.cache_size});
     if (!cache_->unusable().empty()) {
-      warn(cache_->unusable() + ": what is fetched is kept in memory, 16 MiB of each source");
+      warn(cache_->unusable() + ": fetched bytes are kept only in memory, 16 MiB of each source");
     }
   });
   return *cache_;
@@ -193,7 +193,7 @@ Store& Sources::store(const std::string& name) {
     made = make_hub_store(http());
   } else {
     throw Error(ErrorCode::kUsage, public_name(name),
-                "no source of this kind: stfs knows https, s3 and hf");
+                "unknown URL scheme: stfs supports https, s3 and hf");
   }
   return *stores_.emplace(scheme, std::move(made)).first->second;
 }
@@ -291,7 +291,8 @@ std::unique_ptr<const Source> Sources::make_from_copy(const std::string& name,
       // Tokens of one kind of digest have one length.
       if (object && object->token.size() == version->token.size() &&
           object->token != version->token) {
-        throw Error(ErrorCode::kUnreadable, path, "is called by another digest than the Hub's");
+        throw Error(ErrorCode::kUnreadable, path,
+                    "its name is another digest than the one on the Hub");
       }
       object = LocalFile::Object{.name = version->name,
                                  .token = version->token,
@@ -363,8 +364,9 @@ std::unique_ptr<const Source> Sources::open_remote(const std::string& name, When
   }
   learn(at, [&](Known& what) { what.version = found.version; });
   if (found.version.is_weak) {
-    warn(public_name(parent_name(at)) + ": its server sends no strong ETag: a change that keeps " +
-         (found.version.weak_etag.empty() ? "" : "the weak one, ") + "time and size is not seen");
+    warn(public_name(parent_name(at)) +
+         ": its server sends no strong ETag: stfs cannot detect a change that keeps " +
+         (found.version.weak_etag.empty() ? "" : "the weak ETag, ") + "the time and the size");
   }
   return make(at, found.version, found.first, when);
 }
@@ -547,7 +549,7 @@ std::string Sources::resolutions(std::span<const Beginning> beginnings) {
     if (end > Fetcher::kMemory) {
       throw Error(ErrorCode::kUnreadable, source->path(),
                   "its header has " + human_bytes(length) +
-                      ", and no cache can hold it: name a directory with -o cache_dir, or mount "
+                      ", but no cache can hold it: name a directory with -o cache_dir, or mount "
                       "without -o supervise");
     }
     std::string first(end, '\0');
@@ -576,7 +578,7 @@ void Sources::use(std::string_view resolutions) {
   const Json json = Json::from_msgpack(resolutions, true, false);
   if (!json.is_object() || !json.contains("names") || !json.contains("parts") ||
       !json.contains("warnings")) {
-    throw Error(ErrorCode::kUnreadable, "", "the sources that were found are not understood");
+    throw Error(ErrorCode::kUnreadable, "", "the list of the sources that were found is not valid");
   }
   const std::scoped_lock lock(known_mutex_, callback_mutex_);
   for (const Json& entry : json["names"]) {

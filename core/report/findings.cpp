@@ -337,7 +337,7 @@ void add_findings(Report& report, std::span<const MissingTensor> missing,
       Kind::kInfinity, Severity::kBroken, "infinity",
       [](const ReportTensor& t) { return t.stats->inf > 0; }, &ValueStats::inf,
       &ValueStats::inf_at);
-  const std::string zeros = "nothing but zeros";
+  const std::string zeros = "only zeros";
   findings.add_where(Kind::kAllZero, Severity::kBroken, zeros,
                      [](const ReportTensor& t) { return is_all_zero(t) && !may_be_zero(t); });
   const auto is_constant_fraction = [](const ReportTensor& t) {

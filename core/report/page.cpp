@@ -171,7 +171,7 @@ std::string verdict_text(std::size_t broken, std::size_t odd) {
 std::string health(const Report& report) {
   using Severity = Finding::Severity;
   if (report.tensors.empty() && report.findings.empty()) {
-    return "<p class=\"verdict\">No tensors: there is nothing to judge.</p>\n";
+    return "<p class=\"verdict\">No tensors: there is nothing to check.</p>\n";
   }
   std::array<std::string, 3> lines;  // by severity
   std::array<std::uint64_t, 3> found{};
@@ -308,7 +308,7 @@ std::string difference(const Report& report) {
     auto middle =
         changes.distances.begin() + static_cast<std::ptrdiff_t>(changes.distances.size() / 2);
     std::ranges::nth_element(changes.distances, middle);
-    html += "<p class=\"absent\">Of what changed, the median relative distance is " +
+    html += "<p class=\"absent\">The median relative distance of the changed tensors is " +
             number(*middle, 2) + ", and the largest " +
             number(*std::ranges::max_element(changes.distances), 2) + ".</p>\n";
   }

@@ -179,10 +179,10 @@ std::string Run::verdict() const {
   }
   const RunTensor& first = tensors[broken->tensors.front()];
   const RunCell& cell = first.cells[broken->version];
-  const std::string what = cell.state == RunCell::State::kAbsent       ? "gone are"
-                           : cell.state == RunCell::State::kUnreadable ? "unreadable are"
+  const std::string what = cell.state == RunCell::State::kAbsent       ? "it lacks"
+                           : cell.state == RunCell::State::kUnreadable ? "these cannot be read:"
                            : cell.not_finite > 0                       ? "NaN or infinity in"
-                                                                       : "nothing but zeros in";
+                                                                       : "only zeros in";
   std::string text =
       versions[broken->version] +
       (broken->version == 0 ? " is broken already: " : " is the first that is broken: ") + what +

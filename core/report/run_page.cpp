@@ -259,12 +259,12 @@ double last_distance(const RunTensor& tensor) {
   return std::isfinite(distance) ? distance : -1;
 }
 
-// Returns "<b>step-30</b>", "<b>gone in step-20</b>", or "".
+// Returns "<b>step-30</b>", "<b>missing in step-20</b>", or "".
 std::string trouble_of(const Run& run, const RunTensor& tensor) {
   const std::size_t at = tensor.broken_at();
   if (at == run.versions.size()) return "";
   const bool is_gone = tensor.cells[at].state == RunCell::State::kAbsent;
-  return (is_gone ? "<b>gone in " : "<b>") + name_of(run.versions[at]) + "</b>";
+  return (is_gone ? "<b>missing in " : "<b>") + name_of(run.versions[at]) + "</b>";
 }
 
 std::string row_of(const Run& run, const RunTensor& tensor) {
@@ -352,7 +352,7 @@ void write_run(const Run& run, const Write& write) {
        {"health", text_part(health(run))},
        {"whole", text_part(whole(run, broken_at))},
        {"roles", text_part(roles(run, broken_at))},
-       {"order", text_part("What broke comes first, then what is farthest from " +
+       {"order", text_part("Broken tensors come first, then those that are farthest from " +
                            name_of(run.versions.front()) +
                            (rows < run.tensors.size() ? ": the first " + grouped(rows) + " of " +
                                                             grouped(run.tensors.size())

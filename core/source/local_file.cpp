@@ -164,7 +164,8 @@ LocalFile::LocalFile(const std::string& path, UniqueFd fd, std::optional<Object>
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd_.get(), 0);
   if (data == MAP_FAILED && errno == ENODEV) {
     throw Error(ErrorCode::kUnreadable, file_path_,
-                "mmap: No such device: its file system maps no files: copy it to another");
+                "mmap: No such device: its file system cannot map files: copy the file to another "
+                "file system");
   }
   if (data == MAP_FAILED) throw_errno(ErrorCode::kUnreadable, file_path_, "mmap", errno);
   data_ = static_cast<std::byte*>(data);

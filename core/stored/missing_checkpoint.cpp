@@ -99,8 +99,8 @@ std::string store_of(const std::vector<std::string>& names) {
            " and no .metadata: an unfinished distributed checkpoint of PyTorch";
   }
   if ((has("blobs") && has("manifests")) || first_like("sha256-????????????????*") != names.end()) {
-    return "it is Ollama's: the line FROM that \"ollama show --modelfile MODEL\" prints has the "
-           "file to name";
+    return "it is a store of Ollama: name the file in the line FROM that \"ollama show --modelfile "
+           "MODEL\" prints";
   }
   if (has("data.pkl") && (has("version") || has("data"))) {
     return "it is a PyTorch file that was unpacked: in the directory above, pack it again with zip "
@@ -139,7 +139,7 @@ std::string found_in(const std::string& directory, const std::vector<std::string
   }
   if (const auto files = those(is_weights_of_another_format); !files.empty()) {
     return "it has " + listed(files) +
-           "; stfs reads safetensors, GGUF, and files of PyTorch and NumPy";
+           "; stfs reads only safetensors, GGUF, PyTorch and NumPy files";
   }
   if (!is_local) return "";
   // A directory with more names is not searched, because each name costs a few system calls. The
@@ -149,7 +149,7 @@ std::string found_in(const std::string& directory, const std::vector<std::string
     return names.size() <= kFew && holds_checkpoint(fs::path(directory) / name);
   };
   if (const auto directories = those(is_model); !directories.empty()) {
-    return "it has one in " + listed(directories) + ": name that directory";
+    return "it has a checkpoint in " + listed(directories) + ": name that directory";
   }
   // The Hub's own client downloads into this directory, and moves files that are complete.
   const fs::path downloads = fs::path(directory) / ".cache/huggingface/download";

@@ -47,7 +47,7 @@ std::string no_choice(const std::string& directory, const std::vector<std::strin
   if (are_shards && names.size() == 1) {
     return in_quotes(names.front()) +
            " is one of several shards, and their index *.index.json is missing: download it, or "
-           "name the file to see it alone";
+           "name the file to see only this shard";
   }
   std::string text = "more than one checkpoint in this directory, name one";
   if (is_url(directory))
@@ -57,7 +57,9 @@ std::string no_choice(const std::string& directory, const std::vector<std::strin
   }
   if (names.size() > kShown) text += ", and " + std::to_string(names.size() - kShown) + " more";
   if (are_shards) {
-    text += " (they look like the shards of one, whose index *.index.json is missing: download it)";
+    text +=
+        " (they look like the shards of one checkpoint, whose index *.index.json is missing: "
+        "download it)";
   }
   return text;
 }
@@ -173,7 +175,7 @@ void refuse_twice(std::span<const Part> parts) {
       before += std::next(part)->header.tensors.size();
     }
     throw Error(ErrorCode::kDuplicateTensor, part->source->path(),
-                "tensor " + in_quotes(names[order[i]]) + ": a part before has it too");
+                "tensor " + in_quotes(names[order[i]]) + ": an earlier part also has it");
   }
 }
 
@@ -376,10 +378,9 @@ class Loader {
     part.directory = directory_;
     const std::string& path = part.source->path();
     if (const std::string sidecar = is_url(path) ? "" : sidecar_of(path); !sidecar.empty()) {
-      part.header.warnings.push_back(
-          printable(path) + ": " + in_quotes(sidecar) +
-          " beside it is of an unfinished download: bytes that have not arrived"
-          " are zeros here: finish the download");
+      part.header.warnings.push_back(printable(path) + ": " + in_quotes(sidecar) +
+                                     " beside it belongs to an unfinished download: bytes that "
+                                     "have not arrived are shown as zeros: finish the download");
     }
     list_.add(std::move(part));
   }

@@ -53,17 +53,17 @@ void refuse_other_tensors(const Checkpoint& before, const Checkpoint& after,
   const auto refuse = [&](std::string_view name, const std::string& rule) {
     throw Error(ErrorCode::kUsage, public_name(place),
                 "tensor " + in_quotes(name) + ": " + rule +
-                    ": a delta changes bytes of tensors, neither names nor shapes");
+                    ": a delta changes only the bytes of tensors, not their names or shapes");
   };
   for (std::uint32_t i = 0; i < before.tensor_count(); ++i) {
-    if (!after.find(before.name(i))) refuse(before.name(i), "only the old checkpoint has it");
+    if (!after.find(before.name(i))) refuse(before.name(i), "it is only in the old checkpoint");
   }
   for (std::uint32_t i = 0; i < after.tensor_count(); ++i) {
     const Tensor tensor = after.tensor(i);
     const auto number = before.find(tensor.name);
-    if (!number) refuse(tensor.name, "only the new checkpoint has it");
+    if (!number) refuse(tensor.name, "it is only in the new checkpoint");
     if (!is_utf8(tensor.name)) {
-      refuse(tensor.name, "its name is not UTF-8, as safetensors needs");
+      refuse(tensor.name, "its name is not UTF-8, which safetensors requires");
     }
     if (tensor.name == "__metadata__")
       refuse(tensor.name, "safetensors has no tensor of this name");
@@ -266,13 +266,14 @@ void set_numbers(DeltaOptions& options) {
     if (!number || *number == 0) {
       throw Error(ErrorCode::kUsage, options.output,
                   "the name does not end in the number of a version, as weight_v000012 does: give "
-                  "its number as well");
+                  "the number too");
     }
     options.version = *number;
   }
   if (!options.base) options.base = *options.version - 1;
   if (*options.base >= *options.version) {
-    throw Error(ErrorCode::kUsage, "", "the base comes before the version: give a lower one");
+    throw Error(ErrorCode::kUsage, "",
+                "the base must come before the version: give a lower number");
   }
 }
 
@@ -283,9 +284,10 @@ NewDelta write_delta(const Checkpoint& before, const Checkpoint& after, const st
   if (options.encoding == "overwrite") {
     for (std::uint32_t i = 0; i < after.tensor_count(); ++i) {
       if (after.tensor(i).length >> 32 == 0) continue;
-      throw Error(ErrorCode::kUsage, "",
-                  "tensor " + in_quotes(after.name(i)) +
-                      ": has 4 GiB or more, whose positions overwrite cannot tell: use xor");
+      throw Error(
+          ErrorCode::kUsage, "",
+          "tensor " + in_quotes(after.name(i)) +
+              ": has 4 GiB or more, too large for the 32-bit positions of overwrite: use xor");
     }
   }
   return DeltaWriter(before, after, options, progress).write();

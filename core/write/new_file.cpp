@@ -30,7 +30,7 @@ namespace stfs {
 namespace {
 
 constexpr std::string_view kTemporary = ".stfs-new-";
-constexpr const char* kInTheWay = "there is something of this name: name a new directory";
+constexpr const char* kInTheWay = "already exists: choose a new directory";
 
 // Returns a random name. It does not contain the target's name, which may already have 255 bytes
 // (NAME_MAX).
@@ -210,7 +210,7 @@ void NewOutput::sync_directory_above() const {
 
 void NewOutput::fail(int error) const {
   if (error == EEXIST) {
-    throw Error(ErrorCode::kUsage, path_, "there is a file of this name: --force replaces it");
+    throw Error(ErrorCode::kUsage, path_, "already exists: --force replaces it");
   }
   throw_errno(ErrorCode::kUnreadable, path_, "", error);
 }
@@ -220,7 +220,7 @@ NewFile::NewFile(const std::string& path, Existing existing, SignalCleanup at_si
   struct stat status {};
   const bool is_link = ::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
   if (const std::string link = dangling_link(path); !link.empty()) {
-    throw Error(ErrorCode::kUnreadable, path_, link + ": name another");
+    throw Error(ErrorCode::kUnreadable, path_, link + ": choose another name");
   }
   // Let the kernel decide whether this link may be followed (fs.protected_symlinks).
   if (is_link && !UniqueFd(::open(path.c_str(), O_PATH | O_CLOEXEC))) fail(errno);
@@ -228,9 +228,10 @@ NewFile::NewFile(const std::string& path, Existing existing, SignalCleanup at_si
   const bool exists = ::fstatat(above_.get(), name_.c_str(), &status, 0) == 0;
   if (name_.empty() || (exists && !S_ISREG(status.st_mode))) {
     throw Error(ErrorCode::kUnreadable, path_,
-                path_.empty()                              ? "the name is empty: name a file"
-                : name_.empty() || S_ISDIR(status.st_mode) ? "a directory: name a file in it"
-                                                           : "not a regular file: name another");
+                path_.empty() ? "the name is empty: choose a file name"
+                : name_.empty() || S_ISDIR(status.st_mode)
+                    ? "a directory: choose a file in it"
+                    : "not a regular file: choose another name");
   }
   if (exists && existing_ == Existing::kKeep) fail(EEXIST);
   if (begin == Begin::kUnnamed) begin_unnamed();

@@ -65,12 +65,13 @@ bool means_directory(const SaveOptions& options) {
   const std::string& output = options.output;
   if (options.shard_size != 0 &&
       (output == "-" || output.ends_with(kSafetensorsEnding) || output.ends_with(kGgufEnding))) {
-    throw Error(ErrorCode::kUsage, output, "shards go into a directory: name a new one");
+    throw Error(ErrorCode::kUsage, output, "shards need a directory: choose a new one");
   }
   for (const std::string_view ending : kOtherEndings) {
     if (!output.ends_with(ending)) continue;
-    throw Error(ErrorCode::kUsage, output,
-                "safetensors and GGUF are written: a name that ends in .safetensors or .gguf");
+    throw Error(
+        ErrorCode::kUsage, output,
+        "stfs writes only safetensors and GGUF: use a name that ends in .safetensors or .gguf");
   }
   if (options.shard_size != 0 || output.ends_with('/')) return true;
   if (!options.shares || output == "-" || output.ends_with(kSafetensorsEnding) ||
@@ -174,13 +175,13 @@ Content Plan::safetensors_of(std::span<const std::uint32_t> tensors) const {
   for (const std::uint32_t number : tensors) {
     const Tensor tensor = checkpoint_.tensor(number);
     if (fits_safetensors(tensor)) continue;
-    refuse_tensor(
-        tensor,
-        std::string(!is_utf8(tensor.name)           ? "its name is not UTF-8, as safetensors needs"
-                    : tensor.name == "__metadata__" ? "in safetensors this names the metadata"
-                                                    : "its dimensions overflow 64 bits, which "
-                                                      "safetensors does not allow") +
-            ": leave it out, or write a .gguf file");
+    refuse_tensor(tensor, std::string(!is_utf8(tensor.name)
+                                          ? "its name is not UTF-8, which safetensors requires"
+                                      : tensor.name == "__metadata__"
+                                          ? "safetensors reserves this name for the metadata"
+                                          : "its dimensions overflow 64 bits, which "
+                                            "safetensors does not allow") +
+                              ": leave the tensor out, or write a .gguf file");
   }
   std::optional<Content> content;
   if (options_.shares) {
@@ -206,8 +207,8 @@ Content Plan::gguf_of(std::span<const std::uint32_t> tensors) const {
   }
   if (const auto number = gguf_.with_other_scale(tensors)) {
     refuse_tensor(checkpoint_.tensor(*number),
-                  "its scale would not stand beside it under its name, or would scale it a second "
-                  "time: keep both as they are, or dequantise and write a .safetensors file");
+                  "its scale would not be beside it under its name, or would scale it a second "
+                  "time: leave both unchanged, or dequantise and write a .safetensors file");
   }
   Content content;
   if (gguf_.make(tensors, content) == 0) return content;
@@ -241,7 +242,7 @@ std::uint64_t save(const Checkpoint& checkpoint, const Sources& sources, const S
   if (plan.is_directory()) return plan.write_directory(SignalCleanup::kNothing, nullptr);
   struct stat status {};
   if (::stat(options.output.c_str(), &status) == 0 && is_read(status, options.output, sources)) {
-    throw Error(ErrorCode::kUsage, options.output, "a file of the source: name another");
+    throw Error(ErrorCode::kUsage, options.output, "a file of the source: choose another name");
   }
   NewFile file(options.output, replaces ? NewFile::Existing::kReplace : NewFile::Existing::kKeep,
                SignalCleanup::kNothing);

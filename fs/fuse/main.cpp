@@ -346,7 +346,7 @@ int mount_loaded(Options& options, const Checkpoint& checkpoint, Daemon& daemon,
   if (options.supervise && can_resend(mount)) return supervise(loaded);
   if (options.supervise) {
     print_warning(
-        "supervise: this kernel cannot send requests a second time (Linux 6.9 can): not "
+        "supervise: this kernel cannot repeat requests (Linux 6.9 can): the mount is not "
         "supervised");
   }
   serve_alone(loaded);

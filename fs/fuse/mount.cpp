@@ -46,7 +46,7 @@ std::string with_advice(const std::string& message) {
       Advice{"user_allow_other",
              "as root, add the line user_allow_other to it; all users must be able to read it"},
       Advice{"no write access", "choose a directory that you may write to"},
-      Advice{"not owned by user", "choose a directory of yours"},
+      Advice{"not owned by user", "choose a directory of your own"},
       Advice{"exec fusermount3", "install the package fuse3, or mount as root"},
       Advice{"of fusermount3 failed", "install the package fuse3, or mount as root"},
       Advice{"/dev/fuse", "a container needs --device /dev/fuse, and a user a device of mode 0666"},
@@ -54,7 +54,7 @@ std::string with_advice(const std::string& message) {
              "a container needs --cap-add SYS_ADMIN, and a user needs fusermount3 "
              "with its setuid bit"},
       Advice{"determine username",
-             "fusermount3 mounts for users of /etc/passwd alone: mount as root, or in a user "
+             "fusermount3 mounts only for users in /etc/passwd: mount as root, or in a user "
              "namespace"},
       Advice{"too many FUSE", "unmount some, or raise mount_max in /etc/fuse.conf"},
   };
@@ -138,7 +138,7 @@ Mount::Mount(const Options& options, FuseContext& context)
     if (session_ == nullptr) {
       throw Error(ErrorCode::kUsage, "-o",
                   last_line(said) + " (the libfuse of this system, " + fuse_pkgversion() +
-                      ", does not take it)");
+                      ", does not support it)");
     }
     if (!is_mounted) {
       throw Error(ErrorCode::kMountFailed, mountpoint_,
@@ -205,9 +205,10 @@ void Mount::await_handshake() const {
   if (ready > 0 && (device.revents & POLLERR) == 0) return;
   if (ready < 0) throw_errno(ErrorCode::kMountFailed, mountpoint_, "poll", errno);
   throw Error(ErrorCode::kMountFailed, mountpoint_,
-              ready > 0 ? "the mount is gone, or the descriptor was never mounted: open /dev/fuse, "
-                          "call mount(2) with fd=N, then start stfs"
-                        : "no handshake within ten seconds: another process has served this mount");
+              ready > 0
+                  ? "the mount has ended, or the descriptor was never mounted: open /dev/fuse, "
+                    "call mount(2) with fd=N, then start stfs"
+                  : "no handshake within ten seconds: another process has served this mount");
 }
 
 void Mount::read_handshake() {

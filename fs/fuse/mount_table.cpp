@@ -120,7 +120,7 @@ std::string resolve_mountpoint(const std::string& path, const std::string& advic
   }
   if (path.empty()) fail("", "the mountpoint is an empty name: name a directory");
   if (error == ENOENT) fail(path, "no such directory (" + advice + ")");
-  if (error == EACCES) fail(path, errno_text(error) + ": a directory above it is closed to you");
+  if (error == EACCES) fail(path, errno_text(error) + ": you may not enter a directory above it");
   if (error == ENOTDIR) fail(path, errno_text(error) + ": a file is in its path");
   fail(path, errno_text(error));
 }
@@ -163,7 +163,7 @@ void check_descriptor(int descriptor, const std::string& place) {
   struct stat status {};
   if (::fstat(descriptor, &status) != 0) {
     fail(place,
-         "no such descriptor: the process that starts stfs hands it over open, without "
+         "no such descriptor: the process that starts stfs must leave it open, without "
          "close-on-exec");
   }
   const dev_t fuse = makedev(10, 229);  // Documentation/admin-guide/devices.txt

@@ -51,12 +51,11 @@ std::optional<Entry> find_entry(Find find, const std::string& name, std::vector<
 // Parses the number of a user or group. `what` is "user" or "group".
 unsigned parse_id(const std::string& text, const std::string& what) {
   constexpr unsigned kMost = std::numeric_limits<unsigned>::max() - 1;  // -1 means no id
-  if (text.empty()) refuse("the name or the number of a " + what + " is expected");
+  if (text.empty()) refuse("expected the name or the number of a " + what);
   if (text.find_first_not_of("-0123456789") != std::string::npos) {
-    refuse("no such " + what + ": a name that this system knows, or a number, is expected");
+    refuse("no such " + what + ": expected a name that this system knows, or a number");
   }
-  return parse_number(text, 10, 0, kMost,
-                      "a number from 0 to " + std::to_string(kMost) + " is expected");
+  return parse_number(text, 10, 0, kMost, "expected a number from 0 to " + std::to_string(kMost));
 }
 uid_t parse_user(const std::string& text) {
   std::vector<char> buffer;
@@ -119,15 +118,15 @@ constexpr std::array kOwnMountOptions = {
               .argument = "all|none",
               .value = Value::kChoice,
               .set = [](void* to, const std::string& value) { of(to).prefetch = value == "all"; },
-              .help = "fetch all of a remote source, or what is read (the default)",
+              .help = "fetch all of a remote source, or only what is read (the default)",
               .man = "With `all`, fetch all bytes of remote sources once the mount answers. "
                      "Readers go first. "
-                     "With `none`, the default, fetch what is read."},
+                     "With `none`, the default, fetch only the bytes that are read."},
     OptionRow{.flags = "threads",
               .argument = "N",
               .value = Value::kNumber,
               .set = set<&Options::threads>,
-              .help = "the most requests answered at the same time",
+              .help = "maximum requests answered at the same time",
               .man = "Answer at most <n> requests at the same time, from 1 to 1024; 64 by default. "
                      "Threads beyond one for each processor start while others wait for a slow "
                      "source.",
@@ -149,8 +148,8 @@ constexpr std::array kOwnMountOptions = {
               .argument = "OCTAL",
               .set =
                   [](void* to, const std::string& value) {
-                    of(to).umask = parse_number(
-                        value, 8, 0, 0777, "a number from 0 to 777 in octal digits is expected");
+                    of(to).umask =
+                        parse_number(value, 8, 0, 0777, "expected an octal number from 0 to 777");
                   },
               .help = "permissions to take away",
               .man = "Permissions to take away, in octal. "
@@ -289,7 +288,7 @@ void apply(Options& options, const std::string& option) {
     if (fuse == kFuseOptions.end()) refuse(unknown_option(key));
     check_presence(fuse->key, fuse->argument, has_value);
     if (fuse->value == Value::kNumber) {
-      parse_number(typed, 10, 0, std::numeric_limits<unsigned>::max(), "a number is expected");
+      parse_number(typed, 10, 0, std::numeric_limits<unsigned>::max(), "expected a number");
     }
     if (fuse->key != "debug") note(fuse->key);
     options.mount_options.push_back(std::string(fuse->key) + (has_value ? "=" + typed : ""));
@@ -362,9 +361,9 @@ constexpr CommandRow kCommand = {
     .name = "stfs",
     .help = "Mount a safetensors checkpoint: every tensor is a file.",
     .notes =
-        "Taken too: allow_root, auto_unmount, blkdev, blksize=, context= and its kin,\n"
+        "Also accepted: allow_root, auto_unmount, blkdev, blksize=, context= and its kin,\n"
         "debug, exec, noatime, sync, symfollow and others of mount.fuse3(8); the words of\n"
-        "fstab(5) are ignored. - and _ are alike in the names of options.\n"
+        "fstab(5) are ignored. - and _ are the same in the names of options.\n"
         "The mount is always read-only, nosuid, nodev and default_permissions.\n\n"
         "Exit status: 0 done, 1 the checkpoint breaks the format, 2 wrong usage,\n"
         "3 the source cannot be read, 4 the mount failed.\n",
@@ -385,7 +384,7 @@ std::optional<int> descriptor_of(const std::string& mountpoint) {
   return static_cast<int>(
       parse_number(std::string_view(mountpoint).substr(kPrefix.size()), 10, kFirst, INT_MAX,
                    "MOUNTPOINT " + in_quotes(mountpoint) +
-                       ": a descriptor of /dev/fuse is expected: a number from 3 on"));
+                       ": expected a descriptor of /dev/fuse, a number of at least 3"));
 }
 
 void check_handed_over(const Options& options) {
@@ -398,7 +397,7 @@ void check_handed_over(const Options& options) {
 void check_unmount(const Options& options, const std::vector<std::string>& paths) {
   if (paths.empty()) refuse_usage("-u: MOUNTPOINT is expected: stfs -u MOUNTPOINT");
   if (paths.size() > 1) {
-    refuse_usage("-u takes one MOUNTPOINT, and " + in_quotes(paths[1]) + " is one too many");
+    refuse_usage("-u takes only one MOUNTPOINT, so " + in_quotes(paths[1]) + " is one too many");
   }
   if (options.foreground) refuse_usage("-f is for mounting, and -u unmounts");
   if (descriptor_of(paths[0])) {
@@ -410,7 +409,7 @@ void check_mount(const Options& options, const std::vector<std::string>& paths) 
   if (options.lazy) refuse_usage("-z is for -u: stfs -u -z MOUNTPOINT");
   if (paths.empty()) refuse_usage("SOURCE and MOUNTPOINT are expected: stfs SOURCE MOUNTPOINT");
   if (std::ranges::find(paths, "") < paths.end() - 1) {
-    refuse_usage("SOURCE \"\": a name is expected, and this one is empty");
+    refuse_usage("SOURCE \"\": expected a name, but this one is empty");
   }
   if (paths.size() == 1) {
     refuse_usage("MOUNTPOINT is expected: stfs " + printable(paths[0]) + " MOUNTPOINT");

@@ -67,7 +67,7 @@ int Supervisor::run(const Work& work) {
     const bool was_useful =
         ledger_.answers() - answers >= kEnoughAnswers || Clock::now() - begin >= kEnoughTime;
     failures_ = was_useful ? 0 : failures_ + 1;
-    hooks_.log(death + ": another one takes over");
+    hooks_.log(death + ": another worker takes over");
     if (sleep_until_signal(pause_after(failures_))) return 0;
   }
 }

@@ -391,7 +391,7 @@ void FileSystem::report_faults() const {
       }
       const bool serves_cached = source.verify() == 0;  // a remote source
       log_(printable(source.path()) + ": changed since it was mounted: reads of " +
-           (serves_cached ? "what is not in the cache" : "it") +
+           (serves_cached ? "bytes that are not cached" : "it") +
            " fail (ESTALE); unmount and mount again");
       continue;
     }

@@ -45,7 +45,7 @@ void PrefetchAll::run() {
       is_whole = is_whole && error == 0;
       bytes += source->size();
     }
-    if (is_whole) log_(std::string(kOption) + "all " + std::to_string(bytes) + " bytes are here");
+    if (is_whole) log_(std::string(kOption) + "all " + std::to_string(bytes) + " bytes are cached");
   } catch (const std::bad_alloc&) {
     // Readers fetch what they need.
   }
@@ -65,7 +65,7 @@ int PrefetchAll::fetch(const Source& source) {
     if (error == 0 && !is_lost) continue;
     if (error != EINTR) {
       log_(std::string(kOption) + printable(source.path()) + ": stopped after " +
-           std::to_string(at) + " bytes: " + (is_lost ? "no cache keeps them" : errno_text(error)) +
+           std::to_string(at) + " bytes: " + (is_lost ? "no cache holds them" : errno_text(error)) +
            ": the rest is fetched when it is read");
     }
     return is_lost ? EIO : error;

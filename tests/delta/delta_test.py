@@ -156,7 +156,7 @@ class Chains(Base):
         delta = self.step()
         self.assert_shows(1, delta)
         self.assert_shows(1, first, f"--delta={delta}")
-        self.refused(delta, "name that one as the source")
+        self.refused(delta, "name that checkpoint as the source")
         self.step()
         with self.mount("threads=4", self.run_ / "weight_v000002") as mnt:
             self.assertEqual((mnt / "norm").read_bytes(), self.states[2]["norm"])
@@ -168,9 +168,9 @@ class Chains(Base):
         shutil.rmtree(self.run_ / "weight_v000001")
         one = self.full(self.states[1], self.work / "one.safetensors")
         text = info("stats", one, f"--delta={delta}", "norm")
-        self.assertIn("stands for version 1", text)
+        self.assertIn("the source is taken as version 1", text)
         self.refused(delta, "is not the base of this delta")
-        self.assertIn("name that checkpoint as the source", info("list", delta, status=1))
+        self.assertIn("name the checkpoint of that version as the source", info("list", delta, status=1))
 
     def test_rejects_two_deltas(self):
         for run in ("a", "b"):
@@ -185,7 +185,7 @@ class Chains(Base):
         self.assertEqual((done.returncode, "name one full checkpoint" in done.stderr), (2, True), done.stderr)
         self.assertEqual(self.digests(two, f"--delta={two}"), self.digests(two))
         with self.mount(f"delta={one}", self.work / "a/weight_v000000") as mnt:
-            self.assertIn("already: name the mount alone", info("list", mnt, f"--delta={one}", status=2))
+            self.assertIn("already: name only the mount", info("list", mnt, f"--delta={one}", status=2))
             self.assertIn("for another version", info("list", mnt, f"--delta={two}", status=2))
 
     def test_rejects_shard_of_delta_as_source(self):
@@ -282,7 +282,8 @@ class WithoutCache(Base):
 
     def test_tensor_larger_than_memory_is_rejected(self):
         text, _ = self.shown(17 << 20, 3)
-        self.assertIn('tensor "w" is checked as a whole, and without a cache 16.0 MiB of a source are kept: name a directory with cache_dir', text)
+        self.assertIn('tensor "w" needs a cache, because it is checked as a whole, and without a cache stfs keeps only 16.0 MiB of a '
+                      'source: name a directory with cache_dir', text)
 
 
 class SlowLine(Base):
@@ -332,14 +333,14 @@ class Faults(Base):
     def test_rejects_unknown_metadata_by_name(self):
         for number, (key, value, words) in enumerate([
                 ("delta_encoding", "rle", '"rle"'), ("compression_format", "lz4", '"lz4"'),
-                ("checksum_format", "blake3", '"blake3": xxh3-128 and adler32 are known: publish with'), ("version", "x", "is no number"),
-                ("base_version", None, "is no number"), ("base_version", 1, "does not come before"),
+                ("checksum_format", "blake3", '"blake3": only xxh3-128 and adler32 are supported: publish with'), ("version", "x", "is not a number"),
+                ("base_version", None, "is not a number"), ("base_version", 1, "does not come before"),
                 ("base_version", 7, "does not come before")]):
             run = self.work / f"run{number}"
             new = versions.step(self.random, self.states[0])
             delta = versions.write_version(run, 1, self.states[0], new, **{key: value})
             self.refused(delta, words)
-        self.refused(self.work, "no delta")
+        self.refused(self.work, "not a delta")
         self.assertIn("No such file", info("list", self.base, f"--delta={self.work / 'nowhere'}", status=3))
 
     def test_malformed_frames_never_become_tensor_bytes(self):
@@ -360,7 +361,7 @@ class Faults(Base):
                 with self.subTest(encoding=encoding, frame=i):
                     # The last frame of xor declares a window that is larger than the memory for deltas.
                     is_window = (encoding, i) == ("xor", len(made) - 1)
-                    self.refused(delta, "looks back farther than" if is_window else "its checksum does not hold")
+                    self.refused(delta, "needs a larger window than" if is_window else "its checksum does not match")
 
     def test_detects_each_damaged_byte_of_frame(self):
         old, new = self.states[0], dict(self.states[0])
@@ -386,7 +387,7 @@ class Faults(Base):
         shard.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length:])
         self.refused(delta, "its checksum is missing")
         versions.write_file(self.work / "less.safetensors", {"norm": ("BF16", (64,), self.states[0]["norm"])})
-        self.refused(delta, "the base lacks it", self.work / "less.safetensors")
+        self.refused(delta, "not in the base", self.work / "less.safetensors")
         shard.unlink()
         self.assertIn("missing", info("list", self.base, f"--delta={delta}", status=3))
 
@@ -413,7 +414,7 @@ class Faults(Base):
         self.step()
         (self.run_ / "weight_v000001").rename(self.run_ / "weight_v000002")
         third = versions.write_version(self.run_, 3, self.states[0], self.states[1])
-        self.refused(third, "version 1 in the directory of 2")
+        self.refused(third, "version 1, but in the directory of version 2")
         long = self.work / "long"
         empty = {"norm": b""}
         for number in range(1, 258):
@@ -426,7 +427,7 @@ class Faults(Base):
         frame = COMPRESS(versions.xor(old["model.2.w"], new["model.0.w"] + bytes(len(old["model.2.w"]) - len(new["model.0.w"]))))
         delta = versions.write_version(self.run_, 1, old, new, frames={"model.2.w": frame})
         text = info("hash", self.base, f"--delta={delta}", status=3)
-        self.assertIn('the checksum of tensor "model.2.w" does not hold', text)
+        self.assertIn('the checksum of tensor "model.2.w" does not match', text)
         with self.mount(f"supervise,delta={delta}") as mnt:
             self.assertEqual((mnt / "model.0.w").read_bytes(), new["model.0.w"])
             for is_next in (False, True):

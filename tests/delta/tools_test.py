@@ -54,7 +54,7 @@ class Found(delta_test.Base):
         (self.run_ / "weight_v000001").rename(first)
         delta.rename(second)
         self.assert_shows(1, self.base, f"--delta={first}")  # applies to version 0, which is the source
-        self.refused(second, "stands on version 1, which cannot be found")
+        self.refused(second, "is based on version 1, which stfs cannot find")
 
     def test_finds_full_checkpoint_on_web_server(self):
         first = self.run_ / "weight_v000000"
@@ -83,7 +83,7 @@ class Found(delta_test.Base):
         other = self.work / "x.safetensors"
         os.link(shard, other)
         for name in (delta, shard, other):
-            self.assertIn("frames of a delta without its index", info("list", name, status=1))
+            self.assertIn("holds frames of a delta, but its index is missing", info("list", name, status=1))
 
 
 class Info(delta_test.Base):
@@ -113,10 +113,10 @@ class Info(delta_test.Base):
         self.step()
         delta = self.step()
         text = info("info", delta)
-        self.assertIn(f"a delta upon version 0, which has no directory: name that checkpoint, with --delta={delta}", text)
+        self.assertIn(f"a delta on version 0, which has no directory: name that checkpoint, with --delta={delta}", text)
         self.assertEqual([row.split()[:2] for row in text.splitlines()[-2:]], [["1", "0"], ["2", "1"]])
         self.assertEqual(len(json.loads(info("info", delta, "--json"))["deltas"]), 2)
-        self.assertIn("as the option delta=", info("list", delta, status=1))
+        self.assertIn("this delta with delta=", info("list", delta, status=1))
         self.assertIn("one shard of a delta", info("info", next(delta.glob("*.safetensors")), status=1))
 
 

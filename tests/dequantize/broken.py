@@ -759,7 +759,7 @@ for label, base, name in (("new-scale", "fp8-channel", UP + ".weight_new_scale")
                           ("scale-2-of-experts", "modelopt-nvfp4", EXPERTS + "gate_up_proj_weight_scale_2"), ("scale-of-w13", "fp8-channel", EXPERTS + "w13_weight_scale"),
                           ("offset-only", "fp8-channel", EXPERTS + "0.weight_offset"), ("torchao-scale-only", "torchao-float8", EXPERTS + "n._weight_per_tensor_scale")):
     row("leftover-" + label, base, name, added(name, floats("F32", np.ones(1))))
-row("leftover-of-the-module", "gptq-4", (Q + ".R1", "and 1 more", "no part of its values that is known"), lambda model: [
+row("leftover-of-the-module", "gptq-4", (Q + ".R1", "and 1 more", "not a known part of its values"), lambda model: [
     model.passes(Q + name, floats("F16", np.ones(shape))) for name, shape in ((".R1", (3, 2)), (".su", (5,)))], "warned")
 row("leftover-norms-of-fp8-without-scales", "fp8-no-scales", (), lambda model: [
     model.passes(name, floats("F32", 2)) for name in ("guidance.norms.0.scale", "blocks.0.norm1.scale", "final_norm_scale", "ln1.scale", "vae.timestep_scale_multiplier",
@@ -827,10 +827,10 @@ def ollama(key):
 
 MARLIN = both(passes(UP + ".B", tensor("I32", np.ones((2, 32)))), passes(UP + ".s", floats("F16", np.ones((1, 16)))))
 SMOOTH = both(*(passes(f"{EXPERTS}{i}.weight", tensor("I8", np.ones((4, 4)))) for i in range(2)), passes(EXPERTS + "0.a", floats("F32", 0.01)))
-row("leftover-marlin", "plain", (UP + ".B", "I32 [2,32]", "no known scheme"), MARLIN, "warned")
+row("leftover-marlin", "plain", (UP + ".B", "I32 [2,32]", "no known quantisation scheme"), MARLIN, "warned")
 row("leftover-marlin-beside-others", "ct-pack-4", (EXPERTS, "1 more of integers", "I8 [4,4]"), SMOOTH, "warned")
-row("leftover-flat", "plain", ("extra.weight", "U8 [64]", "no known scheme"), passes("extra.weight", tensor("U8", np.ones(64))), "warned")
-row("leftover-fp4-only", "plain", ("extra.weight", "F4 [4,8]", "no known scheme"), passes("extra.weight", Tensor("F4", (4, 8), bytes(16))), "warned")
+row("leftover-flat", "plain", ("extra.weight", "U8 [64]", "no known quantisation scheme"), passes("extra.weight", tensor("U8", np.ones(64))), "warned")
+row("leftover-fp4-only", "plain", ("extra.weight", "F4 [4,8]", "no known quantisation scheme"), passes("extra.weight", Tensor("F4", (4, 8), bytes(16))), "warned")
 row("leftover-quip", "plain", "QuIP#", passes(UP + ".Qidxs", tensor("I64", np.ones((4, 2)))))
 for key in ("quant_type", W + ".quant_type"):
     row(f"leftover-ollama-{len(key)}", "plain", 'quant_type "int4"', ollama(key))

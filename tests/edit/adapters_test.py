@@ -87,13 +87,13 @@ class Adapters(unittest.TestCase):
         for tensors, rule in (
                 ({head: some(0)}, "placeholder that DeepSpeed's ZeRO-3"),
                 ({key: some(0) for key in lora(Q)}, "placeholder that DeepSpeed's ZeRO-3"),
-                ({head: some(3, 3, 3)}, 'is [3,3,3], and "lm_head.weight" of the base is [20,8]'),
+                ({head: some(3, 3, 3)}, 'is [3,3,3], but "lm_head.weight" of the base is [20,8]'),
                 ({head: some(V, H + 1)}, "only the first dimension of embeddings and heads"),
                 ({head: some(V)}, "only the first dimension of embeddings and heads"),
                 ({p + "model.norm.weight": some(H + 1)}, "only the first dimension of embeddings and heads"),
                 ({p + Q + ".weight": some(H + 1, H)}, "only the first dimension of embeddings and heads"),
-                ({head: ("U8", numpy.zeros((V, H), numpy.uint8))}, "is U8: a floating type"),
-                ({head: ("I64", numpy.zeros((V, H), numpy.int64))}, "is I64: a floating type")):
+                ({head: ("U8", numpy.zeros((V, H), numpy.uint8))}, "is U8: a replacement must have a floating-point type"),
+                ({head: ("I64", numpy.zeros((V, H), numpy.int64))}, "is I64: a replacement must have a floating-point type")):
             with self.subTest(rule=rule, tensors=list(tensors)):
                 self.adapter(tensors, **names)
                 said = self.refused()
@@ -153,7 +153,7 @@ class Adapters(unittest.TestCase):
                                (("x", "default"), {**x, f"{p}model.norm.modules_to_save.default.weight": some(H)})):
             with self.subTest(tensors=list(tensors)):
                 self.adapter(tensors, modules_to_save=["norm"])
-                self.assertIn(f'has the adapters "{names[0]}" and "{names[1]}": name a file with one', self.refused())
+                self.assertIn(f'has the adapters "{names[0]}" and "{names[1]}": name a file with one adapter', self.refused())
         # Only a part of the names contains the adapter name "default" of PEFT.
         self.adapter({f"{p}{Q}.lora_A.default.weight": a, f"{p}{Q}.lora_B.weight": b,
                       f"{p}model.norm.modules_to_save.default.weight": some(H)}, modules_to_save=["norm"])
@@ -280,7 +280,7 @@ class Adapters(unittest.TestCase):
         factors = {f"base_model.model.{EXPERTS}.lora_A.weight": some(E * R, H),
                    f"base_model.model.{EXPERTS}.lora_B.weight": some(H, E * R)}
         self.adapter(factors, target_parameters=["experts.down_proj"])
-        self.assertIn("has square matrices, and nothing tells whether they are stored transposed", self.refused())
+        self.assertIn("has square matrices, and nothing shows whether they are stored transposed", self.refused())
         self.adapter(factors, target_parameters=["experts.down_proj", "experts.up_proj"])
         self.assertIn("they fit several parameters", self.refused())
         self.adapter(factors, target_parameters=["experts.down_proj"], r=R + 1)
@@ -303,7 +303,7 @@ class Adapters(unittest.TestCase):
         got, _, _ = self.merged()
         self.check(got, f"{Q}.weight", update(base[f"{Q}.weight"], *tensors.values(), 2))
         torch.save({name: torch.from_numpy(each.T.copy()).t() for name, each in tensors.items()}, directory / "adapter_model.bin")
-        self.assertIn("does not lie row behind row in its file", self.refused())
+        self.assertIn("its rows are not contiguous in its file", self.refused())
 
     def test_reads_shards_and_reports_merge_into_one_file(self):
         base = self.base()
@@ -346,7 +346,7 @@ class Adapters(unittest.TestCase):
         self.adapter(lora(Q), "nested/french")
         self.adapter(lora(Q))
         cases = [("kohya.safetensors", "kohya's sd-scripts"), ("other.safetensors", "fuse_lora()"), ("diffusers", "fuse_lora()"),
-                 ("mlx", "mlx_lm.fuse"), ("a.gguf", "llama-export-lora"), ("nested", 'its subfolder "french/" has: name that'),
+                 ("mlx", "mlx_lm.fuse"), ("a.gguf", "llama-export-lora"), ("nested", 'its subfolder "french/" has one: name that'),
                  ("peft.safetensors", "a file: name the directory"), ("mlx/adapters.safetensors", "mlx_lm.fuse"),
                  ("adapter/adapter_model.safetensors", "a file: name the directory"),
                  ("adapter/adapter_config.json", "a file: name the directory")]
@@ -365,14 +365,14 @@ class Adapters(unittest.TestCase):
         drop = ["drop model.layers.1.*", r"rename s/layers\.2\./layers.1./", r"rename s/layers\.3\./layers.2./"]
         cases = (
             (["cast * BF16"], {"torch_dtype": "bfloat16"}, None),
-            (["cast * F16", "drop lm_head.weight"], {"torch_dtype": "float16", "tie_word_embeddings": True}, "the head is dropped"),
+            (["cast * F16", "drop lm_head.weight"], {"torch_dtype": "float16", "tie_word_embeddings": True}, "the head was dropped"),
             (["cast lm_head.* BF16"], {}, None),
-            (["cast * F8_E4M3"], {}, '"torch_dtype" is "float32", and most values are F8_E4M3 now'),
+            (["cast * F8_E4M3"], {}, '"torch_dtype" is "float32", but most values are now F8_E4M3'),
             (["slice model.embed_tokens.weight 0:18", "slice lm_head.weight 0:18"], {"vocab_size": 18}, None),
-            (["slice lm_head.weight 0:18"], {}, "the embeddings alone: they have 20 rows, and the head has 18"),
-            (drop, {}, '"num_hidden_layers" is 4, and the tensors have 3 of "model.layers"'),
+            (["slice lm_head.weight 0:18"], {}, "only the embeddings: they have 20 rows, but the head has 18"),
+            (drop, {}, '"num_hidden_layers" is 4, but the tensors have 3 of "model.layers"'),
             (["drop model.layers.1.*"], {}, '3 of "model.layers", up to number 3'),
-            (["copy s/layers.3/layers.4/"], {}, '"num_hidden_layers" is 4, and the tensors have 5'),
+            (["copy s/layers.3/layers.4/"], {}, '"num_hidden_layers" is 4, but the tensors have 5'),
             ([r"rename s/^model\.//"], {}, None),
             (["metadata x y"], {}, None))
         for i, (lines, changes, rule) in enumerate(cases):
@@ -391,8 +391,8 @@ class Adapters(unittest.TestCase):
               {"w": ("F32", some(4)), "ids": ("I64", numpy.arange(4)), "mask": ("BOOL", numpy.ones(3, bool))})
         got, _, said = self.edited("-e", "cast * BF16")
         self.assertEqual([got[name][0] for name in ("w", "ids", "mask")], ["BF16", "I64", "BOOL"])
-        self.assertIn('-e: line 1: cast: 2 tensors that match stay as they are ("ids" is I64)', said)
-        self.assertIn("floating types alone can be cast", run("list", self.work / "base", "-e", "cast ids BF16", status=1))
+        self.assertIn('-e: line 1: cast: 2 matching tensors stay unchanged ("ids" is I64)', said)
+        self.assertIn("only floating-point types can be cast", run("list", self.work / "base", "-e", "cast ids BF16", status=1))
 
     def quantised(self, **config):
         """Writes an FP8 weight with a scale, and a head with most of the bytes."""
@@ -404,15 +404,15 @@ class Adapters(unittest.TestCase):
 
     def test_cast_of_codes_without_scales_is_reported(self):
         self.quantised()
-        rule = "(FP8 with scales): cast shows codes without their scales: --dequantize=bf16 first"
-        for i, (lines, message) in enumerate(((["cast * BF16"], f'line 1: cast: "{Q}.weight" and 1 more are of quantised weights {rule}'),
-                                           (["rename s/q_proj/x/", "cast *.x.weight F16"], f'.x.weight" is of quantised weights {rule}'),
-                                           (["cast *_scale_inv BF16"], f'"{Q}.weight_scale_inv" is of quantised weights {rule}'),
+        rule = "(FP8 with scales): cast shows codes without their scales: use --dequantize=bf16 first"
+        for i, (lines, message) in enumerate(((["cast * BF16"], f'line 1: cast: "{Q}.weight" and 1 more belong to quantised weights {rule}'),
+                                           (["rename s/q_proj/x/", "cast *.x.weight F16"], f'.x.weight" belongs to quantised weights {rule}'),
+                                           (["cast *_scale_inv BF16"], f'"{Q}.weight_scale_inv" belongs to quantised weights {rule}'),
                                            (["cast model.norm.weight F32"], None), ([f"drop {Q}.weight"], None))):
             with self.subTest(lines=lines):
                 self.out = self.work / f"out{i}"
                 _, _, said = self.edited(*[word for line in lines for word in ("-e", line)])
-                (self.assertIn if message else self.assertNotIn)(message or "of quantised weights", said)
+                (self.assertIn if message else self.assertNotIn)(message or "to quantised weights", said)
         self.assertNotIn("quantised", run("list", self.work / "base", "--dequantize=bf16", "-e", "cast * F32"))
 
     def test_existing_codes_do_not_contradict_torch_dtype(self):

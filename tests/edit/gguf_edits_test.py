@@ -68,7 +68,7 @@ class GgufEdits(unittest.TestCase):
         self.assertEqual((metadata["general.name"], metadata["mine"]), ("Another name", "text"))
         self.assertEqual(str(metadata["llama.block_count"]), "9")
         self.assertIn("another type", run("edit", source, "-e", "metadata llama.block_count nine", status=1))
-        self.assertIn("laid out", run("edit", source, "-e", "metadata general.alignment 64", status=1))
+        self.assertIn("describes the layout", run("edit", source, "-e", "metadata general.alignment 64", status=1))
 
     def test_value_has_type_of_its_key(self):
         source, out = self.work / "typed.gguf", self.work / "out.gguf"

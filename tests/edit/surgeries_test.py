@@ -183,7 +183,7 @@ class Surgeries(unittest.TestCase):
         run("edit", self.source, "-e", "drop steps", "-o", self.out, "--force")
         self.assertNotIn("steps", read(self.out)[0])
         for name in ("x.safetensors", "x.gguf", "-"):
-            self.assertIn("shards go into a directory",
+            self.assertIn("shards need a directory",
                           run("edit", self.source, "--shard-size", "1MB", "-o", name, status=2))
         full = self.work / "full"
         full.mkdir()
@@ -219,7 +219,7 @@ class Surgeries(unittest.TestCase):
                     for name in names:
                         told = run("edit", source, "-f", lines, "--lora", adapter, "-o", name, "--force", status=2)
                         if path != array:  # no format that is written has this ending
-                            self.assertIn(f"{name}: a file of the source: name another", told)
+                            self.assertIn(f"{name}: a file of the source: choose another name", told)
                 if path.suffix in (".safetensors", ".npy"):  # the mount has read the others, and this command has not
                     run("extract", layered / ".stfs/merged.safetensors", "x", "-o", path, "--force", status=2)
                 run("report", self.source, "--edit", lines, "--lora", adapter, "-o", path, "--force", status=2)
@@ -247,7 +247,7 @@ class Surgeries(unittest.TestCase):
     def test_rejects_output_in_unsupported_format(self):
         for verb in (["extract", self.source, "lm_head.*"], ["edit", self.source]):
             refused = run(*verb, "-o", self.work / "new.npz", status=2)
-            self.assertIn("safetensors and GGUF are written", refused)
+            self.assertIn("stfs writes only safetensors and GGUF", refused)
         self.assertFalse((self.work / "new.npz").exists())
 
     def test_wrong_line_writes_nothing(self):

@@ -364,7 +364,7 @@ TEST_F(Supervise, CrashedWorkerIsReplaced) {
     EXPECT_EQ(read_file(*mount / "w"), w());
   }
 
-  EXPECT_EQ(count_lines(mount->process().err(), "another one takes over"), 3);
+  EXPECT_EQ(count_lines(mount->process().err(), "another worker takes over"), 3);
 }
 
 TEST_F(Supervise, LookedUpFilesKeepInodeAndBytesAcrossWorkers) {
@@ -601,7 +601,7 @@ TEST_F(Supervise, WorkerUnableToStartIsReplaced) {
                                           {"STFS_FAIL_ON=1", "STFS_FAIL_WHILE=" + flag.string()})});
   EXPECT_EQ(read_file(*mount / "w"), w());
   const auto failed_starts = [&] {
-    return count_lines(mount->process().err(), "ended with status 4: another one takes over");
+    return count_lines(mount->process().err(), "ended with status 4: another worker takes over");
   };
 
   write_file(flag, "");
@@ -628,7 +628,8 @@ TEST_F(Supervise, DeadWorkerIsReplacedThoughCallerIgnoresSIGCHLD) {
   mount->process().signal(SIGTERM);
   const Outcome result = mount->process().wait();
   EXPECT_EQ(result.status, 0);
-  EXPECT_EQ(count_lines(result.err, "was killed by signal 9 (Killed): another one takes over"), 1)
+  EXPECT_EQ(count_lines(result.err, "was killed by signal 9 (Killed): another worker takes over"),
+            1)
       << result.err;
 }
 
@@ -871,8 +872,8 @@ TEST_F(Supervise, KernelWithoutResendGivesUnsupervisedMount) {
 
   EXPECT_EQ(result.status, 0);
   EXPECT_EQ(result.err,
-            "stfs: warning: supervise: this kernel cannot send requests a second time (Linux 6.9 "
-            "can): not supervised\n");
+            "stfs: warning: supervise: this kernel cannot repeat requests (Linux 6.9 can): the "
+            "mount is not supervised\n");
   expect_nothing_left(mountpoint);
 }
 

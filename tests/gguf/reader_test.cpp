@@ -89,7 +89,7 @@ TEST_F(Gguf, DistinguishesRemovedTypeFromUnknownType) {
       message(4).find("type 4, Q4_2, was removed from ggml: download or convert the model again"),
       std::string::npos);
   EXPECT_NE(message(38).find("type 38, IQ4_NL_8_8, was removed"), std::string::npos);
-  EXPECT_NE(message(99).find("type 99 is unknown: a newer stfs may know it"), std::string::npos);
+  EXPECT_NE(message(99).find("type 99 is unknown: a newer stfs may support it"), std::string::npos);
 }
 
 TEST_F(Gguf, WarnsAboutNameLongerThan63Bytes) {

@@ -191,7 +191,7 @@ class Scales(unittest.TestCase):
                      f"copy s/{name}.weight/w.weight/", f"cast {name}.scale F16", f"cast {name}.weight F32"):
             done = run(INFO, "edit", self.source, "-e", edit, "-o", out)
             self.assertEqual(done.returncode, 2, (edit, done))
-            self.assertIn(b"its scale would not stand beside it", done.stderr)
+            self.assertIn(b"its scale would not be beside it", done.stderr)
             self.assertFalse(out.exists())
         done = run(INFO, "extract", self.source, f"{name}.weight", "-o", out)
         self.assertEqual(done.returncode, 2, done)

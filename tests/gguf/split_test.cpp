@@ -80,11 +80,12 @@ TEST(GgufSplit, RequiresFirstPartWithItsName) {
   const auto refused = [](const char* name, std::uint32_t number) {
     return refusal([&] { gguf_parts(name, {.number = number, .count = 3}, "/d/x"); });
   };
+  EXPECT_EQ(refused("m-00002-of-00003.gguf", 1),
+            "/d/x: part 2 of 3: name \"m-00001-of-00003.gguf\", from which stfs finds the other "
+            "parts (GgufSplit)");
   EXPECT_EQ(
-      refused("m-00002-of-00003.gguf", 1),
-      "/d/x: part 2 of 3: name \"m-00001-of-00003.gguf\", which finds the others (GgufSplit)");
-  EXPECT_EQ(refused("m.gguf", 2),
-            "/d/x: part 3 of 3: name the first part, which finds the others (GgufSplit)");
+      refused("m.gguf", 2),
+      "/d/x: part 3 of 3: name the first part, from which stfs finds the other parts (GgufSplit)");
   for (const char* name : {"m.gguf", "m-00001-of-00004.gguf", "m-00001-of-00003.gguf.bak"}) {
     EXPECT_NE(refused(name, 0).find("its name must end in -00001-of-00003.gguf"),
               std::string::npos);
@@ -112,7 +113,8 @@ TEST(GgufSplit, RejectsPartsFromDifferentFiles) {
   EXPECT_EQ(refusal([&] { check_gguf_part(part(1, 3, 17), 2, first, "p"); }),
             "p: key \"split.no\": 1 in the file of part 3: the parts are mixed up (GgufSplit)");
   EXPECT_EQ(refusal([&] { check_gguf_part(part(2, 4, 17), 2, first, "p"); }),
-            "p: key \"split.count\": 4, the first part says 3: parts of two files (GgufSplit)");
+            "p: key \"split.count\": 4, the first part says 3: the parts belong to two files "
+            "(GgufSplit)");
   EXPECT_EQ(refusal([&] { check_gguf_part(Header(), 2, first, "p"); }),
             "p: key \"split.no\": missing in a part of a split file (GgufSplit)");
   EXPECT_EQ(refusal([&] { check_gguf_tensors(16, first, "m"); }),

@@ -195,7 +195,7 @@ TEST_F(GpuDequantize, ReportsInvalidRequestsInOneLine) {
     expect_one_line(gpu(words("load", {"--dequantize", type, name})), 2, part);
   };
   refuses("bf16", source + "::layers.0.w_scale_inv", "not in the checkpoint");
-  refuses("bf16", plain / "layers.0.w_scale_inv", "others are computed from it");
+  refuses("bf16", plain / "layers.0.w_scale_inv", "other tensors are computed from it");
   refuses("bf16", plain / ".stfs/slice/layers.0.w/0", "a part of the stored tensor");
   refuses("f16", values.path(), "mounted with -o dequantize=bf16");
   refuses("f16", values / "layers.0.w", "mounted with -o dequantize=bf16");

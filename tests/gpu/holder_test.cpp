@@ -388,7 +388,7 @@ TEST_F(GpuLostHolder, ListensAgainAfterItsSocketWasRemoved) {
 TEST_F(GpuLostHolder, EndsWithLastLeaseIfDirectoryWasRemoved) {
   hold_a();
   std::filesystem::remove_all(runtime());
-  ASSERT_TRUE(says("has gone: ending when no process uses a tensor"));
+  ASSERT_TRUE(says("no longer exists: the holder ends when no process"));
   EXPECT_EQ(client_->list().size(), 1U) << "it still serves connected clients";
 
   client_.reset();
@@ -402,7 +402,7 @@ TEST_F(GpuLostHolder, DoesNotEndInMidLoad) {
   const MidLoad load = mid_load();
   std::optional<Client> watching = Client::connect("");
   std::filesystem::remove_all(runtime());
-  const std::string log = "has gone: ending";
+  const std::string log = "no longer exists: the holder ends";
   ASSERT_TRUE(eventually([&] { return holder_err().find(log) != std::string::npos; }));
   EXPECT_EQ(watching->status().pid, pid);
   watching.reset();
@@ -499,12 +499,12 @@ TEST_F(GpuHolder, RefusesRuntimeDirectoryThatAnotherUserMayWrite) {
     return gpu({"load", "--device", device(), source.string() + "::a"}, there);
   };
   ASSERT_EQ(::chmod(theirs.c_str(), 0777), 0);
-  expect_one_line(load_there(), 5, "not a directory that this user alone can write to");
+  expect_one_line(load_there(), 5, "not a directory that only this user can write to");
   ASSERT_EQ(::chmod(theirs.c_str(), 0700), 0);
   if (::geteuid() != 0) return;
   ASSERT_EQ(::chown(theirs.c_str(), 65534, 65534), 0);
 
-  expect_one_line(load_there(), 5, "not a directory that this user alone can write to");
+  expect_one_line(load_there(), 5, "not a directory that only this user can write to");
 }
 
 TEST_F(GpuHolder, RefusesAndLogsOtherUsers) {

@@ -180,8 +180,8 @@ TEST(GpuItem, SlicesConvertedBlocksAnywhereAndStoredBlocksAtBoundaries) {
   };
   const std::string refused = refusal(use_blocks);
   EXPECT_TRUE(
-      refused.ends_with(": slice \"3:40\": begins or ends inside a block of 32 elements "
-                        "(f32 takes any part)"))
+      refused.ends_with(": slice \"3:40\": begins or ends inside a block of 32 elements (with f32, "
+                        "any part is possible)"))
       << refused;
   for (const DType as : {DType::kF32, DType::kBF16}) {
     const Item item = changed_item([&](ItemRequest& r) {

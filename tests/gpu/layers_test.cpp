@@ -117,7 +117,7 @@ TEST_F(GpuLayers, RefusesTensorWithWrongChecksum) {
 
   const Outcome failed = gpu(words("load", {"--delta", delta(), base()}));
 
-  expect_one_line(failed, 3, "the checksum of tensor \"large\" does not hold");
+  expect_one_line(failed, 3, "the checksum of tensor \"large\" does not match");
   EXPECT_TRUE(resident().empty());
   write_file(shard, good);
   EXPECT_EQ(load({"--delta", delta(), base()})["tensors"].size(), 4u);

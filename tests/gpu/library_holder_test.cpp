@@ -199,7 +199,7 @@ TEST_F(LibraryHolder, AcquiresDequantizedWeights) {
   EXPECT_EQ(bytes_of(acquired_, 0), three + three + three + five);
   options.dequantize = "f64";
   EXPECT_EQ(acquire({path}, options), STFS_GPU_USAGE);
-  EXPECT_PRED_FORMAT2(IsSubstring, "one of bf16, f16, f32 is expected",
+  EXPECT_PRED_FORMAT2(IsSubstring, "expected one of bf16, f16, f32",
                       std::string(stfs_gpu_last_error()));
 }
 

@@ -141,7 +141,7 @@ TEST(Library, ReadsEveryFloatingTypeAsFloat) {
   EXPECT_EQ(read(0, 1), STFS_GPU_USAGE);
   EXPECT_PRED_FORMAT2(IsSubstring, "has 2 elements, not 1", Connection::error());
   EXPECT_EQ(read(3, 1), STFS_GPU_USAGE);
-  EXPECT_PRED_FORMAT2(IsSubstring, "I32 is not a floating type", Connection::error());
+  EXPECT_PRED_FORMAT2(IsSubstring, "I32 is not a floating-point type", Connection::error());
   EXPECT_EQ(stfs_gpu_read_f32(tensors.handle, 0, nullptr, 2), STFS_GPU_USAGE);
   EXPECT_EQ(read(9, 1), STFS_GPU_USAGE);
 }

@@ -266,7 +266,8 @@ TEST_F(GpuLoad, SourceRewrittenWithRestoredMtimeIsLoadedAgain) {
 
   ASSERT_EQ(run({"cp", "-p", other, source}).status, 0);
 
-  expect_one_line(gpu({"load", "--device", device(), mount / "a"}), 3, "another version");
+  expect_one_line(gpu({"load", "--device", device(), mount / "a"}), 3,
+                  "is not the version that is mounted");
   expect_one_line(gpu({"get", "--device", device(), tensor}), 5);
   EXPECT_EQ(load({tensor})["copied_bytes"], 64 * 48 * 4);
   EXPECT_FALSE(got({tensor}) == before);

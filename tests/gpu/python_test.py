@@ -258,10 +258,10 @@ class PythonTest(unittest.TestCase):
         part = self.acquire("bf16", shard="1/2@0")[0].numpy(as_="f32")
         numpy.testing.assert_array_equal(part, [[3, 4]])
         for name in ("i64", "bool", "c64"):
-            with self.assertRaisesRegex(TypeError, "is not a floating type: use numpy"):
+            with self.assertRaisesRegex(TypeError, "is not a floating-point type: use numpy"):
                 tensors[name].numpy(as_="f32")
         for wrong in ("f16", "float32", numpy.float32, 1):
-            with self.assertRaisesRegex(ValueError, 'it can be "f32" or None'):
+            with self.assertRaisesRegex(ValueError, 'expected "f32" or None'):
                 tensors["f32"].numpy(as_=wrong)
         tensors.release()
         with self.assertRaises(stfs_gpu.Error):

@@ -102,7 +102,7 @@ TEST_F(GpuRequest, OptionThatAppliesToNoTensorIsAnError) {
   const std::string source = model();
   expect_one_line(load({"--shard", "0/2@7", source}), 2, "no tensor has a dimension 7");
   expect_one_line(load({"--as", "f16", source + "::position*"}), 2,
-                  "no tensor can be converted to F16: none is of a floating type");
+                  "no tensor can be converted to F16: none has a floating-point type");
   EXPECT_EQ(holder(), 0);
 }
 
@@ -215,7 +215,7 @@ TEST_F(GpuRequest, LoadsOtherSourcesIfOneWasReplaced) {
   EXPECT_EQ(load_json({mount / "one"})["tensors"].size(), 1u);
 
   for (const std::string& changed : {std::string(mount / "two"), mount.path().string()}) {
-    expect_one_line(load({changed}), 3, "/two.safetensors: is another version than the one");
+    expect_one_line(load({changed}), 3, "/two.safetensors: is not the version that is mounted");
   }
 }
 

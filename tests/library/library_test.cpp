@@ -133,8 +133,8 @@ TEST_F(LibStfs, ReportsStatusAndMessageOfErrors) {
   refused(stfs_find(handle.get(), "aa", 2, &number), STFS_USAGE, "did you mean \"a\"");
   refused(read_part(handle, "b", "9").status, STFS_USAGE, "index out of bounds");
   refused(read_part(handle, "b", "::-1").status, STFS_USAGE, "positive steps");
-  refused(read_part(handle, "b", nullptr, "f16").status, STFS_USAGE, "\"f32\" is expected");
-  refused(read_part(handle, "a", nullptr, "f32").status, STFS_USAGE, "not a floating type");
+  refused(read_part(handle, "b", nullptr, "f16").status, STFS_USAGE, "expected \"f32\"");
+  refused(read_part(handle, "a", nullptr, "f32").status, STFS_USAGE, "not a floating-point type");
   refused(stfs_read(handle.get(), &part, 90, buffer, 8), STFS_USAGE, "reach past its end");
   refused(stfs_read(handle.get(), nullptr, 0, buffer, 8), STFS_USAGE, "the part");
   const stfs_part beyond{sizeof beyond, 2, nullptr, nullptr};
@@ -153,13 +153,13 @@ TEST_F(LibStfs, ReportsStatusAndMessageOfErrors) {
 
 TEST_F(LibStfs, RejectsUnknownOptionsAndBadValues) {
   for (const auto& [option, words] :
-       {std::pair{
-            "colour=red",
-            "not known; known are delta, dequantize, lora, edit, edits, version, allow_missing"},
-        std::pair{"dequantize=q4", "one of bf16, f16, f32 is expected"},
+       {std::pair{"colour=red",
+                  "unknown; the options are delta, dequantize, lora, edit, edits, version, "
+                  "allow_missing"},
+        std::pair{"dequantize=q4", "expected one of bf16, f16, f32"},
         std::pair{"timeout", "a value is expected: timeout=SECONDS"},
         std::pair{"timeout=0", "a number from 1 to 3600"},
-        std::pair{"offline=yes", "a value is not expected"}, std::pair{"", "not known"}}) {
+        std::pair{"offline=yes", "a value is not expected"}, std::pair{"", "unknown"}}) {
     EXPECT_FALSE(open_with({path()}, {option}));
     EXPECT_NE(std::string(stfs_last_error()).find(words), std::string::npos) << stfs_last_error();
   }

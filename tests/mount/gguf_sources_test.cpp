@@ -129,7 +129,7 @@ TEST_F(GgufSources, ExtractNeverReplacesPartOfMountedSplitFile) {
       const std::filesystem::path output = dir_ / part_name(part, 3);
       const std::string before = read_file(output);
       expect_one_line(info({"extract", "--force", mount / source, "*", "-o", output}), 2,
-                      output.string() + ": a file of the source: name another");
+                      output.string() + ": a file of the source: choose another name");
       EXPECT_EQ(read_file(output), before) << source;
     }
     const Outcome written = info({"extract", "--force", mount / source, "*", "-o", other});
@@ -207,8 +207,9 @@ TEST_F(GgufSources, NamesFirstOfManyMissingParts) {
 
 TEST_F(GgufSources, RejectsLaterPartAndNamesFirst) {
   write_split();
-  expect_one_line(list(dir_ / part_name(2, 3)), 1,
-                  part_name(2, 3) + ": part 2 of 3: name \"" + part_name(1, 3) + "\", which finds");
+  expect_one_line(
+      list(dir_ / part_name(2, 3)), 1,
+      part_name(2, 3) + ": part 2 of 3: name \"" + part_name(1, 3) + "\", from which stfs finds");
   std::filesystem::rename(dir_ / part_name(1, 3), dir_ / "sha256-01");
   expect_one_line(list(dir_ / "sha256-01"), 1, "its name must end in -00001-of-00003.gguf");
 }

@@ -208,10 +208,9 @@ TEST_F(GgufFiles, InvalidUtf8NameHasNoSafetensorsFile) {
   const Outcome extract =
       run({STFS_INFO_BINARY, "extract", path, "*", "-o", dir_ / "x.safetensors"});
   EXPECT_EQ(extract.status, 2);
-  EXPECT_EQ(extract.err,
-            "stfs-info: " + path +
-                ": tensor \"\\xffname\": its name is not UTF-8, as safetensors needs: leave it "
-                "out, or write a .gguf file\n");
+  EXPECT_EQ(extract.err, "stfs-info: " + path +
+                             ": tensor \"\\xffname\": its name is not UTF-8, which safetensors "
+                             "requires: leave the tensor out, or write a .gguf file\n");
 }
 
 TEST_F(GgufFiles, ExtractNotesSizeWhenBlocksBecomeF32) {
@@ -243,9 +242,10 @@ TEST_F(GgufFiles, OverflowingDimensionsHaveNoSafetensorsFile) {
   const Outcome extract =
       run({STFS_INFO_BINARY, "extract", path, "*", "-o", dir_ / "x.safetensors"});
   EXPECT_EQ(extract.status, 2);
-  EXPECT_EQ(extract.err, "stfs-info: " + path +
-                             ": tensor \"empty\": its dimensions overflow 64 bits, which "
-                             "safetensors does not allow: leave it out, or write a .gguf file\n");
+  EXPECT_EQ(extract.err,
+            "stfs-info: " + path +
+                ": tensor \"empty\": its dimensions overflow 64 bits, which "
+                "safetensors does not allow: leave the tensor out, or write a .gguf file\n");
 }
 
 TEST_F(GgufFiles, ManyStringsUseNoDaemonMemory) {

@@ -108,7 +108,7 @@ TEST_P(HandOverAttacks, RejectsMountUnmountedBeforeHandshake) {
 
   unmount();
 
-  expect_refusal(server.wait(), 4, "the mount is gone");
+  expect_refusal(server.wait(), 4, "the mount has ended");
 }
 
 // Returns true if the kernel can resend a request that a server took and did not answer.

@@ -78,7 +78,7 @@ TEST_F(HandOver, SupervisedServerSurvivesDeathOfWorker) {
     return all.empty() ? 0 : all.front();
   };
   const pid_t first = worker();
-  if (first == 0) GTEST_SKIP() << "this kernel cannot send requests a second time";
+  if (first == 0) GTEST_SKIP() << "this kernel cannot repeat requests";
 
   ::kill(first, SIGKILL);
 
@@ -184,7 +184,7 @@ TEST_F(HandOver, RejectsDescriptorThatIsNotAMount) {
   };
   expect_refusal(stfs("/dev/fd/200"), 4, "no such descriptor");
   for (const char* const name : {"/dev/fd/2", "/dev/fd/", "/dev/fd/-1", "/dev/fd/3x"}) {
-    expect_refusal(stfs(name), 2, "a descriptor of /dev/fuse is expected: a number from 3 on");
+    expect_refusal(stfs(name), 2, "expected a descriptor of /dev/fuse, a number of at least 3");
   }
   expect_refusal(run({STFS_BINARY, "-u", "/dev/fd/3"}), 2, "name the directory");
 
@@ -201,7 +201,7 @@ TEST_F(HandOver, RejectsDescriptorThatIsNotAMount) {
 TEST_F(HandOver, RejectsUnmountedMount) {
   mount();
   unmount();
-  expect_refusal(run(command()), 4, "the mount is gone");
+  expect_refusal(run(command()), 4, "the mount has ended");
 }
 
 using ServedMount = HandOver;

@@ -87,7 +87,7 @@ TEST_F(InfoNames, FileAmongNamesIsErrorThatExplainsOperands) {
 TEST_F(InfoNames, ReportsOperandsInWrongOrder) {
   for (const Words& command : {Words{"list", "lm*", a_}, Words{"cat", "lm_head.weight", a_},
                                Words{"extract", "lm*", a_, "-o", out_}}) {
-    expect_one_line(info(command), 2, "a.safetensors\" is there: name the SOURCE first");
+    expect_one_line(info(command), 2, "a.safetensors\" exists: name the SOURCE first");
   }
   EXPECT_EQ(info({"list", "nosuch.safetensors", "lm*"}).status, 3);
   EXPECT_FALSE(std::filesystem::exists(out_));
@@ -118,7 +118,7 @@ TEST_F(InfoNames, CatAcceptsGlobThatMatchesOneTensor) {
 
   EXPECT_EQ(one.status, 0) << one.err;
   EXPECT_EQ(one.out.size(), 8u);
-  expect_one_line(run_verb("cat", {"model*"}), 2, "\"model*\": matches 3 tensors, name one");
+  expect_one_line(run_verb("cat", {"model*"}), 2, "\"model*\": matches 3 tensors: name one");
   expect_one_line(run_verb("cat", {"lm_head"}), 2, "did you mean \"lm_head.weight\"?");
 }
 

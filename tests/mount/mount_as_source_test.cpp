@@ -249,7 +249,7 @@ TEST_F(MountAsSource, RejectsMountThatContainsItself) {
   const Outcome list = info({"list", second.path()});
 
   EXPECT_EQ(run({"umount", first}).status, 0);
-  expect_one_line(list, 2, "a mount of a mount, and so on without end");
+  expect_one_line(list, 2, "mounts of mounts are nested too deeply");
 }
 
 // Each turn adds one mount and one layer, so the count of both is odd or even.
@@ -263,7 +263,7 @@ TEST_F(MountAsSource, RejectsEditThatReadsItsOwnMount) {
   std::filesystem::remove(link);
   std::filesystem::create_symlink(mount.path(), link);
 
-  const char* const rule = "a mount of a mount, and so on without end";
+  const char* const rule = "mounts of mounts are nested too deeply";
   expect_one_line(info({"list", mount.path()}), 3, rule);
   expect_one_line(info({"list", dir_ / "base.safetensors", "-e", line}), 1, rule);
   const Path next = dir_ / "next";
@@ -506,7 +506,7 @@ TEST_F(MountAsSource, MountOfOlderReleaseIsErrorThatSaysToMountAgain) {
   for (const char* path : {"", "w"}) {
     expect_one_line(
         info({"list", mount / path}), 3,
-        "an older stfs serves this mount, and does not say what it shows: mount it again");
+        "an older stfs serves this mount, and does not describe what it mounted: mount it again");
   }
   EXPECT_EQ(names(mount / ".stfs/merged.safetensors"), names(source_));
 }

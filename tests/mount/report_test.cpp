@@ -51,7 +51,7 @@ std::vector<Tensor> some_tensors() {
 // the page may escape them.
 void expect_findings(const std::string& page) {
   for (const char* part : {"</html>", "NaN in 1 tensor: ", "(1 of 3 values, at [0])",
-                           "nothing but zeros in 1 tensor: ", "2 tensors with equal bytes"}) {
+                           "only zeros in 1 tensor: ", "2 tensors with equal bytes"}) {
     EXPECT_NE(page.find(part), std::string::npos) << part;
   }
 }
@@ -130,7 +130,8 @@ TEST_F(InfoReport, RunNamesVersionThatLacksTensor) {
   const Outcome run = info({"report", all, few, "-o", "-"});
 
   EXPECT_EQ(run.status, 0) << run.err;
-  EXPECT_NE(run.out.find("<tr class=\"broken\"><td>w<td><b>gone in step-2</b>"), std::string::npos);
+  EXPECT_NE(run.out.find("<tr class=\"broken\"><td>w<td><b>missing in step-2</b>"),
+            std::string::npos);
   EXPECT_NE(run.out.find("<td>v<td><td>"), std::string::npos);
 }
 
@@ -170,9 +171,9 @@ TEST_F(InfoReport, NeverReplacesItsSource) {
     const std::string output = words.back();
     const std::string before = read_file(output);
     words.insert(words.begin(), "report");
-    expect_one_line(info(words), 2, "a file of the source: name another");
+    expect_one_line(info(words), 2, "a file of the source: choose another name");
     words.emplace_back("--force");
-    expect_one_line(info(words), 2, "a file of the source: name another");
+    expect_one_line(info(words), 2, "a file of the source: choose another name");
     EXPECT_EQ(read_file(output), before) << output;
   }
 }
@@ -182,8 +183,7 @@ TEST_F(InfoReport, ReplacesFileOnlyWithForce) {
   const std::string page = dir_ / "report.html";
   write_file(page, "before");
 
-  expect_one_line(info({"report", file, "-o", page}), 2,
-                  "there is a file of this name: --force replaces it");
+  expect_one_line(info({"report", file, "-o", page}), 2, "already exists: --force replaces it");
   EXPECT_EQ(read_file(page), "before");
   EXPECT_EQ(info({"report", "--force", file, "-o", page}).status, 0);
   expect_findings(read_file(page));

@@ -95,7 +95,7 @@ TEST_F(Sources, SuggestsWhereCheckpointIs) {
   namespace fs = std::filesystem;
   fs::create_directories(dir_ / "pipeline/unet");
   write_file(dir_ / "pipeline/unet/diffusion_pytorch_model.safetensors", "");
-  expect_refused(mount({dir_ / "pipeline"}), 3, {"it has one in \"unet\""});
+  expect_refused(mount({dir_ / "pipeline"}), 3, {"it has a checkpoint in \"unet\""});
   // A directory with this many entries is not searched, because it is not a model and the search
   // would take long.
   for (int i = 0; i < 1000; ++i) write_file(dir_ / ("pipeline/" + std::to_string(i)), "");
@@ -119,7 +119,8 @@ TEST_F(Sources, SuggestsWhereCheckpointIs) {
   refused("step-1", {".metadata"},
           "distributed checkpoint of PyTorch: convert its directory with python -m "
           "torch.distributed.checkpoint.format_utils dcp_to_torch DIR FILE");
-  refused("fsdp", {"pytorch_model_fsdp_0/.metadata"}, "it has one in \"pytorch_model_fsdp_0\"");
+  refused("fsdp", {"pytorch_model_fsdp_0/.metadata"},
+          "it has a checkpoint in \"pytorch_model_fsdp_0\"");
   refused("ollama", {"blobs/sha256-" + std::string(64, 'a'), "manifests/x"},
           "ollama show --modelfile MODEL");
   refused("ollama/blobs", {}, "ollama show --modelfile MODEL");
@@ -495,8 +496,9 @@ TEST_F(Sources, TruncatedFileReportsSizeAndNeededSize) {
   for (const char* piece :
        {"m.gguf.part1of2", "m.gguf.part10of12", "m.gguf-split-a", "m.safetensors.partab"}) {
     std::filesystem::copy_file(source, dir_ / piece);
-    expect_refused(mount({dir_ / piece}), 1,
-                   {"has the name of a piece of a file (join all pieces in their order with cat"});
+    expect_refused(
+        mount({dir_ / piece}), 1,
+        {"has the name of one piece of a split file (join all pieces in their order with cat"});
   }
   std::filesystem::rename(source, dir_ / "m.incomplete");
   expect_refused(mount({dir_ / "m.incomplete"}), 1, {"an unfinished download", "finish"});

@@ -198,7 +198,7 @@ TEST_F(TablesOnTerminal, StatsMarksNonfiniteTensors) {
                    "-0.125       1.14      1      0      0",
                    "! norm                                         4          0          1        "
                    "0.5        0.5      1      1      1",
-                   "1 of 4 tensors with NaN or infinity; --nonfinite tells where"}));
+                   "1 of 4 tensors with NaN or infinity; --nonfinite shows where"}));
   EXPECT_EQ(rows({"stats", b_}, 200, "C").back(), "3 tensors, none with NaN or infinity");
 }
 
@@ -209,7 +209,7 @@ TEST_F(TablesOnTerminal, StatsFitsWidthAndKeepsNamesDistinct) {
                    "  model.layers.2.self_attn.q_proj.weight          -2          1      0      0",
                    "  model.layers.10.self_attn.q_proj.weight         -2          1      0      0",
                    "! norm                                             0          1      1      1",
-                   "1 of 4 tensors with NaN or infinity; --nonfinite tells where",
+                   "1 of 4 tensors with NaN or infinity; --nonfinite shows where",
                    "columns left out: COUNT MEAN STD ZEROS"}));
   EXPECT_EQ(
       rows({"stats", a_}, 40, "C"),
@@ -218,7 +218,7 @@ TEST_F(TablesOnTerminal, StatsFitsWidthAndKeepsNamesDistinct) {
              "  model.layers.2.self_attn.q_proj.weight", "         -2          1      0      0",
              "  model.layers.10...._attn.q_proj.weight", "         -2          1      0      0",
              "! norm", "          0          1      1      1",
-             "1 of 4 tensors with NaN or infinity; --n", "onfinite tells where",
+             "1 of 4 tensors with NaN or infinity; --n", "onfinite shows where",
              "columns left out: COUNT MEAN STD ZEROS"}));
 }
 
@@ -354,9 +354,9 @@ TEST_F(TablesOnTerminal, DiffValuesPrintsColumnsAndTotals) {
              "nan                                values          NaN         -   50.00%  [1]",
              "old                                → new",
              "4 of 5 tensors differ: 2 changed, 1 renamed, 1 only in A",
-             "75.00% of all elements equal, distance 0.0962 of what changed",
+             "75.00% of all elements equal, distance 0.0962 of the changed tensors",
              "largest difference 0.5 at model.layers.10.self_attn.q_proj.weight [0,1]",
-             "1 tensor with NaN or infinity in one alone"}));
+             "1 tensor with NaN or infinity in only one of them"}));
   EXPECT_EQ(
       rows({"diff", "--values", "--no-header", "--top=1", "--sort=distance", a_, b_}, 200, "C", 1)
           .front()

@@ -223,11 +223,10 @@ TEST_F(Unprivileged, WorksWithoutLoginEnvironment) {
       chown 1000123 mnt; mkdir -pm 777 out
       bare() { as 1000123 env -i LANG=xx_YY LC_ALL=zz_ZZ.UTF-8 PATH=/usr/bin:/bin "$@"; }
   )sh";
-  expect_output(
-      begin + R"sh(
+  expect_output(begin + R"sh(
       bare /mnt/stfs m.safetensors mnt; echo $?)sh",
-      "stfs: /mnt/mnt: could not determine username (fusermount3 mounts for users of /etc/passwd "
-      "alone: mount as root, or in a user namespace)\n4\n");
+                "stfs: /mnt/mnt: could not determine username (fusermount3 mounts only for users "
+                "in /etc/passwd: mount as root, or in a user namespace)\n4\n");
   expect_output(begin + R"sh(
       bare unshare -Urm true || exit 99
       for options in ro supervise; do

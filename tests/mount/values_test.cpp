@@ -471,7 +471,7 @@ TEST_F(InfoExtract, ReplacesFileOnlyWithForceAndOnSuccess) {
   expect_one_line(info({"extract", test_data("sharded"), "nothing*", "-o", out}), 2);
   EXPECT_EQ(read_file(out), "before");
   expect_one_line(info({"extract", test_data("sharded"), "*", "-o", out}), 2,
-                  "there is a file of this name: --force replaces it");
+                  "already exists: --force replaces it");
   EXPECT_EQ(read_file(out), "before");
   EXPECT_EQ(info({"extract", "--force", test_data("sharded"), "*", "-o", out}).status, 0);
 
@@ -523,7 +523,7 @@ TEST_F(InfoExtract, NeverReplacesItsSource) {
     const std::string before = read_file(words[1]);
     for (const char* const force : {"--allow-missing", "--force"}) {
       expect_one_line(info({"extract", force, words[0], "*", "-o", words[1]}), 2,
-                      words[1] + ": a file of the source: name another");
+                      words[1] + ": a file of the source: choose another name");
     }
     EXPECT_EQ(read_file(words[1]), before) << words[0] << " " << words[1];
   }
@@ -532,7 +532,7 @@ TEST_F(InfoExtract, NeverReplacesItsSource) {
     const Outcome result =
         sh(R"("$1" "$2" "$3" b $4 >>"$3")",
            {STFS_INFO_BINARY, verb, file, verb == std::string("cat") ? "" : "-o-"});
-    expect_one_line(result, 2, "standard output: a file of the source: name another");
+    expect_one_line(result, 2, "standard output: a file of the source: choose another name");
   }
 }
 
@@ -563,7 +563,7 @@ TEST_F(InfoExtract, NeverReplacesItsSourceThroughOverlay) {
       for (const char* const where : {layer, "both"}) {
         const std::string output = std::string(where) + "/" + name;
         expected += output + " stfs-info: " + output +
-                    ".safetensors: a file of the source: name another 2\n";
+                    ".safetensors: a file of the source: choose another name 2\n";
       }
     }
   }
@@ -610,7 +610,7 @@ TEST(InfoOutput, NoVerbPrintsIntoItsSource) {
   for (const auto& [words, output] : all) {
     const std::string before = read_file(output);
     const Outcome result = sh(R"(set -f; "$1" $2 1<>"$3")", {STFS_INFO_BINARY, words, output});
-    expect_one_line(result, 2, "standard output: a file of the source: name another");
+    expect_one_line(result, 2, "standard output: a file of the source: choose another name");
     EXPECT_EQ(read_file(output), before) << words << " " << output;
   }
   EXPECT_EQ(sh(R"("$1" list "$2" >"$3" && grep -q a "$3")",

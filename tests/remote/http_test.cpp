@@ -293,7 +293,7 @@ TEST(Http, RequestBodyIsNotRedirectedToOtherHost) {
   EXPECT_EQ(post("/same").end.error, 0);
   EXPECT_EQ(first.requests().back().method, "POST");
   EXPECT_EQ(first.requests().back().body, "web-identity");
-  EXPECT_EQ(post("/other").end.text, "redirects what is sent to another host");
+  EXPECT_EQ(post("/other").end.text, "redirects a request with a body to another host");
   EXPECT_TRUE(second.requests().empty());
   EXPECT_EQ(post("/see").end.error, 0);
   EXPECT_EQ(second.requests().at(0).method, "GET");
@@ -302,8 +302,8 @@ TEST(Http, RequestBodyIsNotRedirectedToOtherHost) {
 }
 
 TEST(Http, RejectsForbiddenRedirects) {
-  const std::string roles = "redirects to an address that hands out roles";
-  const std::string no_url = "redirects to a place that is no URL of http or https";
+  const std::string roles = "redirects to a cloud metadata address";
+  const std::string no_url = "redirects to an address that is not an http or https URL";
   for (const auto& [target, text] : std::vector<std::pair<std::string, std::string>>{
            {"http://169.254.169.254/latest/meta-data/", roles},
            {"http://2852039166/", roles},
@@ -322,7 +322,7 @@ TEST(Http, RejectsForbiddenRedirects) {
     EXPECT_EQ(end.error, EACCES) << target;
     EXPECT_EQ(end.text, text) << target;
   }
-  EXPECT_EQ(fetched({.status = 301}).end.text, "redirects without saying where to");
+  EXPECT_EQ(fetched({.status = 301}).end.text, "redirects without a Location header");
 }
 
 TEST(Http, RejectsPublicRedirectToPrivateAddressOnConnect) {
@@ -339,7 +339,7 @@ TEST(Http, DrippingResponseTimesOut) {
         fetched({.body = std::string(100'000, 'x'), .drip_after = from, .drip = milliseconds(5)},
                 {.url = "", .stall = milliseconds(2000), .limit = milliseconds(30'000)});
     EXPECT_EQ(outcome.end.error, ETIMEDOUT);
-    EXPECT_EQ(outcome.end.text, "its server sent next to nothing for 2 s");
+    EXPECT_EQ(outcome.end.text, "its server sent almost nothing for 2 s");
     EXPECT_GT(outcome.body.size(), from);
   }
 }
@@ -423,12 +423,12 @@ TEST(Http, ReportsStatusOfProxyRefusal) {
   };
   for (const Case& c :
        {Case{407, EACCES,
-             "the proxy answered 407: it wants a user and a password: name them in "
-             "https_proxy, as USER:PASSWORD@HOST:PORT"},
+             "the proxy answered 407: it requires a user and a password: name them in https_proxy, "
+             "as USER:PASSWORD@HOST:PORT"},
         Case{403, EACCES,
              "the proxy answered 403: it does not permit model.example: ask its administrator, or "
              "name this host in no_proxy"},
-        Case{502, EIO, "the proxy answered 502: it does not lead to model.example"}}) {
+        Case{502, EIO, "the proxy answered 502: it does not connect to model.example"}}) {
     HttpServer proxy([&](const WebRequest& request) {
       EXPECT_EQ(request.method, "CONNECT");
       return WebAnswer{.status = c.status, .body = "<html>"};
@@ -633,7 +633,7 @@ TEST(Http, StallEndsTransfer) {
         http_fetch(http, {.url = server.url(path), .stall = milliseconds(50)});
     EXPECT_EQ(outcome.end.error, ETIMEDOUT);
     EXPECT_EQ(outcome.end.text, std::string("its server sent ") +
-                                    (outcome.body.empty() ? "" : "next to ") + "nothing for 50 ms");
+                                    (outcome.body.empty() ? "" : "almost ") + "nothing for 50 ms");
   }
 }
 
@@ -811,7 +811,7 @@ TEST(HttpGet, ErrorNamesUrlWithoutSecrets) {
       "http://model.example/a: http is not encrypted: use https, or permit it with insecure_http "
       "(-o insecure_http, --insecure-http)");
   const std::string message = message_of(http, {.url = server.url("/a?secret")}, milliseconds(50));
-  EXPECT_TRUE(message.starts_with(server.url("/a") + ": no whole answer within ")) << message;
+  EXPECT_TRUE(message.starts_with(server.url("/a") + ": no complete response within ")) << message;
 }
 
 // The deadline of a request also runs while other requests use all connections.
@@ -827,7 +827,7 @@ TEST(HttpGet, TimeoutIncludesWaitForConnection) {
 
   const std::string message = message_of(http, {.url = server.url("/a")}, milliseconds(50));
 
-  EXPECT_TRUE(message.starts_with(server.url("/a") + ": no whole answer within ")) << message;
+  EXPECT_TRUE(message.starts_with(server.url("/a") + ": no complete response within ")) << message;
   const auto ended = first.get_future();
   EXPECT_EQ(ended.wait_for(milliseconds(0)), std::future_status::timeout)
       << "the first request has a longer timeout";
@@ -841,10 +841,10 @@ TEST(HttpGet, RejectsTooLongResponse) {
   });
   Http http({});
   EXPECT_EQ(message_of(http, {.url = server.url()}, std::chrono::hours(1)),
-            server.url() + ": its server sends more than it must");
+            server.url() + ": its server sends more bytes than expected");
   EXPECT_EQ(
       message_of(http, {.url = server.url(), .range = ByteRange{0, 10}}, std::chrono::hours(1)),
-      server.url() + ": its server does not answer ranges: download it first");
+      server.url() + ": its server does not support range requests: download the file first");
   EXPECT_EQ(http.get({.url = server.url("/404")}, 100).head.status, 404);
 }
 

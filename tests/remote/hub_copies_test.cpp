@@ -203,7 +203,7 @@ TEST_F(HubCopies, OutputDoesNotReplaceCopyThatItIsMadeOf) {
   for (const fs::path& output : {blob_, link}) {
     const Outcome result = info({"extract", "--force", "hf://org/name", "a", "-o", output});
     EXPECT_EQ(result.status, 2) << result.err;
-    EXPECT_NE(result.err.find(": a file of the source: name another"), std::string::npos);
+    EXPECT_NE(result.err.find(": a file of the source: choose another name"), std::string::npos);
   }
   EXPECT_TRUE(read_file(blob_) == before);
   EXPECT_TRUE(fs::is_symlink(link));
@@ -267,7 +267,7 @@ TEST_F(HubCopies, CommandDoesNotOverwriteCopyOrCacheThatItReads) {
     const Outcome result =
         info({"extract", "--force", "--dequantize=bf16", source, "*", "-o", output}, cache);
     EXPECT_EQ(result.status, 2) << output << result.err;
-    EXPECT_NE(result.err.find("a file of the source: name another"), std::string::npos)
+    EXPECT_NE(result.err.find("a file of the source: choose another name"), std::string::npos)
         << output << result.err;
     EXPECT_EQ(read_file(output), before) << output;
     const Outcome printed =

@@ -480,7 +480,7 @@ TEST_F(Hub, RejectsTreePagesOfOtherHostAndEndlessPages) {
   };
   expect_error([&] { store().pinned("hf://org/name"); }, "another host");
   next = "/api/models/org/name/tree/" + kHubCommit + "?recursive=true";
-  expect_error([&] { store().pinned("hf://org/name"); }, "no end");
+  expect_error([&] { store().pinned("hf://org/name"); }, "does not end");
   EXPECT_TRUE(cdn_.requests().empty());
 }
 
@@ -904,7 +904,7 @@ TEST_F(HubCopy, PathAndBlobGiveNameTokenAndDigest) {
 }
 
 TEST_F(HubCopy, RejectsLinkOutOfCache) {
-  const std::string rule = "a symbolic link leads out of ";
+  const std::string rule = "a symbolic link points out of ";
   link(environment_.write("outside", "weights"));
   expect_refused(rule);
   // Out of the cache and back.

@@ -155,11 +155,11 @@ TEST_F(InfoCache, RejectsDirectoryWritableByOthers) {
 
 TEST_F(InfoCache, WrongUsageIsOneLine) {
   test::expect_one_line(cache({}), 2, "expected");
-  test::expect_one_line(cache({"empty"}), 2, "one of list, prune, verify is expected");
+  test::expect_one_line(cache({"empty"}), 2, "expected one of list, prune, verify");
   test::expect_one_line(cache({"list", "--to", "1G"}), 2, "--to");
   test::expect_one_line(cache({"prune", "--to", "much"}), 2, "a number of bytes");
   test::expect_one_line(cache({"verify", "--all"}), 2, "--all");
-  test::expect_one_line(cache({"prune", "--all", "--to", "1G"}), 2, "give one of them");
+  test::expect_one_line(cache({"prune", "--all", "--to", "1G"}), 2, "give only one of the two");
 }
 
 TEST_F(InfoCache, PrunesOnlyUnusedEntries) {

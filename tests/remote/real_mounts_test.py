@@ -318,7 +318,7 @@ class S3Mounts(Scenario):
     def test_wrong_keys_give_one_line_without_secret(self):
         self.gateway.put("models", "private.safetensors", one_file())
         line = self.refusal("s3://models/private.safetensors", AWS_SECRET_ACCESS_KEY="wrongsecret")
-        self.assertIn("the secret key is not that of the access key", line)
+        self.assertIn("the secret key does not belong to the access key", line)
         self.assertNotIn("wrongsecret", line)
         line = self.refusal("s3://models/private.safetensors", AWS_ACCESS_KEY_ID="nobody")
         self.assertIn("does not know this access key", line)

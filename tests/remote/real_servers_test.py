@@ -170,7 +170,7 @@ class S3(unittest.TestCase):
         self.assertIn("no AWS credentials were found",
                       self.refusal("find", "s3://models/private", **anonymous))
         self.assertEqual(self.tool("get", "s3://models/public", "0", "6", **anonymous), b"public")
-        self.assertIn("the secret key is not that of the access key",
+        self.assertIn("the secret key does not belong to the access key",
                       self.refusal("find", "s3://models/private", AWS_SECRET_ACCESS_KEY="wrong"))
         self.assertIn("does not know this access key",
                       self.refusal("find", "s3://models/private", AWS_ACCESS_KEY_ID="nobody"))

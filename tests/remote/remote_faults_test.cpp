@@ -423,7 +423,7 @@ TEST_F(FailingServer, InvalidResponseGivesEIOAndIsNotCached) {
     EXPECT_EQ(err.find('\x1b'), std::string::npos);
   }
   // The log shows the administrator the cause.
-  EXPECT_EQ(lines_with(err, "its server does not answer ranges"), 1U) << err;
+  EXPECT_EQ(lines_with(err, "its server does not support range requests"), 1U) << err;
   EXPECT_EQ(lines_with(err, "gzip"), 1U) << err;
   mend();
   EXPECT_EQ(read_file(mount / "w"), bytes_of("w"));

@@ -85,7 +85,7 @@ TEST_F(RemoteGguf, MountsPartlyReadHeaderUnderSupervisor) {
   const Outcome refused = run({STFS_BINARY, "-o", "cache_dir=/proc/none,supervise",
                                server_.url("/wide.gguf"), mountpoint.string()});
   EXPECT_EQ(refused.status, 3);
-  EXPECT_NE(refused.err.find(" and no cache can hold it: name a directory with -o cache_dir"),
+  EXPECT_NE(refused.err.find(" but no cache can hold it: name a directory with -o cache_dir"),
             std::string::npos)
       << refused.err;
 }

@@ -213,7 +213,7 @@ TEST_F(RemoteGpu, UnreachableSourceIsOneLine) {
   expect_one_line(load({"http://[::1]:1/m.safetensors::b"}), 3, "http://[::1]:1/m.safetensors: ");
   expect_one_line(load({server_.url("/none.safetensors")}), 3, "No such object");
   expect_one_line(load({url("none")}), 2, "none");
-  expect_one_line(load({"ftp://host/m.safetensors"}), 2, "no source of this kind");
+  expect_one_line(load({"ftp://host/m.safetensors"}), 2, "unknown URL scheme");
   expect_one_line(load({"http://192.0.2.1/m.safetensors"}), 3, "insecure_http");
 }
 
@@ -322,7 +322,7 @@ TEST_F(RemoteGpu, RejectsUrlWithSecretWithoutShowingIt) {
   for (const std::string& name : {url() + "?signature=hidden", url() + "?signature=hidden::b",
                                   std::string("http://user:hidden@127.0.0.1:1/m.safetensors")}) {
     const Outcome refused = load({name});
-    expect_one_line(refused, 2, "may be a secret");
+    expect_one_line(refused, 2, "may contain a secret");
     EXPECT_EQ(refused.err.find("hidden"), std::string::npos) << refused.err;
   }
   EXPECT_EQ(server_.requests().size(), 0U);

@@ -166,7 +166,7 @@ TEST_F(RemoteMount, FailedMountIsOneLine) {
     expect_refusal(refused(url("none.safetensors"), more), 3, url("none.safetensors") + ": ");
     expect_refusal(refused(url("broken.safetensors"), more), 1, "is an HTML page");
     expect_refusal(refused(url("models/"), more), 2, "a web server has no directories");
-    expect_refusal(refused("ftp://host/m.safetensors", more), 2, "stfs knows https, s3 and hf");
+    expect_refusal(refused("ftp://host/m.safetensors", more), 2, "stfs supports https, s3 and hf");
     expect_refusal(refused(url(), std::string(more) + (*more != 0 ? "," : "") + "offline"), 3,
                    "offline, and this was never fetched");
   }
@@ -287,7 +287,7 @@ TEST_F(RemoteMount, SilentServerFailsMountAtTimeout) {
   server_.set([](const WebRequest&) { return WebAnswer{.delay = std::chrono::hours(1)}; });
 
   for (const char* more : {"timeout=1", "timeout=1,supervise"}) {
-    expect_refusal(refused(url(), more), 3, url() + ": no whole answer within 1 s");
+    expect_refusal(refused(url(), more), 3, url() + ": no complete response within 1 s");
   }
 }
 
@@ -301,7 +301,7 @@ TEST_F(RemoteMount, HangingConfigHasOwnTimeout) {
 
   EXPECT_EQ(read_file(mount / "w"), tensors_[0].bytes);
   // The limit is a quarter of the timeout, and at most 5 s.
-  EXPECT_NE(mount.process().err().find(url("config.json") + ": no whole answer within 2 s"),
+  EXPECT_NE(mount.process().err().find(url("config.json") + ": no complete response within 2 s"),
             std::string::npos)
       << mount.process().err();
 }

@@ -301,8 +301,7 @@ TEST_F(RemoteSources, RejectsInvalidSourcesWithoutRequest) {
   const std::string scheme = refusal("ftp://host/m.safetensors", {.sources = &sources});
   const std::string directory = refusal(url("models/"), {.sources = &sources});
 
-  EXPECT_EQ(scheme,
-            "ftp://host/m.safetensors: no source of this kind: stfs knows https, s3 and hf");
+  EXPECT_EQ(scheme, "ftp://host/m.safetensors: unknown URL scheme: stfs supports https, s3 and hf");
   EXPECT_EQ(directory,
             url("models/") + ": a web server has no directories: name the file or the index");
   EXPECT_EQ(server_.requests().size(), 0U);
@@ -411,7 +410,7 @@ TEST_F(RemoteSources, SilentServerFailsLoadingAtTimeout) {
   Sources sources(brief);
 
   EXPECT_EQ(refusal(url("m.safetensors"), {.sources = &sources}),
-            url("m.safetensors") + ": no whole answer within 1 s");
+            url("m.safetensors") + ": no complete response within 1 s");
 }
 
 TEST_F(RemoteSources, UnansweredShardsCostOneTimeout) {
@@ -432,7 +431,7 @@ TEST_F(RemoteSources, UnansweredShardsCostOneTimeout) {
 
   const std::string refused = refusal(url("set.safetensors.index.json"), {.sources = &sources});
 
-  EXPECT_TRUE(refused.ends_with(": no whole answer within 1 s")) << refused;
+  EXPECT_TRUE(refused.ends_with(": no complete response within 1 s")) << refused;
   EXPECT_LE(server_.requests().size(), 1U + 2 * 16U) << "requests were started after the timeout";
 }
 
@@ -455,7 +454,7 @@ TEST_F(RemoteSources, ResolutionsWithoutCachedBytesFailAndStartNoThread) {
   const auto before = threads();
 
   EXPECT_EQ(refusal(names[0], {.sources = &second}),
-            names[0] + ": the cache lost what was fetched: mount it again");
+            names[0] + ": the cache has lost the fetched bytes: mount it again");
 
   EXPECT_EQ(threads(), before);
   EXPECT_EQ(server_.requests().size(), 0U);

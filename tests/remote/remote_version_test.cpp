@@ -116,7 +116,8 @@ TEST(RemoteVerdict, FollowsFromStatus) {
     EXPECT_EQ(verdict_of(status).text, "its server answers with status " + std::to_string(status));
   }
   EXPECT_EQ(verdict_of(200).kind, VerdictKind::kRefused);
-  EXPECT_EQ(verdict_of(200).text, "its server does not answer ranges: download it first");
+  EXPECT_EQ(verdict_of(200).text,
+            "its server does not support range requests: download the file first");
 }
 
 TEST(RemoteVerdict, DetectsChangedSizeOrValidator) {

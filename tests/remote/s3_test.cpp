@@ -284,8 +284,9 @@ TEST(S3, AddressingStyleOfOptionOverridesProfile) {
       {"", "Auto", "", "b", "https://b.s3.us-east-1.amazonaws.com/k"},
       {"virtual", "", "https://127.0.0.1:9000", "b", "the endpoint is an address"},
       {"virtual", "", "https://[::1]:9000", "b", "the endpoint is an address"},
-      {"virtual", "", "https://oss.test", "A_b", "no host can have this name"},
-      {"", "dns", "https://oss.test", "b", "addressing_style \"dns\": path, virtual or auto is"},
+      {"virtual", "", "https://oss.test", "A_b", "the bucket's name is not a valid host name"},
+      {"", "dns", "https://oss.test", "b",
+       "addressing_style \"dns\": expected path, virtual or auto"},
   };
   for (const Case& c : cases) {
     AwsEnvironment environment;
@@ -378,8 +379,8 @@ TEST(S3, RefusalQuotesServerAndSaysWhatToDo) {
     const char* text;  // after "s3://b/k: "
   };
   constexpr const char* kKeys =
-      "these credentials need s3:GetObject, and s3:ListBucket for a directory; without it, a name"
-      " that is not there is answered so too; where the requester pays, use -o s3_requester_pays";
+      "these credentials need s3:GetObject, and s3:ListBucket for a directory; without it, a "
+      "missing name also gives this response; if the requester pays, use -o s3_requester_pays";
   const std::string denied = R"(Permission denied: the server answered 403 AccessDenied: )";
   const std::string keys = denied + "\"Access Denied\": " + kKeys;
   const Case cases[] = {
@@ -417,8 +418,8 @@ TEST(S3, RefusalQuotesServerAndSaysWhatToDo) {
        "the server answered 400 PathStyleDomainForbidden: \"must use COS virtual-styled domain.\": "
        "use -o s3_addressing=virtual"},
       {403, "SignatureDoesNotMatch", "m", true, ErrorCode::kUnreadable,
-       "Permission denied: the server answered 403 SignatureDoesNotMatch: \"m\": the secret key is "
-       "not that of the access key"},
+       "Permission denied: the server answered 403 SignatureDoesNotMatch: \"m\": the secret key "
+       "does not belong to the access key"},
       {403, "RequestTimeTooSkewed", "m", true, ErrorCode::kUnreadable,
        "Permission denied: the server answered 403 RequestTimeTooSkewed: \"m\": set the clock of "
        "this machine"},
@@ -474,9 +475,9 @@ TEST(S3, RejectsResponseOtherThanFirstBlock) {
   answer.head.headers[0].second = "bytes 0-999/1001";
   EXPECT_NE(message().find("another range"), std::string::npos);
   answer = text_answer("whole object");
-  EXPECT_NE(message().find("does not answer ranges"), std::string::npos);
+  EXPECT_NE(message().find("does not support range requests"), std::string::npos);
   answer.head.headers = {{"content-length", "11"}, {"etag", "\"e1\""}};
-  EXPECT_NE(message().find("does not answer ranges"), std::string::npos);
+  EXPECT_NE(message().find("does not support range requests"), std::string::npos);
   answer.head.headers[0].second = "12";
   EXPECT_EQ(make_s3_store(http, false)->find("s3://b/k", nullptr).first, "whole object");
 }
@@ -669,7 +670,7 @@ TEST(S3, ListingIsBounded) {
       [&](const std::string&) { return page(Names(60000, "m/a"), {}, std::to_string(++number)); });
   expect_error([&] { large.list("s3://b/m/"); }, "more than 100000");
   Listings none([](const std::string&) { return std::string("<html>"); });
-  expect_error([&] { none.list("s3://b/m/"); }, "no listing");
+  expect_error([&] { none.list("s3://b/m/"); }, "not a listing");
 }
 
 TEST(S3, ListingOmitsUnsafeNames) {
@@ -796,7 +797,7 @@ TEST(S3Credentials, ComeFromCredentialProcess) {
   const std::string late = "cat '" + json.string() + "'; exec >/dev/null; cat /proc/self/environ";
   EXPECT_EQ(get(late)->token, kToken);
   expect_error([&] { get(late + "; exit 3"); }, "failed");
-  expect_error([&] { get("echo " + kSecret); }, "no JSON");
+  expect_error([&] { get("echo " + kSecret); }, "did not give a JSON object");
   EXPECT_EQ(message_of([&] { get("cat '" + json.string() + "' no-such-file"); }).find(kSecret),
             std::string::npos);
   expect_error([&] { get("cat /dev/zero"); }, "more than 64 KiB");
@@ -845,7 +846,7 @@ TEST(S3Credentials, WebIdentityIsNotSentOverHttp) {
   environment.set("AWS_ROLE_ARN", "arn:r");
   environment.set("AWS_ENDPOINT_URL_STS", "http://sts.test");
   AnsweringHttp http(no_network());
-  expect_error([&] { S3CredentialChain(http).get(); }, "no https URL of STS");
+  expect_error([&] { S3CredentialChain(http).get(); }, "does not give an https URL of STS");
 }
 
 TEST(S3Credentials, RoleIsAssumedWithKeysOfSourceProfile) {

@@ -220,7 +220,7 @@ TEST(HttpRules, ClassifySocketAddressLikeText) {
 TEST(HttpRules, RejectRedirectToMoreInternalAddress) {
   constexpr AddressKind kPublic = AddressKind::kElsewhere, kPrivate = AddressKind::kPrivate;
   constexpr AddressKind kLoopback = AddressKind::kLoopback, kRoles = AddressKind::kRoles;
-  const std::string roles = "redirects to an address that hands out roles";
+  const std::string roles = "redirects to a cloud metadata address";
   const std::string loopback = "redirects to a loopback address";
   const std::string inside = "redirects to a private address";
   struct Row {
@@ -251,8 +251,7 @@ TEST(HttpRules, CheckSchemeAndHostOfRedirect) {
   EXPECT_EQ(refusal("https://a/", "http://a/"), "redirects from https to http");
   EXPECT_EQ(refusal("https://a/", "https://127.1/"), "redirects to a loopback address");
   EXPECT_EQ(refusal("https://a/", "https://[fd12::1]/"), "redirects to a private address");
-  EXPECT_EQ(refusal("https://a/", "https://2852039166/"),
-            "redirects to an address that hands out roles");
+  EXPECT_EQ(refusal("https://a/", "https://2852039166/"), "redirects to a cloud metadata address");
 }
 
 TEST(HttpRules, UseProxyExceptForNoProxyAndLoopback) {

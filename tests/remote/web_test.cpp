@@ -125,8 +125,8 @@ TEST_F(Web, StrongETagNeedsNoDate) {
 
 TEST_F(Web, RejectsObjectWithoutValidator) {
   EXPECT_EQ(refusal("/unpinned"),
-            "its server tells neither an ETag nor Last-Modified, so no version of it can be "
-            "pinned: download it first");
+            "its server sends neither ETag nor Last-Modified, so stfs cannot pin a version: "
+            "download the file first");
 }
 
 TEST_F(Web, FindsEmptyObject) {
@@ -169,12 +169,11 @@ TEST_F(Web, RefusalSaysWhatToDo) {
             denied + ": \"" + std::string(96, 'x') + "..." + std::string(96, 'x') + "\"" + netrc);
   EXPECT_EQ(refusal("/a", {.status = 401, .body = "<html>no</html>"}),
             "Permission denied: its server answered 401" + netrc);
-  EXPECT_EQ(
-      refusal("/a", {.status = 401,
-                     .headers = {{"WWW-Authenticate", "Bearer realm=\"x\""}},
-                     .body = R"({"errors":[{"message":"Unauthorized"}]})"}),
-      "Permission denied: its server answered 401: \"Unauthorized\": it wants a bearer token, "
-      "and stfs sends one to the Hub alone (hf://)");
+  EXPECT_EQ(refusal("/a", {.status = 401,
+                           .headers = {{"WWW-Authenticate", "Bearer realm=\"x\""}},
+                           .body = R"({"errors":[{"message":"Unauthorized"}]})"}),
+            "Permission denied: its server answered 401: \"Unauthorized\": it requires a bearer "
+            "token, which stfs sends only to the Hub (hf://)");
   // Signed URLs.
   const std::string signed_at = "/a?X-Amz-Expires=300&X-Amz-Signature=abcd&X-Amz-Date=";
   EXPECT_EQ(refusal(signed_at + "20250101T000000Z", {.status = 403, .body = error("Denied")}),
@@ -192,8 +191,8 @@ TEST_F(Web, RefusalSaysWhatToDo) {
           "one");
   EXPECT_EQ(refusal(signed_at + "22250101T000000Z", {.status = 403, .body = error("No")}),
             denied +
-                " AccessDenied: \"No\": its signed URL does not permit this file; one that was "
-                "made for an index permits no shard: get a new one");
+                " AccessDenied: \"No\": its signed URL does not permit this file; a URL that was "
+                "signed for an index permits no shard: get a new one");
   EXPECT_EQ(refusal("/a", {.status = 418}), "its server answered 418");
   EXPECT_EQ(refusal("/a", {.status = 304}), "its server answered 304");
   EXPECT_EQ(refusal("/a", {.status = 503, .headers = {{"Retry-After", "3600"}}}),
@@ -202,11 +201,10 @@ TEST_F(Web, RefusalSaysWhatToDo) {
 
 TEST_F(Web, RefusalMasksSecretsEchoedByServer) {
   const std::string path = "/a?X-Amz-Signature=abcd%2Bef&v=1&t0k3n";
-  EXPECT_EQ(
-      refusal(path, {.status = 403, .body = "no abcd%2Bef, abcd+ef, v=1, 11, t0k3n!"}),
-      "Permission denied: its server answered 403: \"no ***, ***, v=***, 11, ***!\": its "
-      "signed URL does not permit this file; one that was made for an index permits no shard: "
-      "get a new one");
+  EXPECT_EQ(refusal(path, {.status = 403, .body = "no abcd%2Bef, abcd+ef, v=1, 11, t0k3n!"}),
+            "Permission denied: its server answered 403: \"no ***, ***, v=***, 11, ***!\": its "
+            "signed URL does not permit this file; a URL that was signed for an index permits no "
+            "shard: get a new one");
   const test::TempDir directory;
   const std::filesystem::path netrc = directory / "netrc";
   std::ofstream(netrc) << "machine 127.0.0.1 login me password s3cret\n";
@@ -227,7 +225,7 @@ TEST_F(Web, SuggestsHubNameForPageOfHub) {
   const test::Environment endpoint("HF_ENDPOINT", server_.url("/hub"));
   const WebAnswer page{.headers = {{"Content-Type", "text/html"}}, .body = "<html>"};
   const auto said = [](const std::string& name) {
-    return "a page of the Hub, and no file: name it " + name;
+    return "a page of the Hub, not a file: name it " + name;
   };
   EXPECT_EQ(refusal("/hub/org/name", page), said("hf://org/name"));
   EXPECT_EQ(refusal("/hub/org/name/tree/main/sub", page), said("hf://org/name/sub"));
@@ -257,9 +255,8 @@ TEST_F(Web, ReadWithExpiredUrlSaysSo) {
 }
 
 TEST_F(Web, RejectsServerWithoutRanges) {
-  const std::string rule = "its server does not answer ranges: download it first";
-  EXPECT_TRUE(
-      refusal("/a", {.body = "0123456789"}).starts_with("its server tells neither an ETag"));
+  const std::string rule = "its server does not support range requests: download the file first";
+  EXPECT_TRUE(refusal("/a", {.body = "0123456789"}).starts_with("its server sends neither ETag"));
   EXPECT_EQ(refusal("/a?secret", {.body = std::string(1 << 20, 'x')}), rule);
   // The URL names a directory without its slash.
   EXPECT_EQ(refusal("/models", {.headers = {{"Content-Type", "text/html; charset=utf-8"}},
@@ -287,12 +284,12 @@ TEST_F(Web, RejectsOtherBytesThanRequested) {
     return WebAnswer{
         .status = 206, .headers = {{"Content-Range", range}, {"ETag", "\"v1\""}}, .body = body};
   };
-  const std::string other = "its server sends other bytes than those that were asked for";
+  const std::string other = "its server sends other bytes than the requested range";
   EXPECT_EQ(refusal("/a", answer("bytes 0-9/10", "012345678")), other);
   EXPECT_EQ(refusal("/a", answer("bytes 1-9/10", "123456789")), other);
   EXPECT_EQ(refusal("/a", answer("bytes 0-4/10", "01234")), other);
   EXPECT_EQ(refusal("/a", answer("bytes 0-9/10", "0123456789x")), other);
-  const std::string unsaid = "its server does not say which bytes it sends";
+  const std::string unsaid = "its server sends no valid Content-Range header";
   EXPECT_EQ(refusal("/a", answer("bytes 0-9/*", "0123456789")), unsaid);
   EXPECT_EQ(refusal("/a", answer("", "0123456789")), unsaid);
   EXPECT_EQ(refusal("/a", answer("bytes 0-9/9223372036854775808", "0123456789")), unsaid);

@@ -81,7 +81,7 @@ const tests = {
       assert.match(facts, /stfs-info cat --slice 5,0:8 --as f32 model\.safetensors model\.layers\.9\.mlp\.up_proj\.weight \| od -A n -v -t f4/);
       assert.match(facts, /Notes12 NaN, the first at \[5,3\]/);
     });
-    await on('empty', async (page) => assert.match(await text(page, '#health'), /No tensors: there is nothing to judge/));
+    await on('empty', async (page) => assert.match(await text(page, '#health'), /No tensors: there is nothing to check/));
   },
 
   async 'broken findings are red, odd findings are amber, usual findings are a grey line'() {

@@ -141,7 +141,7 @@ Report model_report(std::uint32_t layers) {
                                  " (12 of 58,720,256 values, the first at [5,3])",
                              {nan}});
   report.tensors[nan].thumbnail->pixels[700] = picture_color(std::nanf(""), 1);
-  Finding zero{Finding::Kind::kAllZero, "nothing but zeros in 3 tensors: ", {}};
+  Finding zero{Finding::Kind::kAllZero, "only zeros in 3 tensors: ", {}};
   for (const char* const role : {"down_proj", "gate_proj", "up_proj"}) {
     const std::uint32_t at =
         position(report, "model.layers.30.mlp." + std::string(role) + ".weight");

@@ -116,7 +116,7 @@ TEST_F(CheckpointTest, WarnsAboutUnfinishedDownload) {
     for (const char* file : {"m.safetensors", "1.safetensors"}) write_file(at(file) + end, "x");
     EXPECT_NE(warned("m.safetensors")
                   .find("m.safetensors: \"m.safetensors" + std::string(end) +
-                        "\" beside it is of an unfinished download"),
+                        "\" beside it belongs to an unfinished download"),
               std::string::npos);
     for (const char* source : {"m.safetensors.index.json", "links/1.safetensors"}) {
       EXPECT_NE(warned(source).find("\"1.safetensors" + std::string(end) + "\" beside it"),
@@ -179,8 +179,9 @@ TEST_F(CheckpointTest, RejectsDirectoryOfShardsWithoutIndex) {
     std::string second = first;
     second.replace(second.find("00001"), 5, "00002");
     write(first + "/" + second, {"b"});
-    expect_refused(Strings{at(first)}, ErrorCode::kUnreadable, 3,
-                   "(they look like the shards of one, whose index *.index.json is missing");
+    expect_refused(
+        Strings{at(first)}, ErrorCode::kUnreadable, 3,
+        "(they look like the shards of one checkpoint, whose index *.index.json is missing");
   }
   write("one/model-00001-of-00001.safetensors", {"a"});
   EXPECT_EQ(names_of(Checkpoint(Strings{at("one")})), Strings{"a"});

@@ -210,19 +210,19 @@ TEST_P(Commands, ReportErrorsInEachOption) {
         expect_refusal(command, words, {flag}, flag + ": a value is expected after it: " + flag);
         if (row.value == Value::kChoice) {
           expect_refusal(command, words, {flag, "none"}, flag + " none: ");
-          expect_refusal(command, words, {flag, "none"}, " is expected");
+          expect_refusal(command, words, {flag, "none"}, ": expected ");
         }
         if (row.value == Value::kNumber) {
           for (const std::string& number :
                {std::to_string(std::uint64_t{row.most} + 1), std::string("many"), std::string("-1"),
                 std::string("99999999999999999999"), std::string("")}) {
-            expect_refusal(command, words, {flag, number}, ": a number from ");
+            expect_refusal(command, words, {flag, number}, ": expected a number from ");
           }
         }
         if (row.value == Value::kSize) {
           for (const char* size : {"many", "-1", "16Q", "16E", "", " 5", "5.5G", "5 5",
                                    "18446744073709551616", "5{}"}) {
-            expect_refusal(command, words, {flag, size}, "a number of bytes is expected");
+            expect_refusal(command, words, {flag, size}, "expected a number of bytes");
           }
         }
         const bool is_checked =
@@ -300,7 +300,7 @@ TEST(InfoCommand, ReportsMisplacedOptions) {
       refusal(info, {"--json", "list", "S"}).find("after the verb, as in stfs-info VERB --json"),
       std::string::npos);
   EXPECT_EQ(refusal(gpu::gpu_command(), {"/dev/null"})
-                .find("\"/dev/null\" is a path, and a verb is expected"),
+                .find("\"/dev/null\" is a path, but a verb must come before"),
             0U);
   EXPECT_EQ(refusal(info, {"list", "--slice", "S"}).find("--slice: an option of cat, not of list"),
             0U);
@@ -333,8 +333,8 @@ TEST(InfoCommand, ReportsErrorsInStrangeWords) {
            {{""}, "unknown verb \"\": the verbs are "},
            {{"-"}, "a verb is expected: "},
            {{"--"}, "a verb is expected: "},
-           {{"list", ""}, "SOURCE \"\": a name is expected, and this one is empty"},
-           {{"extract", "S", "-o", ""}, "-o \"\": a name is expected, and this one is empty"},
+           {{"list", ""}, "SOURCE \"\": expected a name, but this one is empty"},
+           {{"extract", "S", "-o", ""}, "-o \"\": expected a name, but this one is empty"},
            {{"list", "--"}, "list: SOURCE is expected (usage: "},
            {{"list", "-="}, "unknown option -= (try "},
            {{"list", "--="}, "unknown option -- (try "},
@@ -349,9 +349,9 @@ TEST(InfoCommand, ReportsErrorsInStrangeWords) {
            {{"cat", "S", "t", "--slice="}, "--slice \"\": a value is expected: --slice EXPR"},
            {{"cat", "S", "t", "--slice", ""}, "--slice \"\": a value is expected: --slice EXPR"},
            {{"cat", "S", "t", "u", "--slice=1"}, "cat: \"u\": one operand too many"},
-           {{"stats", "-j= 5", "S"}, "-j = 5: a number from "},
-           {{"stats", "-j", " 5", "S"}, "-j  5: a number from "},
-           {{"stats", "-j", "5 ", "S"}, "-j 5 : a number from "},
+           {{"stats", "-j= 5", "S"}, "-j = 5: expected a number from "},
+           {{"stats", "-j", " 5", "S"}, "-j  5: expected a number from "},
+           {{"stats", "-j", "5 ", "S"}, "-j 5 : expected a number from "},
            {{"stats", "-j1", "--jobs=2", "S"}, "--jobs: given twice"},
        }) {
     const std::string found = refusal(info, words);

@@ -246,7 +246,7 @@ TEST_F(LateSourceTest, ServesArrivedBytesAfterRemoteChange) {
   EXPECT_EQ(read("a", 0, 6)->answer.get().error, ESTALE);
 
   ASSERT_EQ(log_.size(), 1U);
-  EXPECT_NE(log_[0].find("reads of what is not in the cache fail"), std::string::npos) << log_[0];
+  EXPECT_NE(log_[0].find("reads of bytes that are not cached fail"), std::string::npos) << log_[0];
 }
 
 TEST_F(LateSourceTest, FailedWantIsAnsweredOnceWithENOMEM) {

@@ -354,11 +354,11 @@ TEST_F(LoraTest, RejectsUnsupportedConfigByKey) {
               std::string::npos)
         << rule;
   }
-  EXPECT_NE(refused(R"(,"init_lora_weights":"what")").find("\"what\", which is not known"),
+  EXPECT_NE(refused(R"(,"init_lora_weights":"what")").find("\"what\": unknown value"),
             std::string::npos);
   for (const char* const value : {"all", "lora_only"}) {
     EXPECT_NE(refused(R"(,"bias":")" + std::string(value) + "\"")
-                  .find("bias is \"" + std::string(value) + "\": \"none\" alone is merged"),
+                  .find("bias is \"" + std::string(value) + "\": only \"none\" is supported"),
               std::string::npos);
   }
   for (const char* const kept :

@@ -166,12 +166,12 @@ TEST_P(NewFileTest, ReplacesOnlyRegularFile) {
   std::filesystem::create_directory(path("directory"));
   for (const std::string& directory : {path("directory"), path(""), path(".")}) {
     EXPECT_EQ(refusal([&] { NewFile(directory, kReplace, kRemove, GetParam()); }),
-              directory + ": a directory: name a file in it");
+              directory + ": a directory: choose a file in it");
   }
   EXPECT_EQ(refusal([&] { NewFile("/dev/null", kReplace, kRemove, GetParam()); }),
-            "/dev/null: not a regular file: name another");
+            "/dev/null: not a regular file: choose another name");
   EXPECT_EQ(refusal([&] { NewFile("", kReplace, kRemove, GetParam()); }),
-            "the name is empty: name a file");
+            "the name is empty: choose a file name");
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
   EXPECT_EQ(left(), NameList{"directory"});
 }
@@ -186,7 +186,7 @@ TEST_P(NewFileTest, DoesNotReplaceFileWithoutForce) {
       ADD_FAILURE() << name;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kUsage);
-      EXPECT_EQ(error.message(), "there is a file of this name: --force replaces it");
+      EXPECT_EQ(error.message(), "already exists: --force replaces it");
     }
   }
   // This includes a file that appears later.
@@ -211,8 +211,9 @@ TEST_P(NewFileTest, ReplacesTargetOfSymlink) {
 
   EXPECT_TRUE(std::filesystem::is_symlink(path("link")));
   EXPECT_EQ(read_file(path("there/file")), "after");
-  EXPECT_EQ(refusal([&] { NewFile(path("dangling"), kReplace, kRemove, GetParam()); }),
-            path("dangling") + ": a symbolic link to \"nothing\", which is missing: name another");
+  EXPECT_EQ(
+      refusal([&] { NewFile(path("dangling"), kReplace, kRemove, GetParam()); }),
+      path("dangling") + ": a symbolic link to \"nothing\", which is missing: choose another name");
   EXPECT_EQ(left(), (NameList{"dangling", "link", "there"}));
 }
 

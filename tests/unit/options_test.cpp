@@ -112,7 +112,7 @@ TEST(Options, ParseViews) {
   EXPECT_EQ(parse_with("views=hidden").control, ControlDirectory::kHidden);
   EXPECT_EQ(parse_with("views=visible").control, ControlDirectory::kVisible);
   EXPECT_EQ(parse_with("views=off").control, ControlDirectory::kOff);
-  EXPECT_NE(refused_option("views=on").find("-o views=on: one of hidden, visible, off"),
+  EXPECT_NE(refused_option("views=on").find("-o views=on: expected one of hidden, visible, off"),
             std::string::npos);
   refused_option("views");
 }
@@ -229,7 +229,7 @@ TEST(Options, IgnoreOnlyOptionNamedComment) {
 
 TEST(Options, RejectEmptySourceOrMountpoint) {
   EXPECT_EQ(refused({"", "/mnt"}),
-            "SOURCE \"\": a name is expected, and this one is empty (try stfs --help)");
+            "SOURCE \"\": expected a name, but this one is empty (try stfs --help)");
   refused({"m", "", "/mnt"});
 }
 

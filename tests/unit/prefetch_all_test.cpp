@@ -50,7 +50,7 @@ TEST_F(PrefetchAllTest, FetchesAllBytesAndLogsIt) {
 
   const PrefetchAll prefetch({&*source_}, log());
 
-  EXPECT_EQ(line(), "prefetch=all: all 20971520 bytes are here");
+  EXPECT_EQ(line(), "prefetch=all: all 20971520 bytes are cached");
   EXPECT_TRUE(source_->has({0, 20 << 20}));
   EXPECT_LE(source_->longest_want(), 8U << 20);
 }
@@ -94,7 +94,7 @@ TEST_F(PrefetchAllTest, StopsIfCacheKeepsNothing) {
 
   const PrefetchAll prefetch({&*source_}, log());
 
-  EXPECT_NE(line().find("no cache keeps them"), std::string::npos) << line();
+  EXPECT_NE(line().find("no cache holds them"), std::string::npos) << line();
 }
 
 }  // namespace

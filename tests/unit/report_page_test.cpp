@@ -122,7 +122,7 @@ TEST(ReportPage, FindingsLinkToTheirTensors) {
     }
   }
   EXPECT_EQ(occurrences(health, "Nothing odd found"), 0U);
-  EXPECT_EQ(occurrences(report_page(empty_report()), "No tensors: there is nothing to judge"), 1U);
+  EXPECT_EQ(occurrences(report_page(empty_report()), "No tensors: there is nothing to check"), 1U);
 }
 
 TEST(ReportPage, WorstSeverityColoursVerdictSentence) {

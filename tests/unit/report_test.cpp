@@ -156,7 +156,7 @@ TEST_F(Reports, FindNanZeroLayerAndEqualTensors) {
       "NaN in 1 tensor: \"model.layers.3.mlp.up_proj.weight\" (1 of 4,320 values, at [2,20])");
   EXPECT_EQ(report.findings[1].kind, Kind::kAllZero);
   EXPECT_EQ(report.findings[1].text,
-            "nothing but zeros in 1 tensor: \"model.layers.20.mlp.down_proj.weight\"");
+            "only zeros in 1 tensor: \"model.layers.20.mlp.down_proj.weight\"");
   EXPECT_EQ(report.findings[2].kind, Kind::kEqual);
   EXPECT_EQ(names_of(report, report.findings[2]),
             (std::vector<std::string>{"model.embed_tokens.weight", "lm_head.weight"}));

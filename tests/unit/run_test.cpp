@@ -80,7 +80,7 @@ TEST_F(Runs, ReportMissingTensorAndLargestJump) {
   const stfs::Run run = collect({{"1", {floats("w", {1}), floats("old", {1})}},
                                  {"2", {floats("w", {8}), floats("old", {1}), floats("new", {1})}},
                                  {"3", {floats("w", {8}), floats("new", {2})}}});
-  EXPECT_EQ(run.verdict(), "3 is the first that is broken: gone are \"old\"");
+  EXPECT_EQ(run.verdict(), "3 is the first that is broken: it lacks \"old\"");
   ASSERT_TRUE(run.largest_jump());
   EXPECT_EQ(run.largest_jump()->version, 1U);
   EXPECT_EQ(run.largest_jump()->ratio, 8);

@@ -137,7 +137,7 @@ int prune_entries(const Arguments& arguments, Cache& cache, const std::vector<Li
     throw Error(ErrorCode::kUsage, "cache prune",
                 "nothing was removed: --all would remove " + std::to_string(entries) +
                     (entries == 1 ? " entry, " : " entries, ") + human_bytes(bytes) +
-                    "; --to=SIZE leaves those that were used last, and names choose some");
+                    "; --to=SIZE keeps those that were used last, and names select single entries");
   }
   std::uint64_t freed = 0;
   if (arguments.globs.empty()) {
@@ -293,7 +293,7 @@ int cache(const Arguments& arguments) {
                 "an option of \"cache prune\" without names");
   }
   if (arguments.prune_to && arguments.prune_all) {
-    throw Error(ErrorCode::kUsage, "--all", "--to leaves some: give one of them");
+    throw Error(ErrorCode::kUsage, "--all", "--to keeps some entries: give only one of the two");
   }
   std::string directory = arguments.sources.cache_dir;
   if (directory.empty()) directory = Cache::default_directory();

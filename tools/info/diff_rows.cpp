@@ -312,13 +312,14 @@ void DiffRows::summarize() const {
     const double distance = std::sqrt(totals_.squares) / std::sqrt(totals_.norm);
     // The squares of large F64 values overflow.
     if (std::isfinite(distance) && distance > 0)
-      text += ", distance " + three_digits(distance) + " of what changed";
+      text += ", distance " + three_digits(distance) + " of the changed tensors";
     if (totals_.largest > 0) {
       text += "\nlargest difference " + three_digits(totals_.largest) + " at " + totals_.at;
     }
     if (totals_.unlike > 0) {
       text += "\n" + std::to_string(totals_.unlike) +
-              (totals_.unlike == 1 ? " tensor" : " tensors") + " with NaN or infinity in one alone";
+              (totals_.unlike == 1 ? " tensor" : " tensors") +
+              " with NaN or infinity in only one of them";
     }
   }
   if (table_ && sum > 0 && !table_->left_out().empty())
@@ -328,8 +329,8 @@ void DiffRows::summarize() const {
   if (sum > 0 && totals_.removed + totals_.added == pairs_ && totals_.removed > 0 &&
       totals_.added > 0) {
     std::fprintf(stderr,
-                 "no name is in both: --old-edit=FILE or --new-edit=FILE renames those of one, by "
-                 "a line such as 'rename s/^model\\.//'\n");
+                 "no name is in both: --old-edit=FILE or --new-edit=FILE renames the tensors of "
+                 "one, by a line such as 'rename s/^model\\.//'\n");
   }
 }
 

@@ -237,7 +237,7 @@ Json json_of(const Chain& chain) {
 // Prints a delta without a full checkpoint in its chain: its content, and how to use it.
 void print_delta_alone(const std::string& source, const Chain& chain, bool as_json) {
   if (as_json) return print(Json{{"deltas", json_of(chain)}}.dump(2) + "\n");
-  print("a delta upon version " + std::to_string(chain.links.front().version.base) +
+  print("a delta on version " + std::to_string(chain.links.front().version.base) +
         ", which has no directory: name that checkpoint, with --delta=" +
         printable(public_name(source)) + "\n");
   print_chain(Terminal(), chain, 0);

@@ -19,10 +19,10 @@ constexpr std::array kVerbs = {
     VerbRow{"stats", "print count, min, max, mean, std, zeros, nan and inf", run_verb<stats>},
     VerbRow{"hash", "print the tensors' SHA-256 in the format of sha256sum", run_verb<hash>},
     VerbRow{"diff", "compare two checkpoints; exit status 1 when they differ", run_verb<diff>},
-    VerbRow{"report", "write a page that shows what the weights are like", run_verb<report>},
+    VerbRow{"report", "write a page that describes the weights", run_verb<report>},
     VerbRow{"extract", "write some tensors to a new safetensors or GGUF file", run_verb<extract>},
     VerbRow{"edit", "show what edits would change, or write the result", run_verb<edit_verb>},
-    VerbRow{"delta", "write what changed between two checkpoints", run_verb<delta>},
+    VerbRow{"delta", "write the changes between two checkpoints", run_verb<delta>},
     VerbRow{"follow", "print each version of a run once it is complete", run_verb<follow>},
     VerbRow{"cache", "list, prune or verify the cache of remote sources", run_verb<cache>},
 };
@@ -104,7 +104,7 @@ constexpr std::array kOwnOptions = {
               .help = "the file to write, - for standard output",
               .man =
                   "The file to write: a GGUF file if its name ends in `.gguf`, else a safetensors "
-                  "file. A device or a pipe is written to as it stands. "
+                  "file. A device or a pipe is written to directly. "
                   "`-` writes to standard output; `./-` is a file of that name."},
     OptionRow{.flags = "-o,--output",
               .verbs = "edit",
@@ -161,7 +161,7 @@ constexpr std::array kOwnOptions = {
     OptionRow{.flags = "--dry-run",
               .verbs = "extract edit",
               .set = set<&Arguments::dry_run>,
-              .help = "only tell how much would be written, and shared with the source",
+              .help = "print how much would be written, and shared with the source",
               .man = "Write nothing. "
                      "Print how many bytes the result would have, and how many of them it would "
                      "share with the source on this file system."},
@@ -171,23 +171,23 @@ constexpr std::array kOwnOptions = {
               .value = Value::kSource,
               .set = set<&Arguments::output>,
               .help = "the file to write, - for standard output",
-              .man = "The page to write. A device or a pipe is written to as it stands. "
+              .man = "The page to write. A device or a pipe is written to directly. "
                      "`-` writes to standard output; `./-` is a file of that name."},
     OptionRow{.flags = "--force",
               .verbs = "extract edit report",
               .set = set<&Arguments::force>,
               .help = "replace an existing file, once the new one is complete",
               .man =
-                  "Replace an existing regular file, once the new one is complete; the file that "
-                  "a symbolic link leads to, and not the link. Never a file that is read."},
+                  "Replace an existing regular file, once the new one is complete; for a symbolic "
+                  "link, its target, not the link itself. A file that is read is never replaced."},
     OptionRow{.flags = "--against",
               .verbs = "report",
               .argument = "SOURCE",
               .value = Value::kSource,
               .set = set<&Arguments::against>,
-              .help = "another checkpoint: show what differs from it",
-              .man = "Show also how the tensors differ from those of the same names in this "
-                     "checkpoint."},
+              .help = "another checkpoint: show the differences from it",
+              .man = "Also show how the tensors differ from the tensors with the same names in "
+                     "this checkpoint."},
     OptionRow{.flags = "--slice",
               .verbs = "cat",
               .argument = "EXPR",
@@ -201,8 +201,8 @@ constexpr std::array kOwnOptions = {
               .argument = "f32",
               .value = Value::kChoice,
               .set = set<&Arguments::as_f32>,
-              .help = "convert a floating type to float32",
-              .man = "Convert a floating type to float32."},
+              .help = "convert a floating-point type to float32",
+              .man = "Convert a floating-point type to float32."},
     OptionRow{.flags = "--npy",
               .verbs = "cat",
               .set = set<&Arguments::npy>,
@@ -260,19 +260,21 @@ constexpr std::array kOwnOptions = {
               .help = "only tensors with NaN or infinity",
               .man = "Print only the tensors with NaN or infinity. The exit status is 1 if there "
                      "are any, and 0 if there are none."},
-    OptionRow{.flags = "--values",
-              .verbs = "diff",
-              .set = set<&Arguments::values>,
-              .help = "say how far the values are from each other",
-              .man = "Print for each tensor of both checkpoints, whose values can be compared and "
-                     "which differs: the largest difference, its place, the relative distance (the "
-                     "Frobenius norm of B - A over that of A), and the share of equal elements."},
+    OptionRow{
+        .flags = "--values",
+        .verbs = "diff",
+        .set = set<&Arguments::values>,
+        .help = "print how far apart the values are",
+        .man =
+            "Print for each tensor of both checkpoints, whose values can be compared and "
+            "which differs: the largest difference, its place, the relative distance (the "
+            "Frobenius norm of B - A divided by the norm of A), and the share of equal elements."},
     OptionRow{.flags = "-j,--jobs",
               .verbs = "stats hash diff report cache",
               .argument = "N",
               .value = Value::kNumber,
               .set = set<&Arguments::jobs>,
-              .help = "read N tensors at a time (default: one a processor)",
+              .help = "read N tensors at a time (default: one per processor)",
               .man = "Read <n> tensors, or blocks of the cache, at a time; one for each processor "
                      "by default.",
               .least = 1,
@@ -294,7 +296,7 @@ constexpr std::array kOwnOptions = {
     OptionRow{.flags = "--all",
               .verbs = "cache",
               .set = set<&Arguments::prune_all>,
-              .help = "prune all that is not in use",
+              .help = "prune all entries that are not in use",
               .man = "Remove all entries that are not in use."},
 };
 

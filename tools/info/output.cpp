@@ -20,7 +20,7 @@ std::optional<struct stat> output_file() {
 }
 
 [[noreturn]] void refuse(const std::string& name) {
-  throw Error(ErrorCode::kUsage, name, "a file of the source: name another");
+  throw Error(ErrorCode::kUsage, name, "a file of the source: choose another name");
 }
 
 }  // namespace

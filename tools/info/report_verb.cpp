@@ -102,8 +102,8 @@ int report_run(const Arguments& arguments, const std::vector<std::string>& paths
                VerbSources& sources) {
   if (!arguments.against.empty()) {
     throw Error(ErrorCode::kUsage, "report",
-                "--against compares one checkpoint: of versions, the first is what the others are "
-                "compared with");
+                "--against needs a single checkpoint: several versions are compared with the first "
+                "of them");
   }
   std::vector<const Checkpoint*> read;
   std::uint64_t bytes = 0;

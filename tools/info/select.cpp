@@ -112,7 +112,7 @@ Checkpoint open_checkpoint(const Arguments& arguments, Sources& sources) {
     for (const std::string& other : others) {
       if (!is_there(other)) continue;
       throw Error(ErrorCode::kUsage, source,
-                  "no such file, but " + in_quotes(other) + " is there: name the SOURCE first");
+                  "no such file, but " + in_quotes(other) + " exists: name the SOURCE first");
     }
   }
   return Checkpoint(std::span(&source, 1), load_options(arguments, sources));
@@ -158,7 +158,7 @@ Tensor find_tensor(const Checkpoint& checkpoint, const std::string& source,
   if (numbers.size() > 1) {
     throw Error(
         ErrorCode::kUsage, public_name(source),
-        in_quotes(operand) + ": matches " + std::to_string(numbers.size()) + " tensors, name one");
+        in_quotes(operand) + ": matches " + std::to_string(numbers.size()) + " tensors: name one");
   }
   return checkpoint.tensor(numbers.front());
 }

@@ -220,7 +220,7 @@ int StatsRows::end() const {
       print(terminal_.bold(count + noun + ", none with NaN or infinity") + "\n");
     } else {
       print(terminal_.red(std::to_string(found) + " of " + count + noun + " with NaN or infinity") +
-            (arguments_.nonfinite ? "" : "; --nonfinite tells where") + "\n");
+            (arguments_.nonfinite ? "" : "; --nonfinite shows where") + "\n");
       if (arguments_.nonfinite && !look_.empty()) print(look_ + "\n");
     }
     std::size_t lines = arguments_.nonfinite ? found : tensors_;

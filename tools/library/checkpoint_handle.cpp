@@ -257,7 +257,7 @@ std::uint64_t Opened::save(const SaveTo& to) {
   struct stat status {};
   if (!to.replaces && ::lstat(to.path.c_str(), &status) == 0) {
     throw Error(ErrorCode::kUsage, to.path,
-                "there is a file of this name: choose another, or ask for `replace`");
+                "already exists: choose another name, or use `replace`");
   }
   std::uint64_t shared = 0;
   write_while_wanted(from, [&](const std::atomic<bool>& stop) {

@@ -34,7 +34,8 @@ bool FollowerHandle::is_inherited() const { return process_ != this_process(); }
 
 const char* FollowerHandle::next() {
   if (is_inherited()) {
-    throw Error(ErrorCode::kUsage, "", "the follower is that of another process: make one here");
+    throw Error(ErrorCode::kUsage, "",
+                "the follower belongs to another process: make a new one in this process");
   }
   const auto version = follower_.next();
   if (!version) return nullptr;

@@ -90,7 +90,7 @@ stfs::PartOfTensor part_of(const stfs_checkpoint& handle, const stfs_part* given
   if (part.slice != nullptr) request.options.slice = part.slice;
   if (part.as != nullptr) {
     if (std::string_view(part.as) != "f32") {
-      refuse("as " + stfs::in_quotes(part.as) + ": \"f32\" is expected, or NULL");
+      refuse("as " + stfs::in_quotes(part.as) + ": expected \"f32\" or NULL");
     }
     request.options.as_f32 = true;
   }
@@ -182,7 +182,7 @@ void destroy(std::string_view name, void* content) {
 
 bool is_bytes(unsigned flags) {
   if ((flags & ~STFS_EXPORT_BYTES) != 0) {
-    refuse("flags: a flag that this version does not know");
+    refuse("flags: a flag that this version does not support");
   }
   return flags == STFS_EXPORT_BYTES;
 }
@@ -241,7 +241,7 @@ std::string text_of(stfs_checkpoint& handle, int which, std::size_t number) {
       return which == STFS_TEXT_KEY ? std::string(checkpoint.metadata_item(entry).key)
                                     : handle.opened.metadata_text(entry);
     }
-    default: refuse("text " + std::to_string(which) + ": not known to this version of the library");
+    default: refuse("text " + std::to_string(which) + ": unknown to this version of the library");
   }
 }
 

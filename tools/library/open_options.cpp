@@ -58,7 +58,7 @@ void set_option(std::span<const OptionRow> rows, const std::string& option, void
     if (set_word(rows, option, to)) return;
     std::string known;
     for (const OptionRow& row : rows) (known += known.empty() ? "" : ", ") += row.flags;
-    throw Error(ErrorCode::kUsage, "", "not known; known are " + known);
+    throw Error(ErrorCode::kUsage, "", "unknown; the options are " + known);
   } catch (const Error& error) {
     throw Error(ErrorCode::kUsage, "", "option " + in_quotes(option) + ": " + error.message());
   }

@@ -129,19 +129,20 @@ class Patcher {
     const Tensor frame = delta.tensor(i);
     const std::string name = in_quotes(frame.name);
     if (frame.dtype != DType::kU8 || frame.shape.size() != 1) {
-      refuse(version, "tensor " + name + ": a frame is U8 of one dimension");
+      refuse(version, "tensor " + name + ": a frame must be U8 with one dimension");
     }
     const auto number = list_.find(frame.name);
     if (!number) {
       refuse(version, "tensor " + name +
-                          ": the base lacks it: a delta changes tensors that there are, name "
-                          "the checkpoint that it was made for");
+                          ": not in the base: a delta changes only existing tensors, so name the "
+                          "checkpoint that it was made for");
     }
     const Tensor base = list_.tensor(*number);
     if (version.encoding == DeltaEncoding::kOverwrite &&
         base.length > std::numeric_limits<std::uint32_t>::max()) {
       refuse(version,
-             "tensor " + name + ": has 4 GiB or more, whose positions \"overwrite\" cannot tell");
+             "tensor " + name +
+                 ": has 4 GiB or more, too large for the 32-bit positions of \"overwrite\"");
     }
     const Metadata& metadata = delta.part_of(i).header.metadata;
     const auto digest = metadata.find(frame.name);
@@ -169,9 +170,10 @@ class Patcher {
       if (join(extents) <= source->cache_capacity()) continue;
       throw Error(ErrorCode::kUnreadable, source->path(),
                   "tensor " + in_quotes(tensor.patched().base().name) +
-                      " is checked as a whole, and without a cache " +
+                      " needs a cache, because it is checked as a whole, and without a cache stfs "
+                      "keeps only " +
                       human_bytes(source->cache_capacity()) +
-                      " of a source are kept: name a directory with cache_dir");
+                      " of a source: name a directory with cache_dir");
     }
   }
 
@@ -203,10 +205,10 @@ class Patcher {
                          "tensor " + in_quotes(base.name), error);
     }
     const std::string why = tensor.patched().patch().links.back().frame.source->failure_text();
-    if (why.find("looks back") != std::string::npos) refuse(link, why);
-    refuse(link, "tensor " + in_quotes(base.name) + ": its checksum does not hold: " +
+    if (why.find("needs a larger window") != std::string::npos) refuse(link, why);
+    refuse(link, "tensor " + in_quotes(base.name) + ": its checksum does not match: " +
                      printable(base.locator ? base.locator->source->path() : "the source") +
-                     " is not the base of this delta, or one of both is damaged");
+                     " is not the base of this delta, or one of the two is damaged");
   }
 
   const TensorList& list_;
@@ -238,8 +240,8 @@ TensorList apply_delta(TensorList below, const std::string& version, Sources& so
   }
   if (!newest) {
     throw Error(ErrorCode::kDelta, public_name(version),
-                "no delta: a directory is expected whose model.safetensors.index.json has "
-                "delta_encoding; a full checkpoint needs no layer");
+                "not a delta: expected a directory whose model.safetensors.index.json contains "
+                "delta_encoding; a full checkpoint is a source and needs no delta=");
   }
   const DeltaChain chain = delta_chain(*std::move(newest), sources);
   const std::string base = is_checkpoint_name(chain.base) ? parent_name(chain.base) : chain.base;
@@ -247,9 +249,9 @@ TensorList apply_delta(TensorList below, const std::string& version, Sources& so
     return is_same_place(part.directory.empty() ? "." : part.directory, base);
   });
   if (!chain.base.empty() && !stands_on_it) {
-    refuse(chain.links.front(), "stands on the full checkpoint " +
+    refuse(chain.links.front(), "is based on the full checkpoint " +
                                     printable(public_name(chain.base)) +
-                                    ": name that one as the source");
+                                    ": name that checkpoint as the source");
   }
   std::string text = std::string(kDeltaOption) + "=";
   for (const DeltaVersion& link : chain.links) {
@@ -261,9 +263,10 @@ TensorList apply_delta(TensorList below, const std::string& version, Sources& so
   patcher.finish(below, chain, std::move(text));
   if (const std::uint64_t stands_for = chain.links.front().base;
       chain.base.empty() && stands_for != 0) {
-    below.add_warning(printable(public_name(chain.links.front().index)) +
-                      ": the source stands for version " + std::to_string(stands_for) +
-                      ", which has no directory");
+    below.add_warning(printable(public_name(chain.links.front().index)) + ": version " +
+                      std::to_string(stands_for) +
+                      " has no directory: the source is taken as version " +
+                      std::to_string(stands_for));
   }
   return below;
 }
@@ -287,8 +290,8 @@ void refuse_frames(const TensorList& list) {
       is_of_frames = is_of_frames && is_frame(i);
     if (!is_of_frames) continue;
     throw Error(ErrorCode::kDelta, list.part_of(i - 1).source->path(),
-                "frames of a delta without its index, which is written last: wait for it, and name "
-                "the directory by the option delta=");
+                "holds frames of a delta, but its index is missing: wait until the trainer has "
+                "written it, then open the directory with delta=");
   }
 }
 
@@ -296,7 +299,7 @@ std::optional<DeltaChain> chain_at(const std::string& source, Sources& sources) 
   if (const auto directory = directory_of_shard(source)) {
     if (const auto delta = read_delta(*directory, sources)) {
       throw Error(ErrorCode::kDelta, public_name(source),
-                  "one shard of a delta: name its directory, by the option delta=" +
+                  "one shard of a delta: name its directory with delta=" +
                       printable(public_name(*directory)));
     }
     return std::nullopt;
@@ -328,9 +331,9 @@ std::optional<std::string> delta_as_source(std::string& source, Sources& sources
   if (!chain) return std::nullopt;
   if (chain->base.empty()) {
     throw Error(ErrorCode::kDelta, public_name(source),
-                "a delta upon version " + std::to_string(chain->links.front().base) +
-                    ", which has no directory: name that checkpoint as the source, and this as "
-                    "the option delta=" +
+                "a delta on version " + std::to_string(chain->links.front().base) +
+                    ", which has no directory: name the checkpoint of that version as the source, "
+                    "and this delta with delta=" +
                     printable(public_name(source)));
   }
   return std::exchange(source, chain->base);

@@ -44,13 +44,13 @@ void Patches::break_all(const Tensor& tensor, int error) const {
   const std::string name = in_quotes(tensor.base().name);
   const std::string why = error == EFBIG
                               ? "a frame of tensor " + name + " in the chain of the delta " +
-                                    printable(newest.path()) + " looks back farther than the " +
+                                    printable(newest.path()) + " needs a larger window than the " +
                                     human_bytes(tensor.window()) + " that each of its " +
                                     std::to_string(tensor.streams()) + " decoders has of " +
                                     human_bytes(room_.most()) + ": give more with -o delta_memory="
                               : "the checksum of tensor " + name +
-                                    " does not hold: the source is not the base of the delta " +
-                                    printable(newest.path()) + ", or one of both is damaged";
+                                    " does not match: the source is not the base of the delta " +
+                                    printable(newest.path()) + ", or one of the two is damaged";
   for (const Source* const source : sources_) source->mark_changed(why);
 }
 

@@ -208,24 +208,25 @@ std::optional<DeltaVersion> read_delta(const std::string& place, Sources& source
   };
   const auto named = metadata->find("delta_encoding");
   if (named == metadata->end()) return std::nullopt;
-  if (!named->is_string()) refuse(out.index, "delta_encoding is no text");
+  if (!named->is_string()) refuse(out.index, "delta_encoding is not a string");
   const std::string encoding = word("delta_encoding");
   if (encoding.empty()) return std::nullopt;
   out.directory = parent_name(out.index);
   const auto known_encoding = delta_encoding(encoding);
   if (!known_encoding) {
-    refuse(out.index, "delta_encoding " + in_quotes(encoding) + ": xor and overwrite are known");
+    refuse(out.index,
+           "delta_encoding " + in_quotes(encoding) + ": only xor and overwrite are supported");
   }
   out.encoding = *known_encoding;
   if (word("compression_format") != "zstd") {
-    refuse(out.index,
-           "compression_format " + in_quotes(word("compression_format")) + ": zstd is known");
+    refuse(out.index, "compression_format " + in_quotes(word("compression_format")) +
+                          ": only zstd is supported");
   }
   const auto known_checksum = delta_checksum(word("checksum_format"));
   if (!known_checksum) {
     refuse(out.index,
            "checksum_format " + in_quotes(word("checksum_format")) +
-               ": xxh3-128 and adler32 are known" +
+               ": only xxh3-128 and adler32 are supported" +
                (word("checksum_format") != "blake3"
                     ? ""
                     : ": publish with --update-weight-delta-checksum xxh3-128; this one is "
@@ -235,7 +236,7 @@ std::optional<DeltaVersion> read_delta(const std::string& place, Sources& source
   const auto number = [&](const char* key) {
     const auto at = metadata->find(key);
     const auto value = at == metadata->end() ? std::nullopt : number_in_json(*at);
-    if (!value) refuse(out.index, in_quotes(key) + " is no number");
+    if (!value) refuse(out.index, in_quotes(key) + " is not a number");
     return *value;
   };
   out.version = number("version");
@@ -261,9 +262,9 @@ DeltaChain delta_chain(DeltaVersion newest, Sources& sources) {
     // The base must be found, because no checksum covers tensors that only versions in between
     // changed.
     if (directories.empty() && oldest.base != 0) {
-      refuse(oldest.index, "stands on version " + std::to_string(oldest.base) +
-                               ", which cannot be found: the name of its directory does not end in "
-                               "a number, as weight_v000012 does");
+      refuse(oldest.index, "is based on version " + std::to_string(oldest.base) +
+                               ", which stfs cannot find, because the name of this directory does "
+                               "not end in a number, as weight_v000012 does");
     }
     for (const std::string& directory : directories) {
       below = read_delta(directory, sources);
@@ -275,8 +276,8 @@ DeltaChain delta_chain(DeltaVersion newest, Sources& sources) {
       break;
     }
     if (below->version != oldest.base) {
-      refuse(below->index, "version " + std::to_string(below->version) + " in the directory of " +
-                               std::to_string(oldest.base));
+      refuse(below->index, "version " + std::to_string(below->version) +
+                               ", but in the directory of version " + std::to_string(oldest.base));
     }
     if (chain.links.size() == kMaxLinks) {
       refuse(chain.links.front().index,

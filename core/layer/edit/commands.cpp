@@ -144,7 +144,7 @@ From from(const EditLine& line, Edited& edited, const std::string& text) {
   const std::size_t at = text.rfind("::");
   const bool is_npy = at == std::string::npos && public_name(text).ends_with(".npy");
   if (!is_npy && (at == std::string::npos || at == 0)) {  // the tensor's name may be empty
-    line.refuse(in_quotes(public_name(text)) + ": SOURCE::NAME or a .npy file is expected");
+    line.refuse(in_quotes(public_name(text)) + ": expected SOURCE::NAME or a .npy file");
   }
   std::string path = text.substr(0, at);
   if (!is_url(path) && !path.starts_with('/')) path = child_name(line.directory, path);
@@ -189,22 +189,24 @@ void require_whole_blocks(const EditLine& line, DType dtype, std::span<const std
 void replace(const EditLine& line, Edited& edited) {
   const bool reshapes = line.words.size() == 4;
   if (reshapes && line.words[3] != "--reshape") {
-    line.refuse(in_quotes(line.words[3]) + ": --reshape alone may stand here");
+    line.refuse(in_quotes(line.words[3]) + ": only --reshape may follow FROM");
   }
   Item& item = named(line, edited, line.words[1]);
   const From by = from(line, edited, line.words[2]);
   if (by.numbers.size() != 1) {
     line.refuse(in_quotes(public_name(line.words[2])) + " names " +
-                std::to_string(by.numbers.size()) + " tensors, and one is expected");
+                std::to_string(by.numbers.size()) + " tensors, but must name one");
   }
   Item replaced = item_of(by, by.numbers.front());
   const bool is_same_shape = std::ranges::equal(replaced.tensor.shape, item.tensor.shape);
-  const std::string shapes = in_quotes(line.words[1]) + " is " + shape_json(item.tensor.shape) +
-                             ", and what replaces it is " + shape_json(replaced.tensor.shape);
+  const std::string shapes = in_quotes(line.words[1]) + " has shape " +
+                             shape_json(item.tensor.shape) + ", but its replacement has " +
+                             shape_json(replaced.tensor.shape);
   if (reshapes && replaced.tensor.elements() != item.tensor.elements()) {
-    line.refuse(shapes + ": they have other numbers of elements");
+    line.refuse(shapes + ": they have different numbers of elements");
   }
-  if (!reshapes && !is_same_shape) line.refuse(shapes + ": --reshape keeps the first shape");
+  if (!reshapes && !is_same_shape)
+    line.refuse(shapes + ": add --reshape to keep " + shape_json(item.tensor.shape));
   replaced.tensor.name = item.tensor.name;
   replaced.tensor.shape = item.tensor.shape;
   require_whole_blocks(line, replaced.tensor.dtype, replaced.tensor.shape);
@@ -214,12 +216,12 @@ void replace(const EditLine& line, Edited& edited) {
 void add(const EditLine& line, Edited& edited) {
   const bool is_named = line.words.size() == 4;
   if (line.words.size() == 3 || (is_named && line.words[2] != "as")) {
-    line.refuse("add FROM [as NAME] is expected");
+    line.refuse("expected add FROM [as NAME]");
   }
   const From added = from(line, edited, line.words[1]);
   if (is_named && added.numbers.size() != 1) {
     line.refuse(in_quotes(public_name(line.words[1])) + " names " +
-                std::to_string(added.numbers.size()) + " tensors, and \"as\" gives one name");
+                std::to_string(added.numbers.size()) + " tensors, but \"as\" gives only one name");
   }
   edited.require_room(line, added.numbers.size());
   for (const std::uint32_t number : added.numbers) {
@@ -236,7 +238,7 @@ DType type_named(const EditLine& line, const std::string& word) {
     if (type_info(type).from_f32 != nullptr) return type;
   }
   line.refuse(in_quotes(word) +
-              ": BF16, F16, F32, F64, F8_E4M3, F8_E5M2, F8_E4M3FNUZ or F8_E5M2FNUZ is expected");
+              ": expected BF16, F16, F32, F64, F8_E4M3, F8_E5M2, F8_E4M3FNUZ or F8_E5M2FNUZ");
 }
 
 void cast_some(const EditLine& line, Edited& edited) {
@@ -276,22 +278,23 @@ void cast_some(const EditLine& line, Edited& edited) {
     touches = true;
   }
   if (!touches && others != 0)
-    line.refuse(first + ": floating types alone can be cast; name others");
-  if (!touches) line.refuse("all that match are " + std::string(dtype_name(type)) + " already");
+    line.refuse(first + ": only floating-point types can be cast; exclude this tensor");
+  if (!touches)
+    line.refuse("all matching tensors are " + std::string(dtype_name(type)) + " already");
   const auto warn = [&](const std::string& rule) {
     edited.warnings.push_back(printable(line.place) + ": line " + std::to_string(line.number) +
                               ": cast: " + rule);
   };
   if (codes != 0) {
-    warn(first_codes + (codes == 1 ? " is" : " and " + std::to_string(codes - 1) + " more are") +
-         " of quantised weights (" + scheme +
-         "): cast shows codes without their scales: --dequantize=bf16 first");
+    warn(first_codes +
+         (codes == 1 ? " belongs" : " and " + std::to_string(codes - 1) + " more belong") +
+         " to quantised weights (" + scheme +
+         "): cast shows codes without their scales: use --dequantize=bf16 first");
   }
   if (others == 0) return;
   warn(std::to_string(others) +
-       (others == 1 ? " tensor that matches stays as it is ("
-                    : " tensors that match stay as they are (") +
-       first + "): floating types alone are cast");
+       (others == 1 ? " matching tensor stays unchanged (" : " matching tensors stay unchanged (") +
+       first + "): only floating-point types are cast");
 }
 
 void reshape(const EditLine& line, Edited& edited) {
@@ -311,13 +314,14 @@ void reshape(const EditLine& line, Edited& edited) {
     if (!rest.empty()) rest.remove_prefix(1);
     shape.push_back(dim);
   }
-  if (!is_good) line.refuse(in_quotes(line.words[2]) + ": a shape such as [2,3] is expected");
+  if (!is_good) line.refuse(in_quotes(line.words[2]) + ": expected a shape such as [2,3]");
   if (elements != item.tensor.elements()) {
-    line.refuse(in_quotes(line.words[1]) + " is " + shape_json(item.tensor.shape) + ": " +
-                std::to_string(item.tensor.elements()) + " elements, and the new shape has " +
-                std::to_string(elements));
+    line.refuse(in_quotes(line.words[1]) + " has shape " + shape_json(item.tensor.shape) +
+                ", which is " + std::to_string(item.tensor.elements()) +
+                " elements, but the new shape has " + std::to_string(elements));
   }
-  if (std::ranges::equal(shape, item.tensor.shape)) line.refuse("it has this shape already");
+  if (std::ranges::equal(shape, item.tensor.shape))
+    line.refuse("the tensor already has this shape");
   require_whole_blocks(line, item.tensor.dtype, shape);
   Tensor tensor = item.tensor;
   tensor.shape = edited.keep(std::move(shape));
@@ -331,11 +335,12 @@ void slice(const EditLine& line, Edited& edited) {
   if (!refusal.empty()) line.refuse(in_quotes(line.words[2]) + ": " + refusal);
   std::vector<Range> ranges;
   parse_ranges(line.words[2], tensor.shape, ranges);
-  if (canonical_expression(ranges, tensor.shape).empty()) line.refuse("it is the whole tensor");
+  if (canonical_expression(ranges, tensor.shape).empty())
+    line.refuse("the slice is the whole tensor");
   if (tensor.values != nullptr) {
-    line.refuse(in_quotes(tensor.name) +
-                ": another tensor scales it, which stays as it is: "
-                "dequantise the checkpoint too");
+    line.refuse(
+        in_quotes(tensor.name) +
+        ": another tensor scales it, and would not be sliced: dequantise the checkpoint too");
   }
   change(item,
          edited.computed(
@@ -377,12 +382,12 @@ bool is_text_of(ValueType type, std::string_view text) {
 void refuse_key_of_layout(const EditLine& line) {
   const std::string& key = line.words[1];
   if (key == "general.alignment" || key.starts_with("split.")) {
-    line.refuse(in_quotes(key) + " says how the file is laid out: it cannot be changed");
+    line.refuse(in_quotes(key) + " describes the layout of the file and cannot be changed");
   }
 }
 
 void set_key(const EditLine& line, Edited& edited) {
-  if (!is_utf8(line.words[1]) || !is_utf8(line.words[2])) line.refuse("UTF-8 is expected");
+  if (!is_utf8(line.words[1]) || !is_utf8(line.words[2])) line.refuse("expected UTF-8");
   refuse_key_of_layout(line);
   constexpr std::size_t kMostKey = 65535;  // the length limit of GGUF, in bytes
   if (edited.is_gguf() && (line.words[1].empty() || line.words[1].size() > kMostKey)) {
@@ -434,8 +439,7 @@ void apply_edit(const EditLine& line, Edited& edited) {
   }
   const std::size_t arguments = line.words.size() - 1;
   if (arguments < command->least || arguments > command->most) {
-    line.refuse(std::string(command->word) + " " + std::string(command->arguments) +
-                " is expected");
+    line.refuse("expected " + std::string(command->word) + " " + std::string(command->arguments));
   }
   command->apply(line, edited);
 }

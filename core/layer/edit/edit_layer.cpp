@@ -29,7 +29,7 @@ std::string read_edits(const std::string& argument, Sources& sources) {
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   if (text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
   if (text.find('\0') != std::string::npos) {
-    throw Error(ErrorCode::kEdit, argument, "has a NUL: a text of edits is expected");
+    throw Error(ErrorCode::kEdit, argument, "contains a NUL byte: expected a text file of edits");
   }
   std::error_code error;
   return edit_argument(is_url(argument) ? sources.pinned(argument)

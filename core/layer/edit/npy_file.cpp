@@ -58,7 +58,7 @@ class Reader {
 
   std::string bytes(std::uint64_t offset, std::uint64_t length) {
     if (offset > source_->size() || length > source_->size() - offset) {
-      refuse("not a NumPy file: it ends in its header");
+      refuse("not a NumPy file: it ends in the middle of its header");
     }
     std::string text(static_cast<std::size_t>(length), '\0');
     if (const int error =

@@ -142,7 +142,7 @@ AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(st
   }
   const OrderedJson json =
       OrderedJson::parse(is_bounded_json(text) ? text : std::string_view(), nullptr, false);
-  if (!json.is_object()) refuse("a JSON object is expected");
+  if (!json.is_object()) refuse("expected a JSON object");
   const auto at = [&](const char* key) -> const OrderedJson& {
     static const OrderedJson none;
     const auto found = json.find(key);
@@ -153,7 +153,7 @@ AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(st
     refuse(foreign_adapter("adapters.safetensors"));
   }
   if (word_of(at("peft_type")) != "LORA") {
-    refuse("peft_type is " + in_quotes(word_of(at("peft_type"))) + ": LORA alone is merged");
+    refuse("peft_type is " + in_quotes(word_of(at("peft_type"))) + ": only LORA is supported");
   }
   for (const auto& [key, value] : json.items()) {
     if (is_nothing(value)) continue;
@@ -162,26 +162,26 @@ AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(st
     }
     if (!has_word(kKnown, key)) {
       warnings_.push_back(printable(file_) + ": " + in_quotes(key) +
-                          ": not known: it is ignored, and the merged weights may be others");
+                          ": unknown key, ignored: the merged weights may be wrong");
     }
   }
   const std::string bias = at("bias").is_null() ? "none" : word_of(at("bias"));
-  if (bias != "none") refuse("bias is " + in_quotes(bias) + ": \"none\" alone is merged");
+  if (bias != "none") refuse("bias is " + in_quotes(bias) + ": only \"none\" is supported");
   const std::string init =
       at("init_lora_weights").is_null() ? "true" : word_of(at("init_lora_weights"));
   const auto begins = [&](std::string_view word) { return lower_case(init).starts_with(word); };
   if (std::ranges::any_of(kChangeBase, begins)) {
     refuse("init_lora_weights is " + in_quotes(init) +
-           ": it changed the weights of the base, so the adapter fits that base alone; convert it "
-           "with PEFT");
+           ": it changed the weights of the base, so the adapter fits only the changed base: "
+           "convert it with PEFT");
   }
   if (!has_word(kKeepBase, lower_case(init))) {
-    refuse("init_lora_weights is " + in_quotes(init) + ", which is not known");
+    refuse("init_lora_weights is " + in_quotes(init) + ": unknown value");
   }
 
   const auto rank = [&](const OrderedJson& value) {
     if (!value.is_number_unsigned() || value == 0 || value > kMostRank) {
-      refuse("a rank from 1 to " + std::to_string(kMostRank) + " is expected");
+      refuse("expected a rank from 1 to " + std::to_string(kMostRank));
     }
     return value.get<std::uint64_t>();
   };
@@ -205,7 +205,7 @@ AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(st
     if (!at(key).is_null() && !at(key).is_array())
       refuse(in_quotes(key) + " is not a list of names");
     for (const auto& name : at(key)) {
-      if (word_of(name).empty()) refuse(in_quotes(key) + " has what is no name");
+      if (word_of(name).empty()) refuse(in_quotes(key) + " contains an entry that is not a name");
       if (!budget.takes(word_of(name))) refuse(in_quotes(key) + " has too many or too long names");
       list.push_back(word_of(name));
     }
@@ -233,7 +233,7 @@ AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(st
       if (std::ranges::all_of(expression, is_literal)) continue;
       pattern.expression = NamePattern::parse("(.*\\.)?(" + expression + ")$");
       if (!pattern.expression) {
-        refuse(in_quotes(key) + ": " + in_quotes(expression) + ": not an expression that is known");
+        refuse(in_quotes(key) + ": " + in_quotes(expression) + ": not a supported expression");
       }
     }
   };

@@ -253,7 +253,7 @@ class Merger {
       if (entry.ends_with('/') && !entry.starts_with('.') && !is_url(directory) &&
           std::filesystem::exists(child_name(directory, entry + kConfigName), error)) {
         what = "has no " + std::string(kConfigName) + ", and its subfolder " + in_quotes(entry) +
-               " has: name that";
+               " has one: name that";
       }
       if (!what.empty()) throw Error(ErrorCode::kAdapter, public_name(directory), what);
     }
@@ -316,7 +316,7 @@ class Merger {
     if (!meaning.adapter.empty() && meaning.adapter != name_) {
       throw Error(ErrorCode::kAdapter, place_,
                   "has the adapters " + in_quotes(name_) + " and " + in_quotes(meaning.adapter) +
-                      ": name a file with one");
+                      ": name a file with one adapter");
     }
     if (meaning.kind == Kind::kReplacement && is_original_of_saved(tensor.name)) return;
     if (meaning.kind == Kind::kReplacement) return replace(meaning.subject, tensor, number);
@@ -353,7 +353,7 @@ class Merger {
       require_floats(factor);
       if (factor.locator) continue;
       refuse(factor.name,
-             "does not lie row behind row in its file: save the adapter as safetensors");
+             "its rows are not contiguous in its file: save the adapter as safetensors");
     }
   }
 
@@ -415,7 +415,7 @@ class Merger {
   void replace(const std::string& name, const Tensor& by, std::uint32_t number_in_adapter) {
     if (type_info(by.dtype).kind != TypeKind::kFloat) {
       refuse(by.name, "is " + std::string(dtype_name(by.dtype)) +
-                          ": a floating type is expected of what replaces a tensor");
+                          ": a replacement must have a floating-point type");
     }
     const bool is_head = is_language_head(name) && is_tied_ && !head_;
     std::optional<std::uint32_t> number = find(name, by.name);
@@ -432,7 +432,8 @@ class Merger {
     }
     Change& change = change_of(*number);
     if (change.is_replaced || !change.updates.empty()) {
-      refuse(by.name, "another adapter changes this tensor too: merge one of the two at a time");
+      refuse(by.name,
+             "another adapter changes this tensor too: merge only one of the two at a time");
     }
     const bool changes_rows = change.base.shape[0] != by.shape[0];
     changes_rows_ = changes_rows_ || (changes_rows && is_input_embedding(name_of(*number)));
@@ -448,7 +449,7 @@ class Merger {
         std::ranges::equal(by.shape.subspan(first), base.shape.subspan(first))) {
       return;
     }
-    refuse(by.name, "is " + shape_json(by.shape) + ", and " + in_quotes(base.name) +
+    refuse(by.name, "is " + shape_json(by.shape) + ", but " + in_quotes(base.name) +
                         " of the base is " + shape_json(base.shape) +
                         ": only the first dimension of embeddings and heads may differ; is this "
                         "the base that the adapter was trained on?");
@@ -458,10 +459,10 @@ class Merger {
   void tell_of_head(std::string_view name, const Tensor& by) {
     if (!model_.has_config || !name.ends_with(".weight")) return;
     warnings_.push_back(printable(place_) + ": " + in_quotes(name) + " " + shape_json(by.shape) +
-                        ": the base has no such tensor, it is added: \"architectures\" of "
+                        ": added, because the base has no such tensor: \"architectures\" of "
                         "config.json names " +
                         in_quotes(model_.architecture) +
-                        ": name the class that has it, and its labels in \"id2label\"");
+                        ": name the class that has this tensor, and its labels in \"id2label\"");
   }
 
   // Returns the target of a module's factors: its weight, or the in_proj_weight of
@@ -540,8 +541,8 @@ class Merger {
       refuse(pair.a->name, in_quotes(name_of(number)) + " is square, and " +
                                (model_.has_config ? "\"model_type\" is not in config.json"
                                                   : "there is no config.json beside the base") +
-                               ": nothing tells whether its module is a Conv1D, whose weight is "
-                               "transposed; put the model's config.json there");
+                               ": stfs cannot tell whether its module is a Conv1D, whose weight is "
+                               "transposed: put the model's config.json there");
     }
     return *is_conv1d;
   }
@@ -601,23 +602,24 @@ class Merger {
         }
         if (fits == 0) {
           refuse_factors(*pairs[at], "they fit no parameter of " + in_quotes(module) +
-                                         " that \"target_parameters\" names, with the rank " +
+                                         " in \"target_parameters\" with the rank " +
                                          std::to_string(config_->scaling_of(module, work_).rank));
         }
       }
       if (fits != 1) {
-        refuse_factors(*pairs.front(), "they fit several parameters of " + in_quotes(module) +
-                                           ", and nothing tells which: merge it with PEFT");
+        refuse_factors(*pairs.front(),
+                       "they fit several parameters of " + in_quotes(module) +
+                           ", and nothing shows which is meant: merge the adapter with PEFT");
       }
       const Pair& pair = *pairs[at - 1];
       const Parameter& parameter = parameters[fitting];
       const Orientation fit = orientation_of(parameter.name, parameter.number, pair);
       bool is_transposed = fit.fits_transposed;
       if (fit.fits_straight && fit.fits_transposed && !model_.has_transposed_experts()) {
-        refuse_factors(pair,
-                       in_quotes(name_of(parameter.number)) +
-                           " has square matrices, and nothing tells whether they are stored "
-                           "transposed (those of gpt_oss and llama4 are): merge it with PEFT");
+        refuse_factors(
+            pair, in_quotes(name_of(parameter.number)) +
+                      " has square matrices, and nothing shows whether they are stored transposed "
+                      "(those of gpt_oss and llama4 are): merge the adapter with PEFT");
       }
       if (!fit.is_stack) is_transposed = is_stored_transposed(parameter.number, pair);
       require_floats(base_of(parameter.number));
@@ -658,8 +660,8 @@ class Merger {
     if (!is_tied_) {
       if (has_changed && !head_ && !model_.has_config) {
         warnings_.push_back(printable(place_) + ": " + in_quotes(list_.name(*embedding_)) +
-                            ": changed, and no config.json beside the base tells whether the head "
-                            "is this tensor too: the head keeps its values in PEFT alone");
+                            ": changed, and no config.json beside the base shows whether the head "
+                            "is this tensor too: if it is, it changes too, unlike in PEFT");
       }
       return false;
     }
@@ -676,8 +678,8 @@ class Merger {
         before.name.ends_with("shared.weight") ||
         before.name.find("decoder.") != std::string_view::npos) {
       refuse(before.name,
-             "the head is this tensor too (tie_word_embeddings), and what the adapter "
-             "makes of one is not told for the other: merge it with PEFT");
+             "the head is this tensor too (tie_word_embeddings), and nothing shows how the adapter "
+             "changes the other of the two: merge the adapter with PEFT");
     }
     if (!head_) {
       const bool is_inside = before.name.starts_with("language_model.model.");
@@ -690,9 +692,9 @@ class Merger {
   void require_floats(const Tensor& tensor) const {
     constexpr DType kTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
     if (std::ranges::find(kTypes, tensor.dtype) != std::end(kTypes)) return;
-    refuse(tensor.name, "is " + std::string(dtype_name(tensor.dtype)) +
-                            ": BF16, F16 and F32 alone are merged; a quantised base needs "
-                            "dequantize=bf16");
+    refuse(tensor.name,
+           "is " + std::string(dtype_name(tensor.dtype)) +
+               ": only BF16, F16 and F32 can be merged; a quantised base needs dequantize=bf16");
   }
 
   const TensorList& list_;

@@ -89,12 +89,14 @@ void Candidate::refuse_half(std::string_view base, std::string_view ending) cons
 }
 
 void Candidate::refuse_without_config(const std::string& subject) const {
-  refuse("its tensors do not tell " + subject + ", and " + printable(config().file) +
-         (config().unreadable.empty() ? " does not either" : ": " + config().unreadable));
+  const std::string file = printable(config().file);
+  refuse(config().unreadable.empty()
+             ? "neither its tensors nor " + file + " give " + subject
+             : "its tensors do not give " + subject + ", and " + file + ": " + config().unreadable);
 }
 
 void Candidate::refuse_other_type(const std::string& told) const {
-  refuse("is " + std::string(dtype_name(tensor.dtype)) + ", and " + printable(config().file) +
+  refuse("is " + std::string(dtype_name(tensor.dtype)) + ", but " + printable(config().file) +
          " has " + told + ": one of them is wrong");
 }
 
@@ -120,7 +122,7 @@ void Candidate::refuse_conv1d(std::string_view module) const {
 void Candidate::refuse_of_modelopt_for_comfy() const {
   if (!finder.metadata(number, "quantization_config")) return;
   refuse(
-      "NVFP4 in a file that ModelOpt wrote for ComfyUI: nothing tells the order of its scales; "
+      "NVFP4 in a file that ModelOpt wrote for ComfyUI: nothing shows the order of its scales; "
       "export it without the options for ComfyUI");
 }
 
@@ -183,7 +185,7 @@ void Candidate::refuse_other_groups(const Tensor& scale, const Microscales& scal
       grid.columns == stored.columns / scales.columns) {
     return;
   }
-  refuse(scale, "a scale for each " + std::to_string(scales.columns) + " columns is expected");
+  refuse(scale, "expected a scale for each " + std::to_string(scales.columns) + " columns");
 }
 
 void Candidate::take_factor(const Companion& factor, QuantizedLayout::Factor use) {
@@ -204,7 +206,7 @@ void Candidate::take_column_scale(std::string_view base, std::string_view ending
   const auto type = float_scale_type(scale->dtype);
   if (!type || !has_rank(tensor, 2) || layout.is_transposed || !has_rank(*scale, 1) ||
       scale->shape[0] != layout.columns) {
-    refuse(*scale, "a scale for each column is expected");
+    refuse(*scale, "expected a scale for each column");
   }
   layout.column_scale = pack(typed(*type), 1, layout.columns);
   layout.column_scale.matrix = 0;

@@ -168,7 +168,7 @@ void Finder::refuse_any_method() const {
     throw Error(ErrorCode::kQuantized, config->file,
                 "quant_method " + in_quotes(config->method) +
                     (config->format.empty() ? "" : " (" + in_quotes(config->format) + ")") +
-                    ": no tensor is stored in a way of this method that is known");
+                    ": no tensor is stored in a known way of this method");
   }
 }
 
@@ -218,9 +218,10 @@ std::vector<std::string> Finder::warnings() const {
     if (unknown.size() > kMost) {
       keys += " and " + std::to_string(unknown.size() - kMost) + " more";
     }
-    lines.push_back(printable(file) + ": quantisation: " + keys +
-                    " is not known: the values may be others; compare some with those of the "
-                    "library that made the checkpoint");
+    lines.push_back(printable(file) + ": quantisation: unknown key" +
+                    (unknown.size() == 1 ? " " : "s ") + keys +
+                    ": the values may be wrong; compare some of them with the library that made "
+                    "the checkpoint");
   };
   for (const auto& [directory, config] : configs_) {
     std::set<std::string> unknown = config.unknown;
@@ -262,7 +263,7 @@ std::optional<std::uint32_t> Finder::first_word(const Tensor& tensor) const {
 
 std::string Finder::bytes_of(const Tensor& tensor) const {
   constexpr std::uint64_t kMost = 64 << 10;
-  if (tensor.length > kMost) refuse(tensor, "too large for what its name says");
+  if (tensor.length > kMost) refuse(tensor, "too large for a tensor of this name");
   std::string bytes(static_cast<std::size_t>(tensor.length), '\0');
   read(tensor, std::as_writable_bytes(std::span(bytes)));
   return bytes;

@@ -170,7 +170,7 @@ ComfyLayer comfy_layer_of(const Json& about) {
                     "order";
   } else if (!is_known) {
     layer.refused = "the format " + in_quotes(layer.format) +
-                    " of ComfyUI is not supported: FP8, MXFP8, NVFP4, INT8 and awq_w4a16 are";
+                    " of ComfyUI is not supported, only FP8, MXFP8, NVFP4, INT8 and awq_w4a16 are";
   }
   return layer;
 }

@@ -241,8 +241,8 @@ std::optional<std::string_view> weight_of_companion(std::string_view name, IsWei
 }
 
 [[noreturn]] void refuse_companion(const Tensor& tensor, std::string_view weight) {
-  Finder::refuse(tensor, "stands beside the quantised weight " + in_quotes(weight) +
-                             ", and it is not known what for: the values would be wrong");
+  Finder::refuse(tensor, "belongs to the quantised weight " + in_quotes(weight) +
+                             ", but stfs does not know its purpose: the values would be wrong");
 }
 
 std::string_view without_weight(std::string_view name) {
@@ -390,7 +390,7 @@ class Dequantizer {
     const Tensor weight = list_.tensor(*number);
     if (!may_hold_codes(weight.dtype) || weight.dtype == layer.weight) return;
     Finder::refuse(weight, "is " + std::string(dtype_name(weight.dtype)) +
-                               ", and ComfyUI's format of it is " + in_quotes(layer.format) +
+                               ", but ComfyUI names its format as " + in_quotes(layer.format) +
                                ": one of them is wrong");
   }
 
@@ -507,7 +507,7 @@ class Dequantizer {
         in_quotes(tensor.name) +
         (count > 1 ? " and " + std::to_string(count - 1) + " more of integers" : "") + ": " +
         std::string(dtype_name(tensor.dtype)) + " " + shape_json(tensor.shape) +
-        " of no known scheme of quantisation, shown as stored: if they are codes of weights, "
+        " in no known quantisation scheme, shown as stored: if they are codes of weights, "
         "convert the checkpoint with the library that made it");
   }
 
@@ -522,9 +522,9 @@ class Dequantizer {
       }
       list.add_warning(printable(public_name(list_.part_of(*plain_).source->path())) + ": tensor " +
                        in_quotes(list_.name(*plain_)) +
-                       ": FP8 without a scale beside it: its codes are shown as values, without " +
+                       ": FP8 without a scale beside it: its codes are shown as values, and " +
                        in_quotes(name) +
-                       ": if that is its scale, convert the checkpoint with the "
+                       " is not applied: if that is its scale, convert the checkpoint with the "
                        "library that made it");
       return;
     }
@@ -558,11 +558,11 @@ class Dequantizer {
     const auto same = list_.find(found.name);
     if (same && *same != weight.number) {
       weight.refuse("its values would be " + in_quotes(found.name) +
-                    ", and there is a tensor of this name");
+                    ", but a tensor of this name exists");
     }
     if (!same && !new_names_.insert(found.name).second) {
       weight.refuse("its values would be " + in_quotes(found.name) +
-                    ", as those of another tensor");
+                    ", like the values of another tensor");
     }
     computed_[std::string(without_weight(found.name))] = {
         .matrices = std::max<std::uint64_t>(matrices_of(found.shape).matrices, 1),
@@ -606,7 +606,7 @@ class Dequantizer {
                      in_quotes(name) +
                      (count > 1 ? " and " + std::to_string(count - 1) + " more" : "") +
                      ": beside the quantised weight " + in_quotes(name.substr(0, name.rfind('.'))) +
-                     ", and no part of its values that is known: if it is one, convert the "
+                     ", but not a known part of its values: if it is one, convert the "
                      "checkpoint with the library that made it");
   }
 
@@ -644,8 +644,8 @@ class Dequantizer {
           const Tensor tensor = list_.tensor(weight->second);
           Finder::refuse(tensor, "is " + std::string(dtype_name(tensor.dtype)) + ", and " +
                                      in_quotes(name) +
-                                     " may be its scale or another part of its values, in a way "
-                                     "that is not known: convert the checkpoint with the library "
+                                     " may be its scale or another part of its values, but stfs "
+                                     "does not know how: convert the checkpoint with the library "
                                      "that made it");
         }
       };
@@ -777,7 +777,7 @@ void set_scaled_values(TensorList& list, Sources& sources) {
     try {
       find_gguf(weight);
       if (const auto part = unexplained.find(i); part != unexplained.end()) {
-        weight.refuse(list.tensor(part->second), "it is not known what for");
+        weight.refuse(list.tensor(part->second), "its purpose is unknown");
       }
       if (weight.found.input(Role::kScale) == QuantizedWeight::kNone) continue;
       std::vector<Input> inputs = inputs_of(list, weight);
@@ -789,13 +789,14 @@ void set_scaled_values(TensorList& list, Sources& sources) {
       const auto length = type_info(DType::kF32).bytes_of(tensor.elements());
       values.emplace_back(i, &made->unknown.emplace_back(tensor, length.value_or(0)));
       if (made->unknown.size() == 1) {
-        list.add_warning(std::string(error.what()) + "; its bytes alone can be read");
+        list.add_warning(std::string(error.what()) + "; only its bytes can be read");
       }
     }
   }
   if (values.empty()) return;
   if (made->unknown.size() > 1) {
-    list.add_warning("and so " + std::to_string(made->unknown.size() - 1) + " more tensors");
+    list.add_warning("only the bytes of " + std::to_string(made->unknown.size() - 1) +
+                     " more such tensors can be read");
   }
   list.set_values(values, std::move(made));
 }

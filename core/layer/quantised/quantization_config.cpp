@@ -52,14 +52,14 @@ class ConfigReader {
   std::string text(const char* key) const {
     const Json* const value = find(key);
     if (value == nullptr) return "";
-    if (!value->is_string()) refuse(key, "a string is expected");
+    if (!value->is_string()) refuse(key, "expected a string");
     return lower_case(value->get_ref<const std::string&>());
   }
 
   std::optional<bool> flag(const char* key) const {
     const Json* const value = find(key);
     if (value == nullptr) return std::nullopt;
-    if (!value->is_boolean()) refuse(key, "true or false is expected");
+    if (!value->is_boolean()) refuse(key, "expected true or false");
     return value->get<bool>();
   }
 
@@ -75,7 +75,7 @@ class ConfigReader {
     constexpr std::uint64_t kMost = std::uint64_t{1} << 40;
     if (!value.is_number_unsigned() || value.get<std::uint64_t>() == 0 ||
         value.get<std::uint64_t>() > kMost) {
-      refuse(key, "a number from 1 to 2^40 is expected, or -1");
+      refuse(key, "expected a number from 1 to 2^40, or -1");
     }
     return value.get<std::uint64_t>();
   }
@@ -96,7 +96,7 @@ class ConfigReader {
     } else if (value->is_array() && value->size() == 2) {
       return std::pair(number_of(key, (*value)[0]), number_of(key, (*value)[1]));
     }
-    refuse(key, "the rows and columns of a block are expected");
+    refuse(key, "expected the rows and columns of a block");
   }
 
  private:
@@ -108,7 +108,7 @@ class ConfigReader {
 const Json* object_at(const Json& object, const char* key, const std::string& file) {
   const auto at = object.find(key);
   if (at == object.end() || at->is_null()) return nullptr;
-  if (!at->is_object()) ConfigReader(object, file).refuse(key, "an object is expected");
+  if (!at->is_object()) ConfigReader(object, file).refuse(key, "expected an object");
   return &*at;
 }
 
@@ -141,7 +141,7 @@ QuantizationConfig::Group group_of(const Json& json, std::size_t number, Compile
     constexpr std::string_view kMark = "re:";
     for (const Json& target : *targets) {
       const auto* const text = target.get_ptr<const Json::string_t*>();
-      if (text == nullptr) group.refuse("targets", "strings are expected");
+      if (text == nullptr) group.refuse("targets", "expected strings");
       if (text->starts_with(kMark)) {
         out.expressions.push_back(compiler.compile(std::string_view(*text).substr(kMark.size())));
       } else {
@@ -369,7 +369,7 @@ void read_config(const Json& json, QuantizationConfig& out) {
   out.is_of_auto_round = is_of_auto_round(json, out);
   out.has_borrowed_zeros = out.is_of_auto_round || is_of_gptqmodel(json);
   if (const std::string semantics = config.text("weight_scale_semantics"); !semantics.empty()) {
-    if (semantics != "inverse") config.refuse("weight_scale_semantics", "\"inverse\" is expected");
+    if (semantics != "inverse") config.refuse("weight_scale_semantics", "expected \"inverse\"");
     out.is_divided_by_scale = true;
   }
   if (const Json* const part = config.find("sparsity_config"); part != nullptr && !part->empty()) {
@@ -384,7 +384,7 @@ void read_config(const Json& json, QuantizationConfig& out) {
       config.refuse("config_groups", "more than " + std::to_string(kMaxGroups) + " groups");
     }
     for (const Json& group : *groups) {
-      if (!group.is_object()) config.refuse("config_groups", "objects are expected");
+      if (!group.is_object()) config.refuse("config_groups", "expected objects");
       out.groups.push_back(group_of(group, out.groups.size(), compiler, out));
       note_unknown(group, kHarmlessInGroup, out);
       if (const Json* const weights = object_at(group, "weights", out.file)) {
@@ -436,7 +436,7 @@ std::vector<const Json*> places_in(const Json& json, const std::string& file) {
       const Json* const whole = object_at(json, kKey, file);
       constexpr const char* kSemantics = "weight_scale_semantics";
       if (whole != nullptr && whole->value(kSemantics, Json()) != own->value(kSemantics, Json())) {
-        ConfigReader(json, file).refuse(kSemantics, "text_config has another one");
+        ConfigReader(json, file).refuse(kSemantics, "text_config has a different value");
       }
       return places;
     }
@@ -446,7 +446,7 @@ std::vector<const Json*> places_in(const Json& json, const std::string& file) {
     const Json* const config = part.is_object() ? object_at(part, kKey, file) : nullptr;
     if (config == nullptr) continue;
     if (found != nullptr && *config != *found) {
-      ConfigReader(json, file).refuse(kKey, "two parts of the model have different ones");
+      ConfigReader(json, file).refuse(kKey, "two parts of the model have different values");
     }
     found = config;
     places.push_back(&part);
@@ -549,9 +549,10 @@ bool load_json(const std::string& directory, const char* name, Sources& sources,
   json = parse(text);
   if (!json.is_object()) {
     throw Error(ErrorCode::kQuantized, out.file,
-                !is_bounded_json(text) ? "too many values, or nested too deeply: at most " +
-                                             std::to_string(kMaxJsonValues) + " values are read"
-                                       : "a JSON object is expected");
+                !is_bounded_json(text)
+                    ? "too many values, or nested too deeply: at most " +
+                          std::to_string(kMaxJsonValues) + " values are permitted"
+                    : "expected a JSON object");
   }
   out.text = std::move(text);
   return true;

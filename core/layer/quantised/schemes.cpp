@@ -122,11 +122,11 @@ constexpr Named kLeft[] = {
     {"._weight_scale",     "is a scale"},
     {"._weight_zero_point", "holds zero points"},
     {".weight_absmax",     "holds scales"},
-    {".weight_quant_state", "tells the shape of packed weights"},
+    {".weight_quant_state", "gives the shape of packed weights"},
     {".nested_absmax",     "holds scales"},
     {".quant_map",         "holds values of codes"},
-    {".quant_state.bitsandbytes__nf4", "tells the shape of packed weights"},
-    {".quant_state.bitsandbytes__fp4", "tells the shape of packed weights"},
+    {".quant_state.bitsandbytes__nf4", "gives the shape of packed weights"},
+    {".quant_state.bitsandbytes__fp4", "gives the shape of packed weights"},
 };
 // Endings of parts of quantised weights that count only if other weights are quantised. A model
 // without quantised weights may have ordinary parameters with these names.
@@ -197,8 +197,9 @@ bool find_gguf(Candidate& weight) {
   }
   if (!is_scaled_in_gguf(tensor.dtype)) {
     if (scale && !is_of_gemma4(weight, *scale)) {
-      weight.refuse(*scale,
-                    "NVFP4, TQ1_0 and TQ2_0 have such a scale; what it means here is not known");
+      weight.refuse(
+          *scale,
+          "only NVFP4, TQ1_0 and TQ2_0 have such a scale; its meaning for this type is unknown");
     }
     return has_blocks;
   }
@@ -212,7 +213,7 @@ bool find_gguf(Candidate& weight) {
   const Matrices all = matrices_of(tensor.shape);
   const bool is_of_experts = has_rank(tensor, 3) && has_rank(*scale, 1) && scale->shape[0] != 1;
   if (scale->dtype != DType::kF32 || scale->elements() != (is_of_experts ? all.matrices : 1)) {
-    weight.refuse(*scale, "an F32 for all, or for each expert, is expected");
+    weight.refuse(*scale, "expected one F32 for all, or one for each expert");
   }
   if (is_of_experts) weight.set_codes(typed(tensor.dtype), all);
   weight.set_grid(1, 1, weight.found.layout.rows, weight.found.layout.columns);
@@ -341,15 +342,15 @@ std::string reason_if_unclaimed(const Finder& finder, const Tensor& tensor, bool
   std::string_view part;
   if (has_ending_of(tensor.name, kLeft, part) ||
       (is_quantized && has_ending_of(tensor.name, kLeftOfQuantized, part))) {
-    return std::string(part) + " of a quantised weight that is not there, or not quantised";
+    return std::string(part) + " of a quantised weight that is missing or not quantised";
   }
   const bool is_of_gpt_oss = tensor.dtype == DType::kU8 && tensor.name.ends_with("_scales");
   const bool is_of_mlx = tensor.name.ends_with(".scales") &&
                          ((is_quantized && tensor.shape.size() > 1) ||
                           finder.find(without_ending(tensor.name, ".scales"), ".biases"));
-  if (is_of_gpt_oss || is_of_mlx) return "holds scales of a quantised weight that is not there";
-  if (is_fp8(tensor.dtype)) return "is FP8, and has no scale, while other weights have one";
-  if (tensor.dtype == DType::kF8E8M0) return "holds scales of a weight that is not there";
+  if (is_of_gpt_oss || is_of_mlx) return "holds scales of a quantised weight that is missing";
+  if (is_fp8(tensor.dtype)) return "is FP8 without a scale, although other weights have one";
+  if (tensor.dtype == DType::kF8E8M0) return "holds scales of a weight that is missing";
   return "";
 }
 

@@ -22,7 +22,7 @@ bool find_bnb4(Candidate& weight) {
   const auto state = parse_quant_state(weight.finder.bytes_of(about));
   const bool is_known = state && (state->type == "nf4" || state->type == "fp4");
   if (!is_known || (nf4 && (fp4 || state->type != "nf4")) || (fp4 && state->type != "fp4")) {
-    weight.refuse(about, "its JSON is not that of a quantised weight");
+    weight.refuse(about, "its JSON does not describe a quantised weight");
   }
   const auto part = [&](const char* name) {
     return weight.need(tensor.name, (nf4 || fp4 ? "." : "_") + std::string(name));
@@ -33,7 +33,7 @@ bool find_bnb4(Candidate& weight) {
   std::uint64_t columns = 1;
   for (const std::uint64_t dim : state->shape) {
     if (__builtin_mul_overflow(columns, dim, &columns)) {
-      weight.refuse(about, "the shape that it tells overflows");
+      weight.refuse(about, "the shape that it gives overflows");
     }
   }
   // The codes may be stored with a wider type, so the size is rounded up to whole elements of that
@@ -42,7 +42,7 @@ bool find_bnb4(Candidate& weight) {
                    type_info(tensor.dtype).block_bytes);
   QuantizedLayout& layout = weight.found.layout;
   if (layout.weight.pitch != tensor.length) {
-    weight.refuse(about, "the shape that it tells has another size");
+    weight.refuse(about, "the shape that it gives has another size");
   }
   const std::uint64_t block =
       std::clamp<std::uint64_t>(state->block, 1, std::max<std::uint64_t>(columns, 1));
@@ -84,7 +84,7 @@ bool find_bnb8(Candidate& weight) {
   if (const auto format = weight.find(base, ".weight_format")) {
     const std::string bytes = weight.finder.bytes_of(*format);
     if (std::ranges::any_of(bytes, [](char c) { return c != 0; })) {
-      weight.refuse(*format, "weights in another order than by rows are not supported");
+      weight.refuse(*format, "only weights in the order of their rows are supported");
     }
     weight.found.others.push_back(format->number);
   }

@@ -23,7 +23,7 @@ void refuse_padded(const Candidate& weight) {
 // Scales and zeros are [groups, rows].
 void take_awq(Candidate& weight, const Companion& scale) {
   const Tensor& tensor = weight.tensor;
-  if (!has_rank(tensor, 2)) weight.refuse("its shape is not that of packed weights");
+  if (!has_rank(tensor, 2)) weight.refuse("its shape does not fit packed weights");
   Matrices stored = matrices_of(tensor.shape);
   stored.columns = weight.times(stored.columns, 2);
   const std::uint64_t groups = scale.shape.empty() ? 0 : scale.shape[0];
@@ -34,7 +34,7 @@ void take_awq(Candidate& weight, const Companion& scale) {
   const auto take = [&](Role role, const Companion& each) {
     const auto type = float_scale_type(each.dtype);
     if (!type || !std::ranges::equal(each.shape, std::array{groups, stored.rows})) {
-      weight.refuse(each, "a number for each group and row is expected");
+      weight.refuse(each, "expected a number for each group and row");
     }
     weight.take_on_grid(role, each, {.codes = Codes::kByColumn, .type = *type});
   };
@@ -48,14 +48,15 @@ void take_tiles(Candidate& weight, const Companion& scale, bool is_nvfp4) {
   const Microscales& scales = is_nvfp4 ? kNv : kMx;
   if (tensor.dtype != (is_nvfp4 ? DType::kU8 : DType::kF8E4M3) ||
       (scale.dtype != scales.type && scale.dtype != DType::kU8)) {
-    weight.refuse(scale, "these are no types of " + std::string(is_nvfp4 ? "nvfp4" : "mxfp8"));
+    weight.refuse(scale, "these are not the types of " + std::string(is_nvfp4 ? "nvfp4" : "mxfp8"));
   }
   if (is_nvfp4) weight.refuse_of_modelopt_for_comfy();
   refuse_padded(weight);
   Matrices stored = matrices_of(tensor.shape);
   if (is_nvfp4) stored.columns = weight.times(stored.columns, 2);
   if (stored.columns % scales.columns != 0) {
-    weight.refuse(scale, "the columns are no multiple of " + std::to_string(scales.columns));
+    weight.refuse(scale,
+                  "the number of columns is not a multiple of " + std::to_string(scales.columns));
   }
   weight.set_codes(is_nvfp4 ? Packing{.codes = Codes::kF4HighFirst} : typed(tensor.dtype), stored);
   weight.take_groups(scale, scales, true);
@@ -85,7 +86,7 @@ bool find_comfy(Candidate& weight) {
     take_tiles(weight, *scale, format == "nvfp4");
   } else {
     if (!about && (is_fp4 || scale_type(scale->dtype) == DType::kF8E8M0)) {
-      weight.refuse("the texts of ComfyUI name the formats of other weights, not its own");
+      weight.refuse("ComfyUI's texts name the formats of other weights, but not of this one");
     }
     return false;
   }

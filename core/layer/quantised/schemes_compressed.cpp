@@ -69,7 +69,8 @@ std::uint64_t columns_by_groups(const Candidate& weight, const Tensor& scale, Gr
     }
   }
   if (is_ambiguous || by_groups == kUntold) {
-    weight.refuse("has no weight_shape beside it, and the config does not tell its columns");
+    weight.refuse(
+        "has no weight_shape beside it, and the config does not give its number of columns");
   }
   return by_groups;
 }
@@ -84,7 +85,7 @@ std::uint64_t columns_of(const Candidate& weight, const Tensor& scale,
   if (told.size() < 2 || told[told.size() - 2] != stored[stored.size() - 2] ||
       (told.size() > 2 && !std::ranges::equal(std::span(told).first(told.size() - 1),
                                               stored.first(stored.size() - 1)))) {
-    weight.refuse(*shape, "it tells another shape");
+    weight.refuse(*shape, "it gives another shape");
   }
   return told.back();
 }
@@ -100,7 +101,7 @@ void refuse_other_groups(const Candidate& weight, Groups groups, std::uint64_t c
            (columns + *group->group_size - 1) / *group->group_size != count;
   };
   if (groups.empty() || !std::ranges::all_of(groups, is_other)) return;
-  weight.refuse(std::to_string(columns / count) + " of its columns share a scale, and " +
+  weight.refuse(std::to_string(columns / count) + " of its columns share a scale, but " +
                 printable(weight.config().file) + " says otherwise: one of them is wrong");
 }
 
@@ -118,7 +119,7 @@ void take_zero_points(Candidate& weight, const Tensor& scale, std::string_view b
     const Packing& words = weight.found.layout.zero;
     shape[shape.size() - 2] = words.matrix / words.pitch;  // the rows of words
   } else {
-    weight.refuse(*zero, "zero points are I8 or I32");
+    weight.refuse(*zero, "zero points must be I8 or I32");
   }
   if (!std::ranges::equal(zero->shape, shape)) weight.refuse(*zero);
 }
@@ -131,7 +132,7 @@ void take_row_scale(Candidate& weight, const Companion& scale) {
   const bool has_one = scale.shape.size() == rank && scale.shape.back() == 1;
   if (!type || (!has_one && scale.shape.size() + 1 != rank) ||
       !std::ranges::equal(scale.shape.first(rank - 1), stored.first(rank - 1))) {
-    weight.refuse(scale, "a scale for each row is expected");
+    weight.refuse(scale, "expected a scale for each row");
   }
   weight.take(Role::kRowFactor, scale);
   weight.found.layout.row_factor_type = *type;
@@ -158,13 +159,13 @@ bool find_pack_quantized(Candidate& weight, std::string_view base) {
   if (!packing && !own.is_told) packing = packing_of(weight, all_groups(config), stored.columns);
   if (!packing) {
     if (config.groups.empty()) weight.refuse_without_config("the number of bits");
-    weight.refuse(std::to_string(stored.columns) + " columns in " +
-                  std::to_string(tensor.shape.back()) + " words are no packing of the bits that " +
-                  printable(config.file) + " names");
+    weight.refuse(std::to_string(stored.columns) + " columns do not fit " +
+                  std::to_string(tensor.shape.back()) + " words with the number of bits in " +
+                  printable(config.file));
   }
   weight.set_codes(*packing, stored, 4);
   if (stored.columns % grid.columns != 0) {
-    weight.refuse(scale, "the columns are no multiple of its groups");
+    weight.refuse(scale, "the number of columns is not a multiple of its groups");
   }
   weight.set_grid(grid.rows, grid.columns, grid.rows == stored.rows ? 1 : stored.rows,
                   stored.columns / grid.columns);
@@ -213,19 +214,19 @@ void refuse_other_scales(const Candidate& weight, std::string_view base) {
   const bool is_mxfp4 = !told.empty() && std::ranges::all_of(told, [](const std::string& word) {
     return word.starts_with("mx_fp") || word.starts_with("mxfp4");
   });
-  if (!is_mxfp4) weight.refuse_without_config("whether the bytes of its scales are E8M0 or UE5M3");
+  if (!is_mxfp4) weight.refuse_without_config("the type of its scales (E8M0 or UE5M3)");
 }
 
 bool find_fp4_packed(Candidate& weight, std::string_view base) {
   const Tensor& tensor = weight.tensor;
   const Companion scale = weight.need(base, "_scale");
-  if (tensor.shape.size() < 2) weight.refuse("its shape is not that of packed weights");
+  if (tensor.shape.size() < 2) weight.refuse("its shape does not fit packed weights");
   Matrices stored = matrices_of(tensor.shape);
   stored.columns = weight.times(stored.columns, 2);
   if (scale.dtype == DType::kU8) refuse_other_scales(weight, base);
   const bool is_nvfp4 = scale.dtype == kNv.type;
   if (!is_nvfp4 && scale_type(scale.dtype) != kMx.type) {
-    weight.refuse(scale, "no type of the scales of FP4");
+    weight.refuse(scale, "not a valid type for a scale of FP4");
   }
   const Microscales& scales = is_nvfp4 ? kNv : kMx;
   weight.refuse_other_groups(scale, scales, stored);
@@ -234,7 +235,7 @@ bool find_fp4_packed(Candidate& weight, std::string_view base) {
   weight.set_result(base, with_last(tensor.shape, stored.columns));
   if (const auto shape = weight.find(base, "_shape")) {
     if (columns_of(weight, scale, shape, {}) != stored.columns) {
-      weight.refuse(*shape, "it tells another number of columns");
+      weight.refuse(*shape, "it gives another number of columns");
     }
     weight.take(Role::kShape, *shape);
   }
@@ -253,7 +254,7 @@ bool find_packed(Candidate& weight) {
   const std::string_view base = without_ending(tensor.name, "_packed");
   if (tensor.dtype == DType::kI32) return find_pack_quantized(weight, base);
   if (tensor.dtype != DType::kU8) {
-    weight.refuse("packed weights are I32 or U8, not " + std::string(dtype_name(tensor.dtype)));
+    weight.refuse("packed weights must be I32 or U8, not " + std::string(dtype_name(tensor.dtype)));
   }
   return find_fp4_packed(weight, base);
 }

@@ -19,7 +19,7 @@ Qweight qweight_of(const Candidate& weight) {
   const std::string_view base = without_ending(weight.tensor.name, ".qweight");
   const Qweight out{base, weight.need(base, ".scales"), weight.find(base, ".qzeros")};
   if (weight.tensor.dtype != DType::kI32 || !has_rank(weight.tensor, 2)) {
-    weight.refuse("its shape or type is not that of GPTQ or AWQ");
+    weight.refuse("its shape and type do not fit GPTQ or AWQ");
   }
   if (!float_scale_type(out.scale.dtype) || !has_rank(out.scale, 2) || out.scale.shape[0] == 0) {
     weight.refuse(out.scale);
@@ -41,7 +41,7 @@ std::uint64_t group_size_of(const Candidate& weight, std::string_view module, st
        exceptions_of(config, module, weight.finder.work())) {
     if (!exception->group_size || !fits(cut(*exception->group_size))) continue;
     if (own && *own != cut(*exception->group_size)) {
-      weight.refuse(printable(config.file) + " names two sizes of its groups");
+      weight.refuse(printable(config.file) + " gives two different sizes of its groups");
     }
     own = cut(*exception->group_size);
   }
@@ -66,7 +66,7 @@ bool is_table(const Candidate& weight, std::string_view module, std::uint64_t ro
   if (!weight.config().vocabularies.contains(rows)) {
     weight.refuse("may be a table of embeddings, and then its " + std::to_string(rows) +
                   " rows are words, but " + printable(weight.config().file) +
-                  " has no such vocab_size: nothing tells whether it is transposed; convert the "
+                  " has no such vocab_size: nothing shows whether it is transposed; convert the "
                   "checkpoint with the library that made it");
   }
   return true;
@@ -147,7 +147,7 @@ bool find_gptq(Candidate& weight) {
   const QuantizationConfig& config = weight.config();
   if (!is_any_of(config.method, {"gptq", "auto-round", "intel/auto-round"})) {
     if (config.method.empty()) weight.refuse_without_config("the version of GPTQ");
-    weight.refuse("stored as by GPTQ, but " + printable(config.file) + " names quant_method " +
+    weight.refuse("is stored like GPTQ, but " + printable(config.file) + " names quant_method " +
                   in_quotes(config.method));
   }
   // AutoRound's own layout stores zeros unchanged, like GPTQ's second version.
@@ -168,16 +168,19 @@ bool find_gptq(Candidate& weight) {
       weight.refuse(*index);
     }
     if (bits == 0) bits = word_bits / rows;
-    if (bits != word_bits / rows) weight.refuse(*index, "the bits of config.json do not fit");
+    if (bits != word_bits / rows)
+      weight.refuse(*index, "the number of bits in config.json does not fit");
     weight.take(Role::kIndex, *index);
   }
   if (bits == 0) bits = config.bits.value_or(0);
   if (bits == 0) weight.refuse_without_config("the number of bits");
   if (bits != 2 && bits != 3 && bits != 4 && bits != 8) {
-    weight.refuse("GPTQ with " + std::to_string(bits) + " bits is not supported: 2, 3, 4 or 8 are");
+    weight.refuse("GPTQ with " + std::to_string(bits) +
+                  " bits is not supported, only 2, 3, 4 and 8 are");
   }
   if (word_bits % bits != 0) {
-    weight.refuse(std::to_string(tensor.shape[0]) + " rows of words hold no whole number of codes");
+    weight.refuse(std::to_string(tensor.shape[0]) +
+                  " rows of words do not hold a whole number of codes");
   }
   set_transposed(weight, parts, fields(Codes::kDown, bits), word_bits / bits, tensor.shape[1],
                  index.has_value());
@@ -189,8 +192,8 @@ bool find_gptq(Candidate& weight) {
   if (!parts.zeros) weight.refuse_half(parts.base, ".qzeros");
   if (is_v1 && bits == 3 && config.is_of_auto_round && !config.is_symmetric) {
     weight.refuse(
-        "AutoRound packs zero points of 3 bits so that a zero makes others be lost: quantise it "
-        "with sym, or with 2, 4 or 8 bits");
+        "AutoRound's packing of 3-bit zero points loses some of them if one is 0: quantise the "
+        "model with sym, or with 2, 4 or 8 bits");
   }
   Packing zero = fields(Codes::kFields, bits);
   zero.added = is_v1 ? 1 : 0;
@@ -199,7 +202,8 @@ bool find_gptq(Candidate& weight) {
   if (const auto word =
           config.is_symmetric ? weight.finder.first_word(*parts.zeros) : std::nullopt) {
     const auto first = field_of_symmetric(*word, bits);
-    if (!first) weight.refuse(*parts.zeros, "zero points of a symmetric weight are all the same");
+    if (!first)
+      weight.refuse(*parts.zeros, "the zero points of a symmetric weight must all be equal");
     zero.added = *first == 1U << (bits - 1) ? 0 : 1;
   }
   if (zero.added == 1 && config.has_borrowed_zeros && bits != 3) zero.codes = Codes::kCarried;
@@ -218,11 +222,10 @@ bool find_awq(Candidate& weight) {
       !__builtin_mul_overflow(tensor.shape[1], 8, &columns) && columns == parts.scale.shape[1];
   if (!is_gemm || (config.method != "awq" && !config.method.ends_with("auto-round") &&
                    !config.method.empty())) {
-    weight.refuse("neither the layout of GPTQ nor that of AWQ's GEMM" +
-                  (config.format.empty() ? "" : ": " + in_quotes(config.format)) +
-                  "; others are not supported");
+    weight.refuse("only the layouts of GPTQ and of AWQ's GEMM are supported" +
+                  (config.format.empty() ? "" : ", not " + in_quotes(config.format)));
   }
-  if (config.bits.value_or(4) != 4) weight.refuse("AWQ with other than 4 bits is not supported");
+  if (config.bits.value_or(4) != 4) weight.refuse("only AWQ with 4 bits is supported");
   if (!parts.zeros && config.zero_point != false) weight.refuse_half(parts.base, ".qzeros");
   set_transposed(weight, parts, fields(Codes::kInterleaved, 4, parts.zeros ? 0 : 8),
                  tensor.shape[0], columns, false);

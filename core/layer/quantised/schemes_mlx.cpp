@@ -64,7 +64,7 @@ void refuse_of_another_name(const Candidate& weight, const QuantizationConfig::M
                       *own.bits * *own.group_size == *all.bits * *all.group_size;
     if (is_same || !fits) continue;
     weight.refuse(printable(config.file) + " has other parameters for " + in_quotes(other->first) +
-                  ", which may mean it");
+                  ", which may mean this weight");
   }
 }
 
@@ -86,16 +86,16 @@ MlxForm mlx_form(const Candidate& weight, const Tensor& scale, bool has_biases) 
   }
   if (has_biases) {
     if (!module.mode.empty() && module.mode != "affine") {
-      weight.refuse("has biases, which mode " + in_quotes(module.mode) + " has not");
+      weight.refuse("has biases, but mode " + in_quotes(module.mode) + " has none");
     }
     if (!module.bits || !module.group_size || *module.group_size == QuantizationConfig::kAll) {
       weight.refuse_without_config("the number of bits and the size of a group");
     }
     const auto type = float_scale_type(scale.dtype);
     const std::uint64_t bits = *module.bits;
-    if (!type) weight.refuse(scale, "no type of a scale");
+    if (!type) weight.refuse(scale, "not a valid type for a scale");
     if (bits < 2 || bits > 8 || bits == 7) {
-      weight.refuse(std::to_string(bits) + " bits: 2 to 6, or 8, are expected");
+      weight.refuse(std::to_string(bits) + " bits: only 2 to 6, and 8, are supported");
     }
     return {bits, *module.group_size, fields(Codes::kFields, bits), *type};
   }
@@ -151,7 +151,7 @@ bool find_mlx(Candidate& weight) {
   if (!bias) return true;
   const auto type = float_scale_type(bias->dtype);
   if (!type || !std::ranges::equal(bias->shape, scale->shape)) {
-    weight.refuse(*bias, "biases like the scales are expected");
+    weight.refuse(*bias, "expected biases with the shape of the scales");
   }
   weight.take_on_grid(Role::kBias, *bias, typed(*type));
   return true;

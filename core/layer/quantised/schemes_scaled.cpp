@@ -91,7 +91,7 @@ Grid blocks_of(const Candidate& weight, const Tensor& scale) {
   for (const Block& block : blocks) {
     const auto grid = grid_of(weight.tensor, scale, block);
     if (found && grid && *found != *grid) {
-      weight.refuse(scale, "blocks of two sizes that the config names have such scales");
+      weight.refuse(scale, "the scales fit two of the block sizes in the config");
     }
     if (grid) found = grid;
   }
@@ -102,9 +102,9 @@ Grid blocks_of(const Candidate& weight, const Tensor& scale) {
     const QuantizationConfig& config = weight.config();
     if (!blocks.empty() || !config.text.empty()) weight.refuse(scale);
     weight.refuse(scale,
-                  "no blocks whose sizes are powers of two have such scales; config.json, which "
-                  "may tell their size, is " +
-                      (config.unreadable.empty() ? std::string("not there")
+                  "the scales fit no block sizes that are powers of two; config.json, which may "
+                  "give the sizes, is " +
+                      (config.unreadable.empty() ? std::string("missing")
                                                  : "not readable: " + config.unreadable));
   }
   return *found;
@@ -162,7 +162,7 @@ void refuse_other_groups_alone(const Candidate& weight, std::string_view other) 
   const auto is_other = [&](const auto& group) { return group.type == other; };
   if (config.method == "compressed-tensors" && !config.groups.empty() &&
       std::ranges::all_of(config.groups, is_other)) {
-    weight.refuse_other_type("\"config_groups\" of type " + in_quotes(other) + " alone");
+    weight.refuse_other_type("only \"config_groups\" of type " + in_quotes(other));
   }
 }
 
@@ -258,7 +258,7 @@ bool find_fp8(Candidate& weight) {
   const auto scale = scale_of(weight);
   if (!scale) return false;
   const auto type = scale_type(scale->dtype);
-  if (!type) weight.refuse(*scale, "no type of a scale");
+  if (!type) weight.refuse(*scale, "not a valid type for a scale");
   const std::string& told = weight.config().fp8;
   const bool is_e5m2 = tensor.dtype == DType::kF8E5M2 || tensor.dtype == DType::kF8E5M2Fnuz;
   if (told.find(is_e5m2 ? "e4m3" : "e5m2") != std::string::npos) {
@@ -271,7 +271,7 @@ bool find_fp8(Candidate& weight) {
   take_blocks(weight, *scale, *type, grid, typed(tensor.dtype));
   if (weight.config().is_divided_by_scale) {
     if (!scale->name.ends_with("_scale_inv")) {
-      weight.refuse(*scale, "it is no \"_scale_inv\", as config.json says");
+      weight.refuse(*scale, "config.json requires a \"_scale_inv\"");
     }
     weight.found.layout.is_divided_by_scale = true;
   }
@@ -284,11 +284,11 @@ bool find_int8(Candidate& weight) {
   const auto scale = scale_of(weight);
   if (!scale) return false;
   const auto type = scale_type(scale->dtype);
-  if (!type) weight.refuse(*scale, "no type of a scale");
+  if (!type) weight.refuse(*scale, "not a valid type for a scale");
   // U8 or E8M0 scales belong to FP4, even if two FP4 codes are stored as one I8.
-  if (*type == kMx.type) weight.refuse(*scale, "no type of a scale of INT8");
+  if (*type == kMx.type) weight.refuse(*scale, "not a valid type for a scale of INT8");
   if (weight.config().is_divided_by_scale) {
-    weight.refuse("is INT8, and config.json has weight_scale_semantics, which is of FP8");
+    weight.refuse("is INT8, but config.json has weight_scale_semantics, which belongs to FP8");
   }
   refuse_int8_of_fp8(weight);
   const Packing codes{.codes = Codes::kSigned};
@@ -300,7 +300,7 @@ bool find_int8(Candidate& weight) {
     return true;
   }
   if (zero->dtype != DType::kI8 || !std::ranges::equal(zero->shape, scale->shape)) {
-    weight.refuse(*zero, "zero points like the scales are expected");
+    weight.refuse(*zero, "expected I8 zero points with the shape of the scales");
   }
   weight.take_on_grid(Role::kZero, *zero, codes);
   return true;
@@ -318,7 +318,7 @@ bool find_fp4(Candidate& weight) {
     return false;
   }
   Matrices stored = matrices_of(tensor.shape);
-  if (tensor.shape.empty()) weight.refuse("its shape is not that of packed weights");
+  if (tensor.shape.empty()) weight.refuse("its shape does not fit packed weights");
   if (!is_typed) stored.columns = weight.times(stored.columns, 2);
   if (scale_type(scale->dtype) == kMx.type) {
     take_pairs(weight, *scale, kMx, stored);
@@ -331,7 +331,7 @@ bool find_fp4(Candidate& weight) {
     take_second_scale(weight, second_scale_of(weight, *scale), is_down);
   } else {
     weight.refuse(*scale,
-                  "bytes with such scales are no FP4; ModelOpt's INT4, which is packed along the "
+                  "bytes with such scales are not FP4; ModelOpt's INT4, which is packed along the "
                   "rows, is not supported");
   }
   return take_pre_quant_scale(weight);
@@ -349,9 +349,9 @@ bool find_gpt_oss(Candidate& weight) {
       tensor.dtype == DType::kU8 && has_rank(tensor, 4) && tensor.shape[3] == 16;
   if (!has_blocks && !weight.find(base, ending)) return false;
   const Companion scale = weight.need(base, ending);
-  if (!has_blocks) weight.refuse(scale, "blocks of 16 bytes, U8, are expected");
+  if (!has_blocks) weight.refuse(scale, "expected U8 blocks of 16 bytes");
   if (scale.dtype != DType::kU8 || !std::ranges::equal(scale.shape, tensor.shape.first(3))) {
-    weight.refuse(scale, "a scale for each block of 32 is expected");
+    weight.refuse(scale, "expected a scale for each block of 32");
   }
   const Matrices stored{tensor.shape[0], tensor.shape[1],
                         weight.times(tensor.shape[2], kMx.columns)};

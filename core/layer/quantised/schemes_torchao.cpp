@@ -64,7 +64,7 @@ void take_scaled(Candidate& weight, const About& about, const Packing& codes) {
 void take_float8(Candidate& weight, const About& about) {
   const DType type = weight.tensor.dtype;
   if (type != DType::kF8E4M3 && type != DType::kF8E5M2) {
-    weight.refuse("its type is not that of a Float8Tensor");
+    weight.refuse("its type does not fit a Float8Tensor");
   }
   take_scaled(weight, about, typed(type));
 }
@@ -72,7 +72,7 @@ void take_float8(Candidate& weight, const About& about) {
 // Int8Tensor and IntxUnpackedToInt8Tensor: codes with fewer than 8 bits are stored as I8 too.
 void take_int8(Candidate& weight, const About& about) {
   if (weight.tensor.dtype != DType::kI8) {
-    weight.refuse("its type is not that of an " + about.header.type);
+    weight.refuse("its type does not fit an " + about.header.type);
   }
   const Packing codes{.codes = Codes::kSigned};
   take_scaled(weight, about, codes);
@@ -101,7 +101,7 @@ void take_int4(Candidate& weight, const About& about) {
       block.size() == tensor.shape.size() && block.back() > 0 &&
       std::all_of(block.begin(), block.end() - 1, [](auto n) { return n == 1; });
   if (!has_codes || !has_groups) {
-    weight.refuse("its type or its block_size is not that of an Int4Tensor");
+    weight.refuse("its type or its block_size does not fit an Int4Tensor");
   }
   const Matrices stored = unpacked(weight);
   Packing codes = fields(Codes::kFields, 4, 8);
@@ -132,7 +132,7 @@ void take_microscaled(Candidate& weight, const About& about, const Microscales& 
   if (stored.columns % scales.columns != 0 || about.header.block != std::vector{scales.columns} ||
       (type != scales.type && type != DType::kU8)) {
     weight.refuse(about.scale,
-                  "a scale for each " + std::to_string(scales.columns) + " columns is expected");
+                  "expected a scale for each " + std::to_string(scales.columns) + " columns");
   }
   // The tiles cover all matrices, stacked one below the other.
   if (!keeps_matrices) {
@@ -147,12 +147,12 @@ void take_microscaled(Candidate& weight, const About& about, const Microscales& 
 void take_nvfp4(Candidate& weight, const About& about) {
   const DType type = weight.tensor.dtype;
   if (type != DType::kU8 && type != DType::kF4) {
-    weight.refuse("its type is not that of an NVFP4Tensor");
+    weight.refuse("its type does not fit an NVFP4Tensor");
   }
   const auto factor = weight.find(about.base, "_per_tensor_scale");
   const bool is_of_each = factor && factor->elements() != 1;
   if (is_of_each && factor->shape[0] != factor->elements()) {
-    weight.refuse(*factor, "one scale of the whole tensor or of each matrix is expected");
+    weight.refuse(*factor, "expected one scale for the whole tensor, or one for each matrix");
   }
   take_microscaled(weight, about, kNv, true, is_of_each);
   if (factor) weight.take_factor(*factor, QuantizedLayout::Factor::kMultiplies);
@@ -201,7 +201,7 @@ bool find_torchao(Candidate& weight) {
   const auto text = weight.finder.metadata(weight.number, weight.found.name);
   const auto header = text ? torchao_tensor(*text) : std::nullopt;
   if (!header) {
-    weight.refuse("is of torchao, and the header does not tell the class of " +
+    weight.refuse("is a tensor of torchao, but the header does not name the class of " +
                   in_quotes(weight.found.name));
   }
   weight.finder.note_unknown(weight.finder.list().part_of(weight.number), header->unknown);
@@ -211,7 +211,7 @@ bool find_torchao(Candidate& weight) {
                   " is not supported: its codes are in the order of a processor; convert it with "
                   "torchao's own library");
   }
-  if (tensor.shape.size() < 2) weight.refuse("its shape is not that of a weight");
+  if (tensor.shape.size() < 2) weight.refuse("its shape does not fit a weight");
   row->take(weight, {base, *header, weight.need(base, "_scale")});
   for (const char* const ending :
        {"_act_quant_scale", "_act_quant_zero_point", "_act_per_tensor_scale"}) {

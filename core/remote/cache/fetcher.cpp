@@ -66,7 +66,8 @@ void Fetcher::want(File& file, ByteRange range, Source::Ready ready) {
   {
     const Lock lock(mutex_);
     const char* const refusal = options_.offline ? "offline, and these bytes were never fetched"
-                                : is_paused_     ? "the cache lost what was fetched: mount it again"
+                                : is_paused_
+                                    ? "the cache has lost the fetched bytes: mount it again"
                                 : !start_threads() ? "no thread can be started to fetch it"
                                                    : nullptr;
     if (file.source.has_changed()) {
@@ -224,7 +225,8 @@ std::string Fetcher::awaited(const Waiter& waiter) const {
   if (!waiter.file->reason.empty()) return waiter.file->reason;
   const unsigned requests = waiter.file->host->requests;
   if (requests < options_.connections) return "it did not answer the request";
-  return std::to_string(requests) + " other requests to it had no end, and no more are permitted";
+  return "all " + std::to_string(requests) +
+         " connections to it are busy with requests that do not end";
 }
 
 void Fetcher::expire(Clock::time_point now) {

@@ -320,7 +320,8 @@ void Fetcher::settle(Lock& lock, Transfer& transfer) {
   }
   using Kind = ResponseVerdict::Kind;
   TransferResult& end = transfer.end;
-  if (kind == Kind::kAccept && end.error == 0) end = {EIO, "the answer ended early", end.was_kept};
+  if (kind == Kind::kAccept && end.error == 0)
+    end = {EIO, "the response ended early", end.was_kept};
   switch (next_try(end, kind == Kind::kAccept  ? ResponseQuality::kGood
                         : kind == Kind::kRetry ? ResponseQuality::kTemporary
                                                : ResponseQuality::kWrong)) {
@@ -420,7 +421,8 @@ bool Fetcher::on_head(Transfer& transfer, const HttpHead& head) {
 
 bool Fetcher::on_data(Transfer& transfer, std::span<const std::byte> bytes) {
   if (bytes.size() > transfer.range.length - transfer.received) {
-    transfer.verdict = {ResponseVerdict::Kind::kRefused, "more bytes than were asked for"};
+    transfer.verdict = {ResponseVerdict::Kind::kRefused,
+                        "its server sends more bytes than were requested"};
     return false;
   }
   Blocks& blocks = transfer.file->blocks;

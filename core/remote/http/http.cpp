@@ -132,7 +132,9 @@ bool may_connect(Transfer& transfer, AddressKind place) {
   const bool is_role = place == AddressKind::kRoles;
   if (transfer.at.scheme == "http" && !transfer.insecure_http && place != AddressKind::kLoopback &&
       !(is_role && !transfer.request.use_proxy)) {
-    return transfer.fail(EACCES, "its name is of this machine, and its address is not");
+    return transfer.fail(EACCES,
+                         "its name is a loopback name, but it resolves to an address of another "
+                         "machine: http is permitted only to this machine (or with insecure_http)");
   }
   return true;
 }
@@ -160,9 +162,10 @@ int before_request(void* data, char* ip, char*, int, int) noexcept {
 // if the response is to be passed on. Fails the transfer if a rule refuses the redirect.
 bool redirect(Transfer& transfer) {
   const std::string_view location = transfer.head.header("location");
-  if (location.empty()) return transfer.fail(EPROTO, "redirects without saying where to");
+  if (location.empty()) return transfer.fail(EPROTO, "redirects without a Location header");
   const std::optional<WebUrl> target = resolve_url(transfer.at, location);
-  if (!target) return transfer.fail(EACCES, "redirects to a place that is no URL of http or https");
+  if (!target)
+    return transfer.fail(EACCES, "redirects to an address that is not an http or https URL");
   if (++transfer.redirects > kMaxRedirects) {
     return transfer.fail(EACCES, "redirects more than 10 times");
   }
@@ -171,7 +174,8 @@ bool redirect(Transfer& transfer) {
   const bool is_elsewhere = target->origin() != transfer.origin;
   const bool has_body = transfer.head.status != 303 && transfer.request.method != "GET" &&
                         transfer.request.method != "HEAD";
-  if (why.empty() && is_elsewhere && has_body) why = "redirects what is sent to another host";
+  if (why.empty() && is_elsewhere && has_body)
+    why = "redirects a request with a body to another host";
   if (!why.empty()) return transfer.fail(EACCES, std::string(why));
   transfer.head.target = target->text();
   if (transfer.request.returns_redirect && transfer.request.returns_redirect(transfer.head))
@@ -184,18 +188,18 @@ bool redirect(Transfer& transfer) {
 // Returns why a proxy cannot be used. `status` is its response to CONNECT, or 407 to any request.
 std::string proxy_refusal(const Transfer& transfer, long status) {
   return "the proxy answered " + std::to_string(status) + ": " +
-         (status == 407 ? "it wants a user and a password: name them in " + transfer.at.scheme +
+         (status == 407 ? "it requires a user and a password: name them in " + transfer.at.scheme +
                               "_proxy, as USER:PASSWORD@HOST:PORT"
           : status == 403 ? "it does not permit " + transfer.at.host +
                                 ": ask its administrator, or name this host in no_proxy"
-                          : "it does not lead to " + transfer.at.host);
+                          : "it does not connect to " + transfer.at.host);
 }
 
 // Handles the empty line after the headers of a response.
 bool end_of_head(Transfer& transfer) {
   HttpHead& head = transfer.head;
   if (head.status < 200) {
-    if (head.status == 101) return transfer.fail(EPROTO, "its server changes the protocol");
+    if (head.status == 101) return transfer.fail(EPROTO, "its server switches to another protocol");
     return true;  // 100 or 103: another head follows
   }
   transfer.has_head = true;
@@ -204,7 +208,7 @@ bool end_of_head(Transfer& transfer) {
   for (const auto& [name, value] : head.headers) {
     if (name != "content-length") continue;
     if (!length.empty() && length != value) {
-      return transfer.fail(EPROTO, "its server tells two lengths of one answer");
+      return transfer.fail(EPROTO, "its server sends two different Content-Length headers");
     }
     length = value;
   }
@@ -475,7 +479,7 @@ std::string authorities_of(Transfer& transfer) {
 // because libcurl's text may contain a URL.
 TransferResult end_of(CURLcode code, Transfer& transfer) {
   if (code == CURLE_OK && !transfer.has_head) {
-    return transfer.head.status != 0 ? TransferResult{EIO, "its answer broke off"}
+    return transfer.head.status != 0 ? TransferResult{EIO, "its response was cut off"}
                                      : TransferResult{EPROTO, "its server does not speak HTTP/1.1"};
   }
   if (code != CURLE_OK && transfer.failure.error != 0) return transfer.failure;
@@ -499,8 +503,8 @@ TransferResult end_of(CURLcode code, Transfer& transfer) {
     case CURLE_COULDNT_RESOLVE_PROXY: return {EIO, "cannot find the address of the proxy"};
     case CURLE_COULDNT_CONNECT: return {EIO, "cannot connect to " + to + because};
     case CURLE_OPERATION_TIMEDOUT: return {ETIMEDOUT, "cannot connect to " + to + " in time"};
-    case CURLE_PARTIAL_FILE: return {EIO, "the answer of " + host + " broke off"};
-    case CURLE_GOT_NOTHING: return {EIO, host + " closed the connection without an answer"};
+    case CURLE_PARTIAL_FILE: return {EIO, "the response of " + host + " was cut off"};
+    case CURLE_GOT_NOTHING: return {EIO, host + " closed the connection without a response"};
     case CURLE_RECV_ERROR:
     case CURLE_SEND_ERROR: return {EIO, "the connection to " + host + " broke" + because};
     case CURLE_PEER_FAILED_VERIFICATION:
@@ -513,7 +517,7 @@ TransferResult end_of(CURLcode code, Transfer& transfer) {
       return {EPROTO, "no secure connection to " + host + ": " + said};
     case CURLE_READ_ERROR:  // only the netrc file is read, because bodies are in memory
       return {EACCES, printable(transfer.environment->netrc) +
-                          ": not understood as a netrc file: is a quote not closed?"};
+                          ": not a valid netrc file: is a quote not closed?"};
     case CURLE_UNSUPPORTED_PROTOCOL:
     case CURLE_WEIRD_SERVER_REPLY:
       return {EPROTO, "the server of " + host + " does not speak HTTP/1.1"};
@@ -668,7 +672,7 @@ void Http::Impl::begin(std::unique_ptr<Transfer> transfer) {
     active_.push_back(std::move(transfer));
     if (libcurl().multi_add_handle(multi_.get(), easy) == CURLM_OK) return;
     transfer = remove(*active_.back());
-    transfer->failure = {EIO, "libcurl takes no request"};
+    transfer->failure = {EIO, "libcurl accepts no request"};
   }
   TransferResult end = std::move(transfer->failure);
   finish(std::move(transfer), std::move(end));
@@ -724,8 +728,8 @@ void Http::Impl::end_late() {
       finish(remove(one), {ECANCELED, "abandoned"});
     } else if (has_stalled) {
       finish(remove(one), {ETIMEDOUT, std::string("its server sent ") +
-                                          (one.came == 0 ? "nothing" : "next to nothing") +
-                                          " for " + in_seconds(one.request.stall)});
+                                          (one.came == 0 ? "nothing" : "almost nothing") + " for " +
+                                          in_seconds(one.request.stall)});
     } else if (one.end() <= now) {
       finish(remove(one), {ETIMEDOUT, "it took longer than " + in_seconds(one.request.limit)});
     }
@@ -823,7 +827,7 @@ void Http::start(HttpRequest request, HttpCallbacks callbacks) {
     transfer->fail(EACCES, std::string(refusal_of(*transfer, *url)));
   } else if (std::ranges::any_of(asked.headers, is_broken) ||
              std::ranges::any_of(asked.secrets, is_broken) || is_broken(asked.method)) {
-    transfer->fail(EACCES, "a header of the request has a line end in it");
+    transfer->fail(EACCES, "a header of the request contains a line end");
   } else if (range &&
              (range->length == 0 ||
               range->length - 1 > std::numeric_limits<std::uint64_t>::max() - range->offset)) {

@@ -87,8 +87,8 @@ HttpResponse Http::get(const HttpRequest& request, std::size_t most,
     if (is_too_long) {
       throw Error(ErrorCode::kUnreadable, place,
                   request.range && status == 200
-                      ? "its server does not answer ranges: download it first"
-                      : "its server sends more than it must");
+                      ? "its server does not support range requests: download the file first"
+                      : "its server sends more bytes than expected");
     }
     if (end.error == EIO && status == 0) ++silent;
     pause = backoff.next(status == 0 ? nullptr : &answer.head);
@@ -100,7 +100,7 @@ HttpResponse Http::get(const HttpRequest& request, std::size_t most,
     if (end.error == 0) return answer;
     const bool was_late = end.error == ETIMEDOUT && Clock::now() >= deadline;
     throw Error(ErrorCode::kUnreadable, place,
-                was_late ? "no whole answer within " + in_seconds(time) +
+                was_late ? "no complete response within " + in_seconds(time) +
                                (reason.empty() ? "" : ": " + reason)
                          : end.text);
   }

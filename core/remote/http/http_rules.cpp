@@ -182,7 +182,7 @@ HttpEnvironment environment_of_http() {
 }
 
 std::string_view redirect_refusal(AddressKind by, AddressKind to) {
-  if (to == AddressKind::kRoles) return "redirects to an address that hands out roles";
+  if (to == AddressKind::kRoles) return "redirects to a cloud metadata address";
   if (to == AddressKind::kLoopback && by != AddressKind::kLoopback)
     return "redirects to a loopback address";
   if (to == AddressKind::kPrivate && by == AddressKind::kElsewhere)

@@ -21,7 +21,7 @@ namespace {
 constexpr std::size_t kLongestAnswer = 64 << 20;   // of the API: 100,000 files take 30 MB
 constexpr std::size_t kLongestRedirect = 1 << 20;  // of /resolve/, asked for one byte
 constexpr std::size_t kMaxTreePages = 2000;
-constexpr const char* kOtherDigest = "its SHA-256 is not the one of this commit";
+constexpr const char* kOtherDigest = "its SHA-256 differs from the one in this commit";
 
 std::string_view unquoted(std::string_view etag) {
   if (etag.starts_with("W/")) etag.remove_prefix(2);
@@ -68,8 +68,7 @@ class HubRemote final : public Remote {
     }
     const std::string_view commit = head.header("x-repo-commit");
     if (!commit.empty() && commit != name_.revision) {
-      return {.kind = ResponseVerdict::Kind::kChanged,
-              .text = "the Hub answers with another commit"};
+      return {.kind = ResponseVerdict::Kind::kChanged, .text = "the Hub returned another commit"};
     }
     if (head.status / 100 == 2) {
       const std::lock_guard lock(mutex_);
@@ -173,13 +172,13 @@ class HubRemote final : public Remote {
     if (etag.empty() || head.status >= 400) return false;
     const std::string_view commit = head.header("x-repo-commit");
     if (!commit.empty() && commit != name_.revision) {  // a mirror may leave it out
-      throw_not_the_hub(version_.name, "it is of another commit");
+      throw_not_the_hub(version_.name, "it is for another commit");
     }
     if (unquoted(etag) != version_.sha256) {
       throw_not_the_hub(version_.name, kOtherDigest);
     }
     if (head.header("x-linked-size") != std::to_string(version_.size)) {
-      throw_not_the_hub(version_.name, "its size is not the one of this commit");
+      throw_not_the_hub(version_.name, "its size differs from the one in this commit");
     }
     return true;
   }
@@ -209,7 +208,7 @@ class HubStore final : public Store {
       absent(name);
     }
     const HubFile& file = at->second;
-    if (!file.is_known()) throw_not_the_hub(name, "it tells no valid size and digest of the file");
+    if (!file.is_known()) throw_not_the_hub(name, "it gives no valid size and digest of the file");
     RemoteVersion version;
     version.name = pinned_name(*known, asked.path);
     version.size = *file.size;
@@ -351,7 +350,7 @@ class HubStore final : public Store {
       }
       url = to->text();
     }
-    throw_not_the_hub(name.text(), "its pages have no end");
+    throw_not_the_hub(name.text(), "its list of files does not end");
   }
 
   Http& http_;

@@ -117,7 +117,7 @@ timespec time_of(const std::string& text) {
 }  // namespace
 
 void throw_not_the_hub(const std::string& place, const std::string& what) {
-  throw Error(ErrorCode::kUnreadable, place, "the Hub's answer breaks its rule: " + what);
+  throw Error(ErrorCode::kUnreadable, place, "unexpected response from the Hub: " + what);
 }
 
 HubModel parse_hub_model(const std::string& json, const HubName& asked) {
@@ -127,9 +127,9 @@ HubModel parse_hub_model(const std::string& json, const HubName& asked) {
     add_file(model, text_at(entry, "rfilename"), entry, place);
   });
   model.commit = digest_of(text_at(top, "sha"), "", kCommitDigits);
-  if (model.commit.empty()) throw_not_the_hub(place, "it tells no commit");
+  if (model.commit.empty()) throw_not_the_hub(place, "it names no commit");
   if (asked.has_commit() && model.commit != asked.revision) {
-    throw_not_the_hub(place, "it is of another commit");
+    throw_not_the_hub(place, "it is for another commit");
   }
   model.id = text_at(top, "id");
   if (!is_hub_id(model.id)) model.id = asked.id;

@@ -160,7 +160,7 @@ HubCacheFile open_in_hub_cache(const std::string& path) {
     if (name.empty() || name == ".") continue;
     if (name == ".." && at == top) {
       throw Error(ErrorCode::kUnreadable, path,
-                  "a symbolic link leads out of " + printable(top.native()));
+                  "a symbolic link points out of " + printable(top.native()));
     }
     if (name == "..") {
       at = at.parent_path();

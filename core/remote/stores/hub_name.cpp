@@ -52,7 +52,8 @@ std::string hub_home() {
 std::string clean_token(std::string_view text, const std::string& place) {
   std::string token = without_blanks(text);
   if (!std::ranges::all_of(token, [](char c) { return c > ' ' && c < 0x7f; })) {
-    throw Error(ErrorCode::kUsage, place, "no token: it has a character that no token has");
+    throw Error(ErrorCode::kUsage, place,
+                "not a valid token: it contains a blank or another character that no token has");
   }
   return token;
 }
@@ -120,7 +121,7 @@ HubName parse_hub_name(const std::string& name) {
   if (!rest.starts_with("hf://")) refuse("not a name of the Hub: write hf://org/name");
   rest.remove_prefix(5);
   if (rest.find_first_of("?#") != std::string_view::npos) {
-    refuse("'?' and '#' cannot stand in a name of the Hub");
+    refuse("a name of the Hub cannot contain '?' or '#'");
   }
   for (const std::string_view kind : {"datasets/", "spaces/", "kernels/", "buckets/"}) {
     if (rest.starts_with(kind)) refuse("not a model: stfs mounts models of the Hub, hf://org/name");
@@ -144,7 +145,7 @@ HubName parse_hub_name(const std::string& name) {
     result.revision = percent_decode(rest.substr(0, length));
     rest.remove_prefix(length);
     if (!is_inner_path(result.revision)) {
-      refuse("no revision after '@': a branch, a tag or a commit stands there");
+      refuse("no revision after '@': write a branch, a tag or a commit");
     }
     const std::string low = lower_case(result.revision);
     if (is_digest(low, kCommitDigits)) result.revision = low;

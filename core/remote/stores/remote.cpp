@@ -114,7 +114,7 @@ std::string encoding_refusal(const HttpHead& head) {
     }
   }
   if (lower_case(head.header("content-type")).starts_with("multipart/")) {
-    return "its server sends several parts in one answer";
+    return "its server sends several parts in one response";
   }
   return "";
 }
@@ -125,11 +125,11 @@ ResponseVerdict judge(const RemoteVersion& version, const HttpHead& head, ByteRa
   const std::string with_status = "its server answers with status " + std::to_string(status);
   if (is_temporary(status)) return {Kind::kRetry, with_status};
   if (status == 401 || status == 403) return {Kind::kRenew, "Permission denied: " + with_status};
-  if (status == 404 || status == 410) return {Kind::kChanged, "its server has it no more"};
+  if (status == 404 || status == 410) return {Kind::kChanged, "its server no longer has it"};
   if (status == 412 || status == 416) return {Kind::kChanged, kChangedText};
   const bool is_whole = status == 200 && range.offset == 0 && range.length == version.size;
   if (status == 200 && !is_whole) {
-    return {Kind::kRefused, "its server does not answer ranges: download it first"};
+    return {Kind::kRefused, "its server does not support range requests: download the file first"};
   }
   if (status != 206 && !is_whole) {
     return {Kind::kRefused, with_status};
@@ -141,7 +141,7 @@ ResponseVerdict judge(const RemoteVersion& version, const HttpHead& head, ByteRa
   const auto content =
       is_whole ? ContentRange{.range = range, .size = version.size} : parse_content_range(text);
   if (!content || content->range.length == 0) {
-    return {Kind::kRefused, "its server does not say which bytes it sends"};
+    return {Kind::kRefused, "its server sends no valid Content-Range header"};
   }
   // Compare sizes before ranges, because an object that became smaller cannot return the same
   // range.
@@ -162,12 +162,13 @@ ResponseVerdict judge(const RemoteVersion& version, const HttpHead& head, ByteRa
            {if_nothing_better(version.last_modified), head.header("last-modified")}}) {
     if (validator.pinned.empty() || validator.now == validator.pinned) continue;
     if (!validator.now.empty()) return {Kind::kChanged, kChangedText};
-    return {Kind::kRefused, "its server no longer tells the version of what it sends"};
+    return {Kind::kRefused,
+            "its server no longer sends the ETag or Last-Modified of the version that was opened"};
   }
   const std::string_view length = head.header("content-length");
   if (content->range.offset != range.offset || content->range.length != range.length ||
       (!length.empty() && decimal(length) != range.length)) {
-    return {Kind::kRefused, "its server sends other bytes than those that were asked for"};
+    return {Kind::kRefused, "its server sends other bytes than the requested range"};
   }
   return {Kind::kAccept};
 }

@@ -103,7 +103,7 @@ std::string advice_on(const S3Answer& refused) {
   const bool is_denied = code.empty() || code == "AccessDenied";
   if (code == "InvalidObjectState") return "the object is archived: restore it first";
   if (code == "RequestTimeTooSkewed") return "set the clock of this machine";
-  if (code == "SignatureDoesNotMatch") return "the secret key is not that of the access key";
+  if (code == "SignatureDoesNotMatch") return "the secret key does not belong to the access key";
   if (code == "InvalidAccessKeyId") return "the server does not know this access key";
   if (is_expired(code)) return "the credentials have expired: get new ones";
   if (says("virtual") && says("style")) return "use -o s3_addressing=virtual";
@@ -120,9 +120,8 @@ std::string advice_on(const S3Answer& refused) {
                  " AWS_SECRET_ACCESS_KEY";
   }
   if (says("not authorized") || says("explicit deny") || says("kms")) return "";
-  return "these credentials need s3:GetObject, and s3:ListBucket for a directory; without it, a"
-         " name that is not there is answered so too; where the requester pays, use -o"
-         " s3_requester_pays";
+  return "these credentials need s3:GetObject, and s3:ListBucket for a directory; without it, a "
+         "missing name also gives this response; if the requester pays, use -o s3_requester_pays";
 }
 
 [[noreturn]] void throw_refused(const std::string& name, const S3Answer& refused) {
@@ -250,13 +249,14 @@ bool S3Store::is_virtual_host(const std::string& bucket, const std::string& host
   if (style == "path") return false;
   if (style != "virtual") {
     throw Error(ErrorCode::kUnreadable, "s3://" + bucket,
-                "addressing_style " + in_quotes(style) + ": path, virtual or auto is expected");
+                "addressing_style " + in_quotes(style) + ": expected path, virtual or auto");
   }
   const bool is_address =
       host.starts_with('[') || host.find_first_not_of("0123456789.:") == std::string::npos;
   if (is_name && !is_address) return true;
   throw Error(ErrorCode::kUnreadable, "s3://" + bucket,
-              std::string(is_name ? "the endpoint is an address" : "no host can have this name") +
+              std::string(is_name ? "the endpoint is an address"
+                                  : "the bucket's name is not a valid host name") +
                   ", so virtual-host style is impossible: use -o s3_addressing=path");
 }
 
@@ -415,7 +415,7 @@ Found S3Store::find(const std::string& name, const RemoteVersion* known, Patienc
     if (decimal(head.header("content-length")) == size && encoding_refusal(head).empty()) {
       return {version_of(name, head, size), std::move(found.answer.body)};
     }
-    throw Error(ErrorCode::kUnreadable, name, "the server does not answer ranges");
+    throw Error(ErrorCode::kUnreadable, name, "the server does not support range requests");
   }
   if (head.status != 206) throw_refused(name, found);
   const auto range = parse_content_range(head.header("content-range"));
@@ -454,7 +454,7 @@ pugi::xml_document S3Store::parse_page(const std::string& name, const S3Answer& 
   document.load_buffer(answer.answer.body.data(), answer.answer.body.size(),
                        pugi::parse_default | pugi::parse_ws_pcdata_single);
   if (std::string_view(document.document_element().name()) != "ListBucketResult") {
-    throw Error(ErrorCode::kUnreadable, name, "the server answered with no listing");
+    throw Error(ErrorCode::kUnreadable, name, "the server's response is not a listing");
   }
   return document;
 }

@@ -73,7 +73,7 @@ std::optional<WallClock::time_point> parse_expiry(const std::string& text) {
 // them.
 S3Credentials checked_credentials(S3Credentials credentials, const std::string& from) {
   if (credentials.key.empty() || credentials.secret.empty()) {
-    fail_credentials(from + ": gave no access key and secret key");
+    fail_credentials(from + ": did not give an access key and a secret key");
   }
   for (const std::string* text : {&credentials.key, &credentials.secret, &credentials.token}) {
     if (!is_header_word(*text))
@@ -85,7 +85,7 @@ S3Credentials checked_credentials(S3Credentials credentials, const std::string& 
 S3Credentials credentials_of_json(const std::string& text, const char* token,
                                   const std::string& from) {
   const auto json = nlohmann::json::parse(text, nullptr, false);
-  if (!json.is_object()) fail_credentials(from + ": gave no JSON object");
+  if (!json.is_object()) fail_credentials(from + ": did not give a JSON object");
   const auto value = [&](const char* name) {
     const auto at = json.find(name);
     return at != json.end() && at->is_string() ? at->get<std::string>() : "";
@@ -93,7 +93,7 @@ S3Credentials credentials_of_json(const std::string& text, const char* token,
   S3Credentials credentials{value("AccessKeyId"), value("SecretAccessKey"), value(token)};
   if (const std::string expires = value("Expiration"); !expires.empty()) {
     credentials.expires = parse_expiry(expires);
-    if (!credentials.expires) fail_credentials(from + ": gave an Expiration that is no time");
+    if (!credentials.expires) fail_credentials(from + ": gave an Expiration that is not a time");
   }
   return checked_credentials(std::move(credentials), from);
 }
@@ -207,7 +207,7 @@ class CredentialLook {
     }
     const auto url = parse_web_url(text);
     if (!url || (url->scheme != "https" && !url->is_loopback())) {
-      fail_credentials("AWS_ENDPOINT_URL_STS or AWS_REGION: gives no https URL of STS");
+      fail_credentials("AWS_ENDPOINT_URL_STS or AWS_REGION: does not give an https URL of STS");
     }
     return *url;
   }
@@ -230,7 +230,7 @@ std::optional<S3Credentials> CredentialLook::from_profile(const std::string& nam
                                                           int depth) const {
   const std::string place = "profile " + in_quotes(name);
   if (const std::string role = files_.value(name, "role_arn"); !role.empty()) {
-    if (depth > 4) fail_credentials(place + ": its source_profile leads in a circle");
+    if (depth > 4) fail_credentials(place + ": its chain of source_profile is a loop or too long");
     return from_role(name, role, depth);
   }
   S3Credentials found{files_.value(name, "aws_access_key_id"),

@@ -124,10 +124,9 @@ RemoteVersion web_version(const std::string& name, const WebUrl& url, const Http
   if (etag.starts_with("W/") && is_strong_etag(etag.substr(2))) version.weak_etag = etag.substr(2);
   if (is_plain_validator(last_modified)) version.last_modified = last_modified;
   if (version.etag.empty() && version.last_modified.empty() && size > 0) {
-    refuse_object(
-        name,
-        "its server tells neither an ETag nor Last-Modified, so no version of it can be pinned: "
-        "download it first");
+    refuse_object(name,
+                  "its server sends neither ETag nor Last-Modified, so stfs cannot pin a version: "
+                  "download the file first");
   }
   version.is_weak = version.etag.empty() && size > 0;
   version.mtime.tv_sec = parse_http_date(version.last_modified).value_or(0);
@@ -142,7 +141,7 @@ std::string advice_on(const WebUrl& url, const HttpResponse& answer, const std::
   if (without_signature(url.text()) != url.text()) {
     return said.find("expired") != std::string::npos
                ? ": its signed URL has expired: get a new one"
-               : ": its signed URL does not permit this file; one that was made for an index "
+               : ": its signed URL does not permit this file; a URL that was signed for an index "
                  "permits no shard: get a new one";
   }
   if (answer.head.status == 400) return "";
@@ -150,7 +149,7 @@ std::string advice_on(const WebUrl& url, const HttpResponse& answer, const std::
   if (name.empty() && url.host == "huggingface.co") name = "hf://org/name/path";
   if (!name.empty()) return ": name it " + name + ", then stfs sends HF_TOKEN";
   if (lower_case(answer.head.header("www-authenticate")).starts_with("bearer")) {
-    return ": it wants a bearer token, and stfs sends one to the Hub alone (hf://)";
+    return ": it requires a bearer token, which stfs sends only to the Hub (hf://)";
   }
   if (url.scheme == "http" && !url.is_loopback()) {
     return ": a user and a password of ~/.netrc are not sent over http: use https";
@@ -165,7 +164,7 @@ std::string advice_on(const WebUrl& url, const HttpResponse& answer, const std::
   const int status = head.status;
   const std::string hub_name = hub_name_of(url);
   const bool is_page = !hub_name.empty() && url.path.find("/resolve/") == std::string::npos;
-  const std::string page = "a page of the Hub, and no file: name it " + hub_name;
+  const std::string page = "a page of the Hub, not a file: name it " + hub_name;
   if (status == 404 || status == 410) {
     throw Error(ErrorCode::kAbsent, public_name(name), is_page ? page : "No such object");
   }
@@ -182,7 +181,8 @@ std::string advice_on(const WebUrl& url, const HttpResponse& answer, const std::
                             : "its server answers with a web page, as for a directory: name the "
                               "file or the index");
   }
-  if (status == 200) refuse_object(name, "its server does not answer ranges: download it first");
+  if (status == 200)
+    refuse_object(name, "its server does not support range requests: download the file first");
   refuse_object(name, said + (status == 400 ? advice_on(url, answer, reason) : ""));
 }
 
@@ -224,11 +224,11 @@ Found WebStore::find(const std::string& name, const RemoteVersion* known, Patien
             .first = std::move(answer.body)};
   }
   if (!content || content->size > std::uint64_t{std::numeric_limits<std::int64_t>::max()}) {
-    refuse_object(name, "its server does not say which bytes it sends");
+    refuse_object(name, "its server sends no valid Content-Range header");
   }
   if (content->range.offset != 0 || content->range.length != answer.body.size() ||
       content->range.length != std::min(content->size, Source::kFetchUnit)) {
-    refuse_object(name, "its server sends other bytes than those that were asked for");
+    refuse_object(name, "its server sends other bytes than the requested range");
   }
   return {.version = web_version(name, *url, head, content->size), .first = std::move(answer.body)};
 }

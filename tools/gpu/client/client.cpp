@@ -38,7 +38,7 @@ void check_private(const std::string& path) {
   }
   if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 022) != 0) {
     holder_failed(path,
-                  "not a directory that this user alone can write to: set XDG_RUNTIME_DIR or "
+                  "not a directory that only this user can write to: set XDG_RUNTIME_DIR or "
                   "STFS_GPU_SOCKET");
   }
 }

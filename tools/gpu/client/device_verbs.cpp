@@ -90,7 +90,7 @@ int doctor(const GpuArguments& arguments) {
       findings.push_back("holder: runs as process " + std::to_string(status.pid) + " at " + socket +
                          ", holds " + human_bytes(held));
     } else {
-      findings.push_back("holder: none runs; load starts one at " + socket);
+      findings.push_back("holder: not running; load starts one at " + socket);
     }
   } catch (const Error& error) {
     findings.push_back(std::string("holder: cannot be reached: ") + error.what());

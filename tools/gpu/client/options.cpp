@@ -91,9 +91,9 @@ constexpr std::array kOwnOptions = {
                   "A warning says where the host must convert for a GPU, which is slower. "
                   "Values that become infinite and NaNs are counted, and the counts go to standard "
                   "error. "
-                  "Of many tensors, those of other types keep their type, and the command counts "
-                  "them. "
-                  "For a tensor named alone this is an error."},
+                  "If several are loaded, tensors of other types keep their type, and the command "
+                  "counts them. "
+                  "If only one tensor is named, this is an error."},
     OptionRow{.flags = "--shard",
               .verbs = "plan load get evict pin unpin run",
               .argument = "RANK/WORLD@DIM",
@@ -104,9 +104,9 @@ constexpr std::array kOwnOptions = {
                   "The part of a rank in tensor parallelism: part <rank> of <world> equal parts of "
                   "dimension <dim>. "
                   "Ranks and dimensions count from 0. "
-                  "Of many tensors, those without the dimension are loaded whole, and the command "
-                  "counts them as `replicated`. "
-                  "For a tensor named alone this is an error. "
+                  "If several are loaded, tensors without the dimension are loaded whole, and the "
+                  "command counts them as `replicated`. "
+                  "If only one tensor is named, this is an error. "
                   "A dimension that cannot be divided into equal parts, or only inside of the "
                   "blocks of a type of GGUF, is always an error."},
     OptionRow{.flags = "--verify",

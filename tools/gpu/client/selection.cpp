@@ -117,8 +117,9 @@ std::size_t split_url(const std::string& argument) {
 void refuse_secret(const std::string& url) {
   if (public_name(url) == url) return;
   refuse(public_name(url),
-         "its query, or what stands before its host, may be a secret, and no holder gets it: name "
-         "a URL without one (a user and a password belong in ~/.netrc), or download it first");
+         "the URL may contain a secret (a query, or a user before the host), which stfs-gpu does "
+         "not pass on: name a URL without one, put user and password into ~/.netrc, or download "
+         "the file first");
 }
 
 // Refuses an argument that is no path, names no source and matches nothing.
@@ -273,7 +274,7 @@ void check_options(std::span<const Item> items, const SelectionOptions& options)
   }
   if (apply_to_none(is_unconverted)) {
     refuse("", "no tensor can be converted to " + std::string(dtype_name(*options.as)) +
-                   ": none is of a floating type");
+                   ": none has a floating-point type");
   }
 }
 
@@ -437,7 +438,7 @@ bool Selection::add_file(const std::string& path, const SelectionOptions& option
     const auto now = attribute("user.stfs.version");
     if (!now || *now == *version || looks == kMaxLoads) {
       throw Error(ErrorCode::kUnreadable, *source,
-                  std::string("is another version than the one that is mounted: mount it again") +
+                  std::string("is not the version that is mounted: mount it again") +
                       (is_url(*source) ? ", by a URL without a query" : ""));
     }
     version = now;
@@ -469,7 +470,9 @@ bool Selection::add_values(const std::string& path, const std::string& name,
   const auto found = checkpoint.find(name);
   if (!found) {
     if (options.is_one_of_many) return true;
-    refuse(path, "no tensor of the checkpoint with its layers: others are computed from it");
+    refuse(path,
+           "not a tensor of the checkpoint with its layers, because other tensors are computed "
+           "from it");
   }
   const std::optional<std::string> slice = extended_attribute(path, "user.stfs.slice");
   const Tensor tensor = checkpoint.tensor(*found);
@@ -480,8 +483,8 @@ bool Selection::add_values(const std::string& path, const std::string& name,
     const auto is_of_mount = [&](const Layer& layer) { return has_layer(*mounted, layer); };
     if (is_another && !std::ranges::all_of(options.layers, is_of_mount)) {
       refuse(path,
-             "a part of the stored tensor, whose shape may be another: mount it with these layers, "
-             "or name the tensor");
+             "a part of the stored tensor, which may have another shape: mount it with these "
+             "layers, or name the tensor");
     }
   }
   add(opened, tensor, slice.value_or(""), as_shown(path, options), path, items);
@@ -614,7 +617,7 @@ const Selection::Opened& Selection::open(const std::string& source, bool is_exac
     if (const auto root = root_of_view(part.source->path())) {
       const std::string path = part.source->path();
       open_.erase(name);
-      refuse(path, "a mount makes this file, and its version is not known: name the mount, " +
+      refuse(path, "a mount makes this file, so its version is unknown: name the mount, " +
                        printable(*root) + ", or a copy of the file");
     }
   }

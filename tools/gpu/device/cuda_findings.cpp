@@ -17,7 +17,7 @@ std::string mode_finding(int compute_mode) {
   if (compute_mode == CU_COMPUTEMODE_PROHIBITED) return ", but its compute mode prohibits use";
   if (compute_mode == CU_COMPUTEMODE_EXCLUSIVE_PROCESS) {
     return ", but its compute mode is for one process at a time: a load fails while a program uses "
-           "it, and no program can use what is loaded during a load (nvidia-smi -c DEFAULT)";
+           "it, and no program can use loaded tensors during a load (nvidia-smi -c DEFAULT)";
   }
   return "";
 }

@@ -220,7 +220,7 @@ class Holder : public MessageSink {
       return true;
     }
     if (!std::exchange(is_said_to_be_lost_, true)) {
-      log(path + ": has gone: ending when no process uses a tensor");
+      log(path + ": no longer exists: the holder ends when no process uses a tensor");
     }
     return false;
   }

@@ -105,8 +105,9 @@ void Residency::load(ClientId client, const Json& body) {
   load.device = text_of(body, "device");
   const bool is_host = load.device == "cpu";
   if (is_host != load.uuid.starts_with("CPU-") || !(is_host || load.device.starts_with("cuda:"))) {
-    throw Error(ErrorCode::kUsage, "",
-                "device " + in_quotes(load.device) + ": not that of " + in_quotes(load.uuid));
+    throw Error(
+        ErrorCode::kUsage, "",
+        "device " + in_quotes(load.device) + ": does not match the UUID " + in_quotes(load.uuid));
   }
   load.pin = flag_of(body, "pin");
   load.lease = flag_of(body, "lease");

@@ -68,7 +68,7 @@ stfs::DType parse_as(std::string_view text) {
 
 stfs::gpu::ExportAs export_as(unsigned flags) {
   if ((flags & ~(STFS_GPU_EXPORT_COPY | STFS_GPU_EXPORT_BYTES)) != 0) {
-    refuse("flags: a flag that this version does not know");
+    refuse("flags: a flag that this version does not support");
   }
   return {.is_copy = (flags & STFS_GPU_EXPORT_COPY) != 0,
           .is_bytes = (flags & STFS_GPU_EXPORT_BYTES) != 0};
@@ -99,7 +99,7 @@ int stfs_gpu_connect(const char* path, unsigned flags, stfs_gpu_connection** con
   return guarded<STFS_GPU_DEVICE>([&] {
     prepare(connection);
     if ((flags & ~STFS_GPU_START_HOLDER) != 0)
-      refuse("flags: a flag that this version does not know");
+      refuse("flags: a flag that this version does not support");
     auto handle = std::make_unique<stfs_gpu_connection>();
     handle->process = stfs::this_process();
     handle->leases = stfs::gpu::TensorLeases::connect(
@@ -145,7 +145,7 @@ int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* const* names, 
       } catch (const stfs::Error& error) {
         refuse(place + error.message());
       }
-      refuse(place + "none of `stfs -o`, as delta=DIR");
+      refuse(place + "not an option of `stfs -o`, such as delta=DIR");
     }
     request.load_if_missing = given.load_if_missing != 0;
     request.verify = given.verify != 0;
@@ -207,7 +207,7 @@ int stfs_gpu_read_f32(const stfs_gpu_tensors* tensors, size_t index, float* valu
     if (!tensor.is_on_host())
       refuse_tensor("on " + tensor.device().id + ": only host memory is converted here");
     if (!stfs::gpu::converts(tensor.dtype, stfs::DType::kF32))
-      refuse_tensor(std::string(stfs::dtype_name(tensor.dtype)) + " is not a floating type");
+      refuse_tensor(std::string(stfs::dtype_name(tensor.dtype)) + " is not a floating-point type");
     const std::uint64_t elements = stfs::type_info(tensor.dtype).elements_in(tensor.bytes);
     if (count != elements)
       refuse_tensor("has " + std::to_string(elements) + " elements, not " + std::to_string(count));

@@ -77,7 +77,7 @@ void Item::check_place() const {
   std::uint64_t end = 0;
   if (request_.computed) return;  // its file need not hold all of its inputs
   if (__builtin_add_overflow(request_.offset, tensor_bytes_, &end) || end > request_.source_size) {
-    refuse("its bytes end behind the end of the file");
+    refuse("its bytes extend past the end of the file");
   }
 }
 
@@ -115,7 +115,7 @@ Content Item::whole(const OpenItem& open) const {
   }
   throw Error(ErrorCode::kUnreadable, request_.path,
               "tensor " + in_quotes(request_.tensor) +
-                  ": is another one in the checkpoint that the request describes: load it again");
+                  ": has changed since the request described it: load it again");
 }
 
 Content Item::raw(const OpenItem& open) const {

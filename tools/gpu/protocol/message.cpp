@@ -345,7 +345,7 @@ Channel::Channel(UniqueFd socket, Limits limits) : socket_(std::move(socket)), l
 
 void Channel::gone() const {
   throw Error(ErrorCode::kDeviceFailed, "",
-              "the connection to the holder has ended: load again (stfs-gpu doctor tells more)");
+              "the connection to the holder has ended: load again (stfs-gpu doctor shows more)");
 }
 
 bool Channel::receive() {

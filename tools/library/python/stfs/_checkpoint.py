@@ -46,7 +46,7 @@ def _words(options: Mapping[str, Any]) -> List[str]:
 def _array(texts: Sequence[Source]) -> Any:
     words = [os.fsencode(text) for text in texts]
     if any(b"\0" in word for word in words):
-        raise UsageError("a source or an option has a NUL in it", 2)
+        raise UsageError("a source or an option contains a NUL", 2)
     return (ctypes.c_char_p * len(words))(*words)
 
 
@@ -225,7 +225,7 @@ class Checkpoint(Mapping[str, Tensor]):
     def prefetch(self, names: Optional[Iterable[str]] = None) -> None:
         """Begins to fetch tensors of remote sources, all by default, and returns at once."""
         if isinstance(names, str):
-            raise UsageError(f"{names!r}: a list of names is expected", 2)
+            raise UsageError(f"{names!r}: expected a list of names", 2)
         numbers = range(len(self)) if names is None else [self[name]._number for name in names]
         check(library.stfs_prefetch(self._handle, (ctypes.c_size_t * len(numbers))(*numbers), len(numbers)))
 
@@ -239,7 +239,7 @@ class Checkpoint(Mapping[str, Tensor]):
         True
         """
         if shard_size < 0:
-            raise UsageError(f"shard_size {shard_size}: a number of bytes is expected", 2)
+            raise UsageError(f"shard_size {shard_size}: expected a number of bytes", 2)
         options = _library.SaveOptions(ctypes.sizeof(_library.SaveOptions), shard_size, replace)
         shared = ctypes.c_uint64()
         (given,) = _array([path])

@@ -114,7 +114,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
 
 library = _load()
 if not hasattr(ctypes.CDLL(None), "PyCapsule_New"):
-    raise ImportError("this program loaded libpython for itself alone: stfs needs it with RTLD_GLOBAL")
+    raise ImportError("this program loaded libpython without RTLD_GLOBAL, which stfs needs")
 
 
 def version() -> str:

@@ -207,5 +207,5 @@ def device_of(device: Any) -> Any:
     if kind not in ("cpu", "cuda", "mps", "npu", "xpu", "xla", "mlu", "musa", "hpu"):
         raise SafetensorError(f"device {device} is invalid", 2)
     if colon and not (number.isdecimal() and number.isascii()):
-        raise ValueError(f"device {device}: a number is expected behind the colon")
+        raise ValueError(f"device {device}: expected a number after the colon")
     return device

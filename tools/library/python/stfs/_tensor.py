@@ -160,7 +160,7 @@ class Tensor:
                 raise BufferError("the buffer has gaps")
             length = self.nbytes
             if view.nbytes < length:
-                raise ValueError(f"the buffer has {view.nbytes} bytes, and the tensor {length}")
+                raise ValueError(f"the buffer has {view.nbytes} bytes, but the tensor {length}")
             if length:
                 self._read(ctypes.addressof(ctypes.c_char.from_buffer(view.cast("B"))), length, memoryview(view))
             return length
@@ -298,7 +298,7 @@ class Tensor:
 
 def _as(as_: str) -> bytes:
     if as_ != "f32":
-        raise ValueError(f'as_ is {as_!r}: it can be "f32" or None')
+        raise ValueError(f'as_ is {as_!r}: expected "f32" or None')
     return b"f32"
 
 

@@ -150,7 +150,7 @@ class Tensor:
         if as_ == "f32":
             return self._floats(numpy)
         if as_ is not None:
-            raise ValueError(f'as_ is {as_!r}: it can be "f32" or None')
+            raise ValueError(f'as_ is {as_!r}: expected "f32" or None')
         known = type_of(self.dtype)
         if known.typestr is None:
             dlpack = ", raw() or DLPack" if self.dtype in _PACKED else " or raw()"
@@ -166,7 +166,7 @@ class Tensor:
     def _floats(self, numpy: Any) -> Any:
         self._check_host()
         if (type_of(self.dtype).typestr or "V")[1:2] in tuple("biuc"):
-            raise TypeError(f"{self.dtype} is not a floating type: use numpy() without as_")
+            raise TypeError(f"{self.dtype} is not a floating-point type: use numpy() without as_")
         array = numpy.empty(self.shape, numpy.float32)
         self._handle.call(library.stfs_gpu_read_f32, self._index, array.ctypes.data, array.size)
         return array
@@ -350,7 +350,7 @@ def _encode(text: Any) -> Optional[bytes]:
         return None
     encoded = _bytes(text)
     if b"\0" in encoded:
-        raise ValueError("a NUL")
+        raise ValueError("the text contains a NUL")
     return encoded
 
 
