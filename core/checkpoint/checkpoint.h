@@ -34,7 +34,7 @@ struct LoadOptions {
   bool alone = false;          // load one part of a split GGUF file without the other parts
   Layers layers = {};
   bool with_model_files = false;  // open the files of Checkpoint::model_files()
-  // Other users can read what is shown. Model files that only this user may read are then left out.
+  // Other users can read what is shown, so model files that not all users may read are left out.
   bool others_may_read = false;
   // How the user would set allow_missing, for messages: "-o allow_missing mounts the rest".
   std::string_view missing_hint = {};
