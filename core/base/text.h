@@ -54,8 +54,9 @@ class TextWriter {
 // Returns true if `text` is well-formed UTF-8 (RFC 3629: no surrogates, no overlong forms).
 bool is_utf8(std::string_view text);
 
-// Returns the largest position up to `n` at which a cut splits no UTF-8 character. Returns `n` if
-// the bytes before it are not UTF-8, and text.size() if `n` is larger than that.
+// Returns the largest position that is not greater than `n` and at which the text can be cut
+// without splitting a UTF-8 character. Returns `n` if the bytes around it are not UTF-8, and
+// text.size() if `n` is larger.
 std::size_t utf8_floor(std::string_view text, std::size_t n);
 
 // Compares texts in natural order: digits compare as numbers, so "layers.2" is less than
@@ -81,11 +82,12 @@ std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t mo
 void write_shape(std::span<const std::uint64_t> shape, TextWriter& out);
 std::string shape_json(std::span<const std::uint64_t> shape);
 
-// Returns a size for people: "1.5 KiB" for 1536, "17 B" for 17.
+// Returns a size as text for users: "1.5 KiB" for 1536, "17 B" for 17.
 std::string human_bytes(std::uint64_t bytes);
 
-// Returns a time since the epoch in UTC in the form of RFC 3339: "2026-01-31T08:00:00.000000000Z".
-// Returns "@SECONDS" for a year outside 0 to 9999.
+// Returns a time as text in UTC, in the form of RFC 3339: "2026-01-31T08:00:00.000000000Z". The
+// time is given in seconds and nanoseconds since 1970 (time(2)). Returns "@SECONDS" if the year is
+// not in 0 to 9999.
 std::string rfc3339(std::int64_t seconds, std::int64_t nanoseconds);
 
 }  // namespace stfs

@@ -22,8 +22,8 @@ std::optional<DType> dequantized_type_of(const Layers& layers) {
   return layer == layers.end() ? std::nullopt : dequantized_type(layer->argument);
 }
 
-// MLX has names of its own for the tensors, and alone stores weights in words of 32 bits with
-// "scales" beside them.
+// Returns true if the checkpoint is from MLX, which uses its own names for the tensors. Only MLX
+// stores weights in 32-bit words with a tensor "scales" beside them.
 bool is_of_mlx(Parts parts) {
   const auto has = [&](const std::string& name) {
     return std::ranges::any_of(parts, [&](const Part& part) {
@@ -53,7 +53,7 @@ Checkpoint::Checkpoint(std::span<const std::string> sources, const LoadOptions& 
   try {
     load(sources, options, opener);
   } catch (...) {
-    // First release the sources that were opened: they hold their entries in the cache.
+    // Release the opened sources first, because they hold their cache entries.
     model_files_.clear();
     list_ = {};
     opener.remove_created_since(made);
@@ -84,8 +84,8 @@ void Checkpoint::load(std::span<const std::string> sources, const LoadOptions& o
 
 void Checkpoint::open_model_files(SourceLists& loaded, Sources& opener, bool others_may_read) {
   if (parts().empty() || !loaded.is_one_checkpoint || is_of_mlx(parts())) return;
-  // The parts behind those of the one source are what layers read. GGUF and NumPy have names of
-  // their own.
+  // The first part belongs to the one source, because the inputs of layers come after its parts.
+  // GGUF and NumPy files use other names than the model's code.
   const std::string_view format = parts().front().format->name;
   if (format != kSafetensorsName && format != kTorchName) return;
   const std::string& directory = parts().front().directory;
@@ -94,11 +94,11 @@ void Checkpoint::open_model_files(SourceLists& loaded, Sources& opener, bool oth
     names = std::move(loaded.listed->second);
   } else if (!is_url(directory)) {
     names = opener.names_in(directory.empty() ? "." : directory);
-  } else if (scheme_of(directory) == "hf") {  // has told all names already
+  } else if (scheme_of(directory) == "hf") {  // the store has all names of the model already
     names = opener.names_in(directory);
   }
-  // The type of dequantised weights, by this layer or by that of a mount. What other layers compute
-  // is as quantised as it was.
+  // The type of dequantised weights, if a layer of this checkpoint or of a mount dequantises them.
+  // Other layers leave quantised weights quantised.
   std::optional<DType> computed = dequantized_type_of(layers_);
   if (!computed) computed = dequantized_type_of(loaded.below);
   ModelFiles found = stfs::open_model_files(directory, names, ConfigFacts(list_, computed),
@@ -180,8 +180,9 @@ void Checkpoint::merge_metadata() {
   keep_arrays();
 }
 
-// Keeps the texts of arrays that would be read more than once: those of more than one step. Of a
-// source that fetches, all are made ready now: stat(2) of a file waits for no network.
+// Keeps the texts of arrays that would be read more than once, which are the arrays of more than
+// one step. For a remote source, prepares all texts now, so that stat(2) of a file does not wait
+// for the network.
 void Checkpoint::keep_arrays() {
   for (std::uint32_t i = 0; i < items_.size(); ++i) {
     const MetadataItem item = item_at(items_[i]);

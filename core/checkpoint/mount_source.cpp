@@ -31,18 +31,18 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-constexpr ino_t kRootInode = 1;  // of every mount of stfs
+constexpr ino_t kRootInode = 1;  // the inode number of the root of every stfs mount
 constexpr std::string_view kControlDirectory = ".stfs";
 
-// Adds a text and its end.
+// Adds a text and a NUL, which marks its end.
 void add_text(Sha256& hash, std::string_view text) {
   hash.add(std::as_bytes(std::span(text)));
   hash.add(std::as_bytes(std::span("\0", 1)));
 }
 
-// The text
+// The text of mount_json()
 
-// A path may be no UTF-8, and JSON must be.
+// Writes a text as JSON. JSON must be UTF-8, so a path that is not UTF-8 is written in hex.
 void write_text(const std::string& text, TextWriter& out) {
   if (is_utf8(text)) {
     out.json(text);
@@ -51,8 +51,9 @@ void write_text(const std::string& text, TextWriter& out) {
   }
 }
 
-// An argument without the secrets of the URL at the end of its first line, as in
-// "0.5@https://host/adapter". Of edits the line says where they stand, and others follow.
+// Returns an argument without the secrets of the URL at the end of its first line, as in
+// "0.5@https://host/adapter". For edits, the first line says where they are from, and the edits
+// follow.
 std::string public_argument(const Layer& layer) {
   const std::string argument =
       layer.option == kEditOption ? public_edits(layer.argument) : layer.argument;
@@ -75,7 +76,7 @@ void write_texts(std::span<const std::string> texts, TextWriter& out) {
   out.add("]");
 }
 
-// "" for what is no text of hexadecimal digits.
+// Decodes hexadecimal digits. Returns "" for any other text.
 std::string unhex(const std::string& hex) {
   std::string text;
   for (std::size_t i = 0; i < hex.size(); i += 2) {
@@ -92,14 +93,14 @@ bool is_path(const std::string& text) {
   return (text.starts_with('/') || is_url(text)) && text.find('\0') == std::string::npos;
 }
 
-// The string, array or flag at a key; null when it is absent or of another type.
+// Returns the string, array or flag of a key, or null if it is absent or has another type.
 template <class T>
 const T* member(const Json& object, const char* key) {
   const auto at = object.find(key);
   return at == object.end() ? nullptr : at->get_ptr<const T*>();
 }
 
-// Reads a text of write_text().
+// Reads a text that write_text() has written. Returns false for any other JSON.
 bool parse_text(const Json& json, std::string& text) {
   if (const auto* plain = json.get_ptr<const Json::string_t*>()) {
     text = *plain;
@@ -111,7 +112,7 @@ bool parse_text(const Json& json, std::string& text) {
   return true;
 }
 
-// Reads the texts of an array, which has some.
+// Reads the texts of an array. Returns false if the array is empty or contains anything else.
 bool parse_texts(const Json& json, std::vector<std::string>& texts) {
   return json.is_array() && !json.empty() && std::ranges::all_of(json, [&](const Json& text) {
            return parse_text(text, texts.emplace_back());
@@ -129,8 +130,8 @@ bool is_fuse(const std::string& path) {
   return ::statfs(path.c_str(), &system) == 0 && system.f_type == FUSE_SUPER_MAGIC;
 }
 
-// stat(2) or statfs(2) failed. Explains what a mount does to users that others do not know from
-// other file systems; returns for any other failure, which loading reports.
+// Called after stat(2) or statfs(2) has failed. Throws an Error with an explanation if the reason
+// is special to FUSE mounts. Returns for any other failure, which loading then reports.
 void explain(const std::string& source, int error) {
   if (error == ENOTCONN || error == ECONNABORTED) {  // the latter while it ends
     refuse_mount(source,
@@ -139,8 +140,8 @@ void explain(const std::string& source, int error) {
                      "fusermount3 -u) and mount it again");
   }
   if (error != EACCES) return;
-  // To a user that it refuses, a FUSE file system answers statfs(2) of its root, and not stat(2).
-  // Where it answers both, the mode of a directory keeps the user out.
+  // If a FUSE file system refuses a user, statfs(2) of its root succeeds but stat(2) fails. If both
+  // succeed, the mode of a directory excludes the user.
   std::error_code failure;
   fs::path path = fs::absolute(source, failure);
   while (path.has_relative_path()) {
@@ -163,7 +164,8 @@ struct statx status_of(const std::string& path) {
   return status;
 }
 
-// Where the file system of `path` (absolute, resolved) is mounted.
+// Returns the mountpoint of the file system that contains `path`. `path` must be absolute and
+// without symbolic links.
 std::string mountpoint_of(const std::string& path) {
   const auto device = [](const struct statx& s) {
     return makedev(s.stx_dev_major, s.stx_dev_minor);
@@ -180,7 +182,8 @@ std::string mountpoint_of(const std::string& path) {
   return at;
 }
 
-// nullopt where there is none. Another file system can hold a copy of it.
+// Returns the attribute kMountAttribute of a directory, or nullopt if it has none. A directory of
+// another file system may have a copy of the attribute.
 std::optional<std::string> mount_attribute(const std::string& root) {
   std::string value(XATTR_SIZE_MAX, '\0');
   const ssize_t length = ::getxattr(root.c_str(), kMountAttribute, value.data(), value.size());
@@ -194,12 +197,12 @@ std::optional<std::string> mount_attribute(const std::string& root) {
   return value;
 }
 
-// Whether a file of a view shows a part of a tensor or its values in another type.
+// Returns true if a file of a view shows a part of a tensor, or its values in another type.
 bool shows_values(const std::string& path) {
   return extended_attribute(path, "user.stfs.slice") || extended_attribute(path, "user.stfs.as");
 }
 
-// The meaning of a path in a mount, given as a source.
+// The meaning of a path in a mount that is used as a source.
 enum class Meaning { kTensors, kFile, kOtherForms };
 
 Meaning meaning_of(std::string_view within, bool is_directory) {
@@ -210,11 +213,11 @@ Meaning meaning_of(std::string_view within, bool is_directory) {
   return is_directory && !holds_files ? Meaning::kOtherForms : Meaning::kFile;
 }
 
-// The next step when the sources of a mount are no longer the versions that it shows.
+// Returns advice for a mount whose sources are no longer the versions that it shows.
 std::string advice(const std::string& mountpoint) {
   for (const char* name : {"merged.gguf", "merged.safetensors"}) {
     const std::string merged = mountpoint + "/.stfs/" + name;
-    // The mount refuses to open a file with bytes that it no longer has.
+    // Opening the file fails if the mount no longer has all of its bytes.
     const UniqueFd fd(::open(merged.c_str(), O_RDONLY | O_CLOEXEC));
     if (!fd) continue;
     return "name " + printable(merged) +
@@ -223,7 +226,8 @@ std::string advice(const std::string& mountpoint) {
   return "unmount it and mount it again";
 }
 
-// 0.1.0 did not say what it mounts. The other file systems in user space have no such file.
+// Refuses a mount of stfs 0.1.0, which had no attribute that says what is mounted. Other FUSE file
+// systems have no `.stfs/tensors.json`.
 void refuse_older_mount(const std::string& root) {
   if (std::error_code error; fs::exists(root + "/.stfs/tensors.json", error)) {
     refuse_mount(root,
@@ -290,14 +294,14 @@ std::string version_of(const TensorList& list) {
     add(part.source->token());
     add("\n");
     if (part.is_whole) continue;
-    // An index, which may be rewritten, chose among the tensors of the file.
+    // An index has selected tensors of the file, and the index may be rewritten.
     for (const std::uint32_t number : part.header.by_name) {
       add(part.header.name(part.header.tensors[number]));
       add({"\0", 1});
     }
   }
   for (const std::string& text : list.texts()) add(text);
-  // Parts that hold what others are computed of stay whole, whatever is shown of them.
+  // With layers, parts are kept whole for computed tensors, even if only some tensors are shown.
   for (std::uint32_t i = 0; (list.is_layered() || list.size() != stored) && i < list.size(); ++i) {
     add(list.name(i));
     add({"\0", 1});
@@ -322,7 +326,7 @@ std::string Identities::of(const Tensor& tensor) const {
 
 bool has_layer(const MountSource& mounted, const Layer& layer) {
   const LayerRow& row = *find_layer(layer.option);
-  if (row.repeats) return false;  // on top of what the mount shows
+  if (row.repeats) return false;  // because it is applied again to the tensors that are shown
   const auto refuse = [&](const std::string& why) {
     throw Error(ErrorCode::kUsage, mounted.source, why);
   };
@@ -362,14 +366,15 @@ std::optional<MountSource> find_mount_source(const std::string& source) {
   if (is_url(source)) return std::nullopt;
   struct stat status {};
   struct statfs system {};
-  // After the end of a mount, the kernel may answer stat(2) from its cache, and statfs(2) never.
+  // After the end of a mount, stat(2) may still succeed from the kernel's cache, but statfs(2)
+  // always fails.
   if (::stat(source.c_str(), &status) != 0 || ::statfs(source.c_str(), &system) != 0) {
     explain(source, errno);
     return std::nullopt;
   }
   if (system.f_type != FUSE_SUPER_MAGIC) return std::nullopt;
   const std::string path = absolute_path(source);
-  // The working directory can lie in a mount that another one covers.
+  // The working directory may be in a mount that another mount covers.
   if (struct stat at_path{};
       ::stat(path.c_str(), &at_path) != 0 || at_path.st_dev != status.st_dev) {
     refuse_mount(source, "another file system is mounted over it: enter its directory again");
@@ -379,7 +384,7 @@ std::optional<MountSource> find_mount_source(const std::string& source) {
   const bool is_directory = S_ISDIR(status.st_mode);
   const Meaning meaning = meaning_of(within, is_directory);
   const bool is_form = meaning == Meaning::kFile && shows_values(path);
-  if (is_at_or_below(within, kSafetensorsView)) return std::nullopt;  // each is a checkpoint
+  if (is_at_or_below(within, kSafetensorsView)) return std::nullopt;  // each file is a checkpoint
   if (meaning == Meaning::kFile && !is_form && (is_directory || !shows_tensor_bytes(path))) {
     return std::nullopt;
   }
@@ -440,7 +445,7 @@ std::vector<std::string> files_of_mount(const std::string& mountpoint) {
 
 void refuse_changed(const MountSource& mounted) {
   const std::vector<std::string>& sources = mounted.content.sources;
-  // A layer has files too, such as an adapter's.
+  // A layer may have files too, such as an adapter.
   const bool is_one = sources.size() == 1 && mounted.content.layers.empty();
   refuse_mount(mounted.source, (is_one ? printable(sources.front()) + " has changed"
                                        : std::string("its sources have changed")) +

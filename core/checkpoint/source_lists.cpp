@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Leaves the tensors at or below a path in a mount of this list; "" leaves all.
+// Keeps only the tensors at or below a path in a mount of this list. "" keeps all tensors.
 void keep_within(TensorList& list, const std::string& within) {
   if (within.empty()) return;
   list.sort_names();
@@ -35,14 +35,14 @@ void keep_within(TensorList& list, const std::string& within) {
 
 class Loader {
  public:
-  // How the sources were reached.
+  // The mounts and layers through which the sources were reached.
   struct Way {
     unsigned depth = 0;        // the number of mounts and layers that lead to the sources
     bool is_in_mount = false;  // at least one of them is a mount
     Layers above = {};         // the layers that are applied to the tensors of that mount
   };
 
-  // Adds to `mounts` what SourceLists::mounts holds.
+  // Adds the paths of opened mounts to `mounts` (SourceLists::mounts).
   Loader(const StoredOptions& options, const Layers& layers, Sources& opener,
          std::vector<std::string>& mounts, Way way)
       : options_(options),
@@ -90,7 +90,8 @@ class Loader {
     out_.list.append(std::move(stored.tensors));
   }
 
-  // A source that is a delta is the layer upon the checkpoint that it reaches.
+  // If a source is a delta, replaces it by the checkpoint that the delta applies to, and adds the
+  // delta as a layer.
   void take_delta(std::string& source) {
     const std::string named = public_name(source);
     const auto delta = delta_as_source(source, opener_);
@@ -106,7 +107,8 @@ class Loader {
   }
 
   void add_mounted(MountSource mounted) {
-    // Since the mount was asked, a link to a source may have given it another token: ask again.
+    // After the mount's attribute was read, a new link to a source may have changed the source's
+    // token, so read the attribute again.
     constexpr unsigned kMaxLooks = 50;
     for (unsigned looks = 1; !add_if_current(mounted); ++looks) {
       std::optional<MountSource> now = find_mount_source(mounted.source);
@@ -117,7 +119,7 @@ class Loader {
     }
   }
 
-  // Returns false when the sources are not the versions that the mount has named.
+  // Returns false if the sources are not the versions that the mount's attribute names.
   bool add_if_current(const MountSource& mounted) {
     const MountContent& content = mounted.content;
     Layers above = layers_;
@@ -142,8 +144,8 @@ class Loader {
       out_.is_one_checkpoint = whole.is_one_checkpoint && mounted.within.empty();
       if (whole.listed) out_.listed = std::move(whole.listed);
     } catch (const Error& error) {
-      // A usage error is about the command. Of mounts of mounts, the one that the user named says
-      // what to do.
+      // A usage error is about the command. If mounts are nested, only the error about the mount
+      // that the user named says what to do.
       if (error.code() == ErrorCode::kUsage || way_.is_in_mount) throw;
       refuse_lost(mounted, error);
     }

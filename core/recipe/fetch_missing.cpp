@@ -13,19 +13,19 @@
 namespace stfs {
 namespace {
 
-// Parts that are read one after the other are multiples of this: a reader that begins at an element
-// has whole elements of every type that a production makes.
+// The steps of a reader are multiples of this size. If a reader begins at an element, each step
+// therefore contains whole elements of every type that a producer computes.
 constexpr std::uint64_t kElement = 8;  // bytes
 
-constexpr std::uint64_t kFirst = 1 << 20;        // bytes of a request that others follow
-constexpr std::uint64_t kPrefetched = 32 << 20;  // bytes of those
+constexpr std::uint64_t kFirst = 1 << 20;        // bytes of the first request of several
+constexpr std::uint64_t kPrefetched = 32 << 20;  // maximum bytes of the later requests
 
 std::uint64_t block_of(std::uint64_t offset) { return offset / Source::kFetchUnit; }
 std::uint64_t last_block(const Extent& extent) {
   return block_of(extent.offset + extent.length - 1);
 }
 
-// The parts, in whole blocks, that are not here.
+// Returns the parts of extents in blocks that are not local. Joins adjacent parts.
 std::vector<Extent> absent_parts(const std::vector<Extent>& extents) {
   std::vector<Extent> absent;
   for (const Extent& extent : extents) {
@@ -46,7 +46,7 @@ std::vector<Extent> absent_parts(const std::vector<Extent>& extents) {
   return absent;
 }
 
-// Leaves the first bytes.
+// Reduces `extents` to their first kFirst bytes, and returns the rest.
 std::vector<Extent> all_but_first(std::vector<Extent>& extents) {
   std::vector<Extent> later;
   std::uint64_t most = kFirst;
@@ -60,7 +60,8 @@ std::vector<Extent> all_but_first(std::vector<Extent>& extents) {
   return later;
 }
 
-// Counts what arrives. Shared with the callbacks of sources, which may come after the waiter left.
+// Counts the ranges that have arrived. The waiter shares it with the callbacks of sources, because
+// a source may call back after the waiter has given up.
 class Waiting {
  public:
   explicit Waiting(std::size_t ranges) : left_(ranges) {}
@@ -72,7 +73,8 @@ class Waiting {
   }
 
   int wait(const std::atomic<bool>* stop) {
-    constexpr std::chrono::milliseconds kLook{50};  // nobody notifies when `stop` is set
+    // The interval of checking `stop`, because setting it does not notify all_.
+    constexpr std::chrono::milliseconds kLook{50};
     std::unique_lock lock(mutex_);
     while (!all_.wait_for(lock, kLook, [this] { return left_ == 0; })) {
       if (stop != nullptr && stop->load(std::memory_order_acquire)) return EINTR;
@@ -93,7 +95,7 @@ std::uint64_t bytes_of(const std::vector<Extent>& extents) {
   return bytes;
 }
 
-// Source::prefetch() of the first of `later`.
+// Calls Source::prefetch() for the first kPrefetched bytes of `later`.
 void prefetch(const std::vector<Extent>& later) {
   std::uint64_t most = kPrefetched;
   for (const Extent& extent : later) {
@@ -104,7 +106,8 @@ void prefetch(const std::vector<Extent>& later) {
   }
 }
 
-// Sets `lost` when bytes that had come were gone again.
+// Fetches and copies a range. Sets `lost` to true if fetched bytes were evicted before they were
+// copied.
 int arrive_and_copy(const Content& content, std::uint64_t offset, std::span<std::byte> out,
                     const std::atomic<bool>* stop, bool& lost) {
   Steps steps(offset, out.size());
@@ -165,7 +168,7 @@ std::uint64_t join(std::vector<Extent>& extents) {
 std::vector<Extent> missing_part(const Content& content, std::uint64_t offset,
                                  std::uint64_t& length, std::uint64_t most,
                                  std::vector<Extent>* later) {
-  constexpr std::uint64_t kAligned = 64;  // bytes: whole elements, where there are so many
+  constexpr std::uint64_t kAligned = 64;  // bytes; lengths above it are reduced to a multiple
   while (true) {
     std::vector<Extent> missing = content.missing(offset, length);
     const std::uint64_t bytes = missing.empty() ? 0 : join(missing);
@@ -176,7 +179,7 @@ std::vector<Extent> missing_part(const Content& content, std::uint64_t offset,
       *later = all_but_first(missing);
       return missing;
     }
-    // Assume that they are spread evenly, and at least halve.
+    // Assume that the missing bytes are spread evenly, and at least halve the length.
     const auto share = static_cast<std::uint64_t>(
         static_cast<double>(length) * static_cast<double>(most) / static_cast<double>(bytes));
     length = std::max(kElement, std::min(share, length / 2));
@@ -219,13 +222,13 @@ int Steps::copied(int error) {
   if (error != 0) return error;
   lost_ = 0;
   at_ += take_;
-  take_ *= 2;  // bytes may lie closer from here on
+  take_ *= 2;  // because the next bytes may be closer together
   return 0;
 }
 
 void prefetch_content(const Content& content, std::uint64_t offset, std::uint64_t length,
                       std::uint64_t most) {
-  constexpr std::uint64_t kPiece = 4 << 20;  // bytes of the recipe, looked at in one go
+  constexpr std::uint64_t kPiece = 4 << 20;  // bytes of the recipe that are checked at a time
   if (offset >= content.size()) return;
   const std::uint64_t end = offset + std::min(length, content.size() - offset);
   while (offset < end && most > 0) {
@@ -249,7 +252,7 @@ int SequentialReader::copy_unverified(std::uint64_t offset, std::span<std::byte>
   bool lost = false;
   if (fetches_ahead_) fetch_ahead(offset);
   const int error = arrive_and_copy(content_, offset, out, stop_, lost);
-  // The source keeps less than what is fetched ahead: it would fetch everything twice.
+  // The source keeps fewer bytes than are fetched ahead, so it would fetch everything twice.
   if (lost) fetches_ahead_ = false;
   return error;
 }

@@ -13,11 +13,12 @@
 
 namespace stfs {
 
-inline constexpr std::uint64_t kShareBlock = 4096;  // the block in bytes that XFS and btrfs share
+// The size in bytes of the blocks that XFS and btrfs can share between files.
+inline constexpr std::uint64_t kShareBlock = 4096;
 
-// Returns the part of an extent, relative to its begin, that a file can share if it has the extent
-// at offset `at`. The part consists of whole blocks. Its length is 0 if the extent begins at
-// different positions of a block in the two files.
+// Returns the part of an extent that a new file can share if the extent is at offset `at` of the
+// new file. The part is relative to the beginning of the extent and consists of whole blocks. Its
+// length is 0 if `at` and the extent's offset differ modulo kShareBlock.
 ByteRange shareable_part(std::uint64_t at, const Extent& extent);
 
 struct Written {
@@ -34,8 +35,9 @@ Written write_content(const Content& content, int fd,
                       const std::function<void(std::uint64_t bytes)>& progress,
                       const std::atomic<bool>* stop = nullptr);
 
-// Returns true if the file system of `fd` can share blocks of the extent's file. To find out,
-// shares one block of the extent with the beginning of `fd`.
+// Returns true if the file system of `fd` can share blocks with the extent's file. To find out, it
+// shares one block of the extent at the beginning of the file `fd`, which overwrites the bytes
+// there.
 bool can_share(const Extent& extent, int fd);
 
 }  // namespace stfs

@@ -41,13 +41,14 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kLaterPatience{5'000};
 
-// Whether a name that a server lists can be one in a directory.
+// Returns true if a name in a server's listing can be the name of a file in a directory.
 bool is_plain_file_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." &&
          name.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
 }
 
-// The name in the cache. URLs that differ in their query may mean different objects.
+// Returns the key of a name in the cache. URLs with different queries have different keys, because
+// they may mean different objects.
 std::string key_of(const std::string& given) {
   const std::string name = without_signature(given);
   const std::string key = public_name(name);
@@ -71,7 +72,8 @@ Json json_of(const Known& known, bool with_secrets) {
   return json;
 }
 
-// Leaves out what is of another type: the cache is not trusted.
+// Reads the facts that the cache has about a name. Skips values of another type, because the
+// content of the cache is not trusted.
 Known known_of(const Json& json) {
   const auto text_of = [](const Json& value) -> std::optional<std::string> {
     const auto* text = value.get_ptr<const Json::string_t*>();
@@ -208,7 +210,8 @@ void Sources::warn_of_unused_copy(const Error& error) {
        ": the copy in the Hub's own cache is not used: " + error.message());
 }
 
-// The facts that use() was given for a name.
+// Returns the facts about a name in the resolutions that use() was called with, or nullopt if use()
+// was not called.
 std::optional<SourceFacts> Sources::given(const std::string& name) {
   if (!network_is_closed_) return std::nullopt;
   const std::lock_guard lock(known_mutex_);
@@ -216,13 +219,13 @@ std::optional<SourceFacts> Sources::given(const std::string& name) {
   return at != known_.end() ? std::optional(at->second) : std::nullopt;
 }
 
-// The cache's facts about a name.
+// Returns the facts about a name that are in the cache.
 SourceFacts Sources::recalled(const std::string& name) {
   const auto json = cache().recall(key_of(name));
   return json ? known_of(Json::parse(*json, nullptr, false)) : Known{};
 }
 
-// Remembers what `change` adds, here and in the cache.
+// Adds facts about a name, with `change`, to known_ and to the cache.
 template <class Change>
 void Sources::learn(const std::string& name, const Change& change) {
   {
@@ -249,7 +252,7 @@ void Sources::refuse_to_ask(const std::string& name) const {
                                            " is set), and this was never fetched");
 }
 
-// Whether the cache has the first bytes of a version.
+// Returns true if the cache has the first `length` bytes of a version.
 bool Sources::is_cached(const RemoteVersion& version, std::uint64_t length) {
   const std::unique_ptr<CacheEntry> entry = cache().open(version, true);
   if (entry == nullptr) return false;
@@ -260,8 +263,9 @@ bool Sources::is_cached(const RemoteVersion& version, std::uint64_t length) {
   return true;
 }
 
-// Where the blocks end that were read of a beginning, 0 if the cache has them all. Who loads it
-// again reads the same: a reader passes over what it does not keep.
+// Returns the end of the local blocks in the first `length` bytes of a source, or 0 if the cache
+// has all of them. Loading the source again reads only these blocks, because a reader skips the
+// other bytes.
 std::uint64_t Sources::end_not_cached(const RemoteVersion& version, const Source& source,
                                       std::uint64_t length) {
   const std::unique_ptr<CacheEntry> entry = cache().open(version, true);
@@ -277,8 +281,9 @@ std::uint64_t Sources::end_not_cached(const RemoteVersion& version, const Source
   return has_all ? 0 : end;
 }
 
-// Opens the file of the Hub's own cache that stands for an object; null where there is none, and,
-// with a warning, where it must not be used. `version` null: offline, and it was never asked for.
+// Opens the file of the Hub's own cache for an object. Returns null if there is no such file, and
+// also, after a warning, if the file must not be used. `version` is null if stfs is offline and
+// does not know the version.
 std::unique_ptr<const Source> Sources::make_from_copy(const std::string& name,
                                                       const RemoteVersion* version) {
   const std::string path = scheme_of(name) == "hf" ? hub_local_copy(name) : "";
@@ -288,7 +293,7 @@ std::unique_ptr<const Source> Sources::make_from_copy(const std::string& name,
     HubCacheFile copy = open_in_hub_cache(path);
     auto object = hub_copy_object(name, copy.path);
     if (version != nullptr) {
-      // Tokens of one kind of digest have one length.
+      // Only tokens of the same kind of digest, which have the same length, can be compared.
       if (object && object->token.size() == version->token.size() &&
           object->token != version->token) {
         throw Error(ErrorCode::kUnreadable, path,
@@ -320,8 +325,8 @@ std::unique_ptr<const Source> Sources::make(const std::string& name, const Remot
     made_.push_back({entry->id(), ""});
   }
   std::unique_ptr<Remote> remote = store(name).remote(version);
-  // A store's questions before its first block are asked here, where many threads can, and not
-  // on the one thread of the Fetcher that prepares requests.
+  // A store may send requests before its first block. Send them now on the calling threads, of
+  // which there may be many, and not on the one thread of the fetcher that prepares requests.
   const bool has_first = !first.empty() || (entry != nullptr && entry->is_there(0));
   if (when == When::kNow && may_ask() && version.size > 0 && !has_first)
     static_cast<void>(remote->request({0, 1}));
@@ -352,7 +357,7 @@ std::unique_ptr<const Source> Sources::open_remote(const std::string& name, When
   }
   Found found;
   try {
-    // A file that is perhaps never read must not hold up those that are.
+    // A file that is perhaps never read must not delay the files that are read.
     const auto patience = when == When::kLater
                               ? std::optional(std::min(kLaterPatience, milliseconds(timeout()) / 4))
                               : std::nullopt;
@@ -377,7 +382,7 @@ void Sources::remove_created_since(std::size_t made) {
     const std::lock_guard lock(known_mutex_);
     for (; made_.size() > made; made_.pop_back()) removed.push_back(std::move(made_.back()));
   }
-  bool is_used = false;  // by another process, which may rely on the names too
+  bool is_used = false;  // another process uses an entry, and may rely on the names too
   for (const Made& entry : removed) {
     if (entry.name.empty() && !cache().remove(entry.id)) is_used = true;
   }
@@ -386,7 +391,8 @@ void Sources::remove_created_since(std::size_t made) {
   }
 }
 
-// The names of a model's files in the Hub's own cache; nullopt: it has none. The Hub is not asked.
+// Returns the names of a model's files in the Hub's own cache, without a request to the Hub.
+// Returns nullopt if the cache has no files of the model.
 std::optional<std::vector<std::string>> Sources::local_listing(const std::string& name) const {
   if (scheme_of(name) != "hf") return std::nullopt;
   for (const char* file : {"model.safetensors.index.json", "model.safetensors"}) {
@@ -483,8 +489,9 @@ std::string Sources::pinned(const std::string& name) {
   return pinned;
 }
 
-// The name with the commit that stfs's cache remembers, or that the Hub's own cache has. It stays
-// the same for a revision, although another process may move it between two files.
+// Returns the name with the commit of the revision in the cache of stfs or in the Hub's own cache.
+// The commit of a revision stays the same in this Sources, even if another process changes it in
+// the cache while the files of the checkpoint are opened.
 std::optional<std::string> Sources::pinned_offline(const std::string& name) {
   std::optional<std::string> pinned = recalled(name).pinned;
   if (scheme_of(name) != "hf") return pinned;
@@ -605,7 +612,7 @@ std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> name
   std::vector<Opened> opened(names.size());
   std::vector<std::size_t> remote;
   std::mutex mutex;
-  std::optional<Error> unreachable;  // those that were not begun then fail as this one
+  std::optional<Error> unreachable;  // if set, the sources that are not yet begun fail with it
   const auto open_one = [&](std::size_t i) {
     try {
       if (when == When::kLater && is_url(names[i])) {

@@ -1,12 +1,13 @@
-// Opens sources by name, wherever they are: files of the local disk, and objects of stores. All
-// that a process needs for remote sources hangs on this: the cache, the network, credentials. It is
-// made when the first remote name is opened.
+// Opens sources by name: local files, and objects of remote stores. A Sources owns everything that
+// a process needs for remote sources, such as the cache, the HTTP client and the stores with their
+// credentials. These are made when the first remote name is opened.
 //
-// A supervisor must not use the network (libcurl does not survive a fork). So a short-lived child
-// loads the checkpoint first, and resolutions() of the child, given to the Sources of the
-// supervisor, makes it find the same versions and listings without asking.
+// A supervisor must not use the network, because libcurl does not survive a fork. So a short-lived
+// child loads the checkpoint first. The supervisor passes the child's resolutions() to its own
+// Sources with use(), which then finds the same versions and listings without the network.
 //
-// Thread safety: all members. Lifetime: outlives the sources that it opens.
+// Thread safety: all members may be called from any thread. Lifetime: it must outlive the sources
+// that it opens.
 #pragma once
 
 #include "core/base/error.h"
@@ -36,25 +37,28 @@ namespace stfs {
 // The options of remote sources, the same for each command.
 struct SourceOptions {
   std::string cache_dir = {};    // "": STFS_CACHE, or the user's cache directory
-  std::uint64_t cache_size = 0;  // bytes; 0: bounded by the disk alone
-  unsigned connections = 8;
-  unsigned timeout = 60;  // seconds that a read waits, and an opening for an answer
-  bool offline = false;   // HF_HUB_OFFLINE means so too
+  std::uint64_t cache_size = 0;  // bytes; 0: bounded only by the disk
+  unsigned connections = 8;      // per host
+  // Seconds that a read waits for its bytes, and that opening a source waits for a response.
+  unsigned timeout = 60;
+  bool offline = false;  // HF_HUB_OFFLINE has the same effect
   bool insecure_http = false;
   S3Options s3 = {};
   std::uint64_t memory = 256 << 20;  // bytes of changed positions that a delta may keep
-  Counters* counters = nullptr;      // null: its own
-  // Takes a line for the user, each once: a cache that cannot be used, a version that is told by
-  // time and size alone. Called by any thread, one at a time.
+  Counters* counters = nullptr;      // must outlive the Sources; null: it uses its own counters
+  // Called with each warning for the user once, for instance if the cache cannot be used, or if
+  // only time and size identify a version. Any thread may call it, but only one at a time.
   std::function<void(const std::string& line)> warn = nullptr;
-  // Takes each local file that is opened or read, and may throw to refuse it. Called by any thread.
+  // Called with the path of each local file that is opened or read. May throw to refuse the file.
+  // Several threads may call it at the same time.
   std::function<void(const std::string& path)> reads = nullptr;
-  // Called by open_all() after each remote source, by any thread, one at a time.
+  // open_all() calls it after each remote source. Any thread may call it, but only one at a time.
   std::function<void(std::size_t opened, std::size_t all)> progress = nullptr;
 };
 
-// The options with what the environment adds, for a process that may have another one: the cache's
-// directory, absolute, and whether the Hub's variable says offline.
+// Returns the options with the settings of the environment filled in, for a process that may have
+// another environment: the absolute path of the cache's directory, and `offline` if the Hub's
+// variable sets it.
 SourceOptions resolved(SourceOptions options);
 
 class Cache;
@@ -62,14 +66,14 @@ class Fetcher;
 class Http;
 class Store;
 
-// The facts found about a name.
+// What stores or the cache have reported about a name.
 struct SourceFacts {
   std::optional<std::string> pinned = {};
-  bool is_file = false;    // a store said so
-  bool is_absent = false;  // a store said so; not remembered by the cache
+  bool is_file = false;    // a store reported that the name is a file
+  bool is_absent = false;  // a store reported that the name does not exist; not stored in the cache
   std::optional<std::vector<std::string>> listing = {};
   std::optional<RemoteVersion> version = {};
-  std::string first = {};  // bytes that no cache holds
+  std::string first = {};  // the first bytes of the source that are not in the cache
 };
 
 class Sources {
@@ -79,66 +83,74 @@ class Sources {
   Sources& operator=(const Sources&) = delete;
   virtual ~Sources();
 
-  // Opens a file or an object. Throws Error: kAbsent (no such file or object), kUnreadable, or
-  // kUsage for a URL that no store takes. Virtual, so that a test can give sources of its own.
+  // Opens a file or an object. Throws Error kAbsent if there is no such file or object,
+  // kUnreadable, or kUsage for a URL that no store accepts. It is virtual so that tests can return
+  // other sources.
   virtual std::unique_ptr<const Source> open(const std::string& name);
 
-  // The local files that were opened or read so far, and those of the Hub's own cache that were
-  // looked at for remote sources. forget() empties the list.
+  // Returns the local files that were opened or read so far, including the files of the Hub's own
+  // cache that were checked for remote sources. forget() empties the list.
   std::vector<std::string> files_read() const;
   void note_read(const std::string& path);
   std::uint64_t memory() const { return options_.memory; }
 
-  // The directory of the cache of remote sources; "" when none was opened.
+  // Returns the directory of the cache of remote sources, or "" if no cache was opened.
   std::string cache_directory() const;
 
-  // Opens many: local ones in their order, and remote ones many at once, each with its first block,
-  // so that N of them cost few round trips one after the other. In the order of `names`; an Error
-  // stands where a source could not be opened.
+  // Opens several sources. Local sources are opened one after the other. Remote sources are opened
+  // in parallel and each fetches its first block, so that N sources cost only a few successive
+  // round trips. The result has the order of `names`; `error` is set if a source could not be
+  // opened.
   struct Opened {
     std::unique_ptr<const Source> source;
     std::optional<Error> error;
   };
-  // kLater: fetches nothing, and asks a store for the version alone, for 5 s at most; for files
-  // that are perhaps never read.
+  // kLater is for files that are perhaps never read: the store is asked only for the version, for
+  // at most 5 s or a quarter of the timeout, and no bytes are fetched.
   enum class When { kNow, kLater };
   std::vector<Opened> open_all(std::span<const std::string> names, When when = When::kNow);
 
-  // The names in a directory, unsorted; nullopt for a file. Throws Error as open() does.
+  // Returns the names in a directory, unsorted, or nullopt for a file. Throws Error like open().
   std::optional<std::vector<std::string>> names_in(const std::string& name);
-  // The names of the files and directories in a directory, those of directories with a slash at the
-  // end, unsorted. Throws Error as open() does, and kUsage for a directory of a web server.
+  // Returns the names of the files and directories in a directory, unsorted. The names of
+  // directories end with a slash. Throws Error like open(), and kUsage for a directory of a web
+  // server.
   std::vector<std::string> entries_in(const std::string& directory);
-  // What stores said of names is asked for again, also what a branch of the Hub means. Sources that
-  // were opened stay what they are.
+  // Forgets what stores have reported about names, for instance the commit of a branch on the Hub,
+  // so that later calls ask again. Sources that are open do not change.
   void forget();
-  // The text of a small file. Throws Error; kUnreadable over `limit` bytes.
+  // Returns the text of a small file. Throws Error like open(), and kUnreadable if the file has
+  // more than `limit` bytes.
   std::string read_file(const std::string& name, std::uint64_t limit);
 
-  // How much was made in the cache, entries and names; removes what was made since, and what nobody
-  // uses. For loading that fails, also in the midst of another.
+  // made() returns how many entries and names this Sources has created in the cache so far.
+  // remove_created_since() removes those that were created after made() returned `made`, except
+  // entries that are in use. Call it if loading fails, even if it is a part of loading another
+  // checkpoint.
   std::size_t made() const;
   void remove_created_since(std::size_t made);
 
-  // Reads a few bytes that loading needs beside headers, as Source::read: of a remote source,
-  // resolutions() has them.
+  // Reads a few bytes that loading needs beside headers, like Source::read(). Bytes of a remote
+  // source are added to resolutions().
   int read(const Source& source, std::uint64_t offset, std::span<std::byte> out);
 
-  // The name with what can be pinned (hf://org/name@COMMIT); a local one as it stands.
+  // Returns the name with a pinned version (hf://org/name@COMMIT), or a local name unchanged.
   std::string pinned(const std::string& name);
 
-  // The first bytes of a source, of which loading it reads a part or all.
+  // The first bytes of a source. Loading the source reads all or some of them.
   struct Beginning {
     const Source* source;
     std::uint64_t length;  // bytes
   };
-  // The resolved names, with secrets, and those beginnings that no cache holds: for memory only.
-  // Throws Error kUnreadable when they are larger than a source without a cache can be.
+  // Returns the resolved names, which contain secrets, and the bytes of these beginnings that are
+  // not in the cache. Keep the text in memory only. Throws Error kUnreadable if the beginnings are
+  // larger than a source without a cache can keep.
   std::string resolutions(std::span<const Beginning> beginnings);
-  // From now on this Sources asks nobody: a name that the resolutions lack is an Error, and bytes
-  // that are not here fail to be read. Throws Error kUnreadable for a text that is none.
+  // Uses the result of resolutions() and no network from now on. Opening a name that the
+  // resolutions lack then throws Error, and reading bytes that are not local fails. Throws Error
+  // kUnreadable if the text is not a result of resolutions().
   void use(std::string_view resolutions);
-  // The sources of a Sources that uses resolutions may fetch from now on: in a worker.
+  // Permits the sources to fetch after use(). Call it in a worker.
   void start_fetching();
 
  private:
@@ -175,7 +187,7 @@ class Sources {
   bool network_is_closed_ = false;
 
   std::once_flag http_once_, cache_once_, fetcher_once_;
-  // Destroyed from the last to the first: each uses those before it.
+  // Destroyed from the last to the first, because each member uses the members before it.
   std::unique_ptr<Http> http_;
   std::unique_ptr<Cache> cache_;
   std::mutex stores_mutex_;
@@ -185,7 +197,7 @@ class Sources {
   mutable std::mutex known_mutex_;
   std::map<std::string, SourceFacts> known_;      // by name, with its secrets
   std::map<std::string, HubName> offline_roots_;  // pinned names of models, by ID@REVISION
-  // An entry of the cache, by its ID, or what it remembers of a name.
+  // A created entry of the cache, with its ID, or a created record about a name.
   struct Made {
     std::string id, name;
   };
@@ -195,8 +207,8 @@ class Sources {
   // Bytes of remote sources by path, token and offset. Constant once network_is_closed_ is true.
   std::map<std::string, std::string> parts_;
   std::size_t parts_bytes_ = 0;
-  std::mutex callback_mutex_;       // of the functions in options_
-  std::set<std::string> warnings_;  // that the user has seen
+  std::mutex callback_mutex_;       // held while `warn` or `progress` of options_ is called
+  std::set<std::string> warnings_;  // the warnings that `warn` was called with
 };
 
 }  // namespace stfs

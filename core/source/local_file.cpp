@@ -32,10 +32,10 @@ std::uint32_t file_system_of(int fd) {
 
 bool is_overlay(int fd) { return file_system_of(fd) == 0x794C7630; }
 
-// Whether only this machine can write to the file system. There fstat(2) is exact, and a lease
-// stops every writer. FUSE, network and cluster file systems may answer fstat from a cache while
-// the file changes on a server. overlayfs is not in the list: statfs(2) does not report the file
-// system of its layers.
+// Returns true if only this machine can write to the file system. fstat(2) is then exact, and a
+// lease stops every writer. FUSE, network and cluster file systems may answer fstat(2) from a cache
+// while the file changes on a server. overlayfs is not in the list, because statfs(2) does not
+// report the file systems of its layers.
 bool is_known_local(int fd) {
   constexpr std::array<std::uint32_t, 22> kLocal{
       0xEF53,      // ext2, ext3, ext4
@@ -66,13 +66,13 @@ bool is_known_local(int fd) {
 
 const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 
-// As few bits as tell two times apart: 34 of the seconds.
+// Packs a time into 64 bits: the 34 low bits of the seconds, and the nanoseconds.
 std::uint64_t bits_of(const statx_timestamp& time) {
   return static_cast<std::uint64_t>(time.tv_sec) << 30U | time.tv_nsec;
 }
 
-// How long to wait until a change gets another ctime than this one: the clock of the kernel's
-// stamps goes in ticks, and where a file system keeps seconds alone, in seconds.
+// Returns how long to wait until a change gets another ctime than this ctime. The clock of the
+// kernel's timestamps advances in ticks; some file systems store only whole seconds.
 std::chrono::nanoseconds until_past(const statx_timestamp& ctime) {
   timespec now{};
   timespec tick{};
@@ -87,7 +87,8 @@ std::chrono::nanoseconds until_past(const statx_timestamp& ctime) {
   return age > std::chrono::nanoseconds(0) || age <= -unit ? std::chrono::nanoseconds(0) : unit;
 }
 
-// Differs, but for a chance of 2^-64, where one of the attributes does.
+// Returns a hash of the link count, the mode and the owner. Different attributes have the same hash
+// only with a probability of about 2^-64.
 std::uint64_t rights_of(const struct statx& status) {
   std::uint64_t mixed = 0xCBF29CE484222325;  // FNV-1a, by words
   for (const std::uint64_t word :
@@ -115,7 +116,8 @@ std::string text_of(const statx_timestamp& time) {
   return std::to_string(time.tv_sec) + "." + std::to_string(time.tv_nsec);
 }
 
-// Two files never share all of these at two times, and a change moves one of them or the ctime.
+// Returns the token without the ctime. Two files never have all of these attributes in common, even
+// at different times, and every change of a file changes one of them or the ctime.
 std::string identity_of(const struct statx& status) {
   const auto [device, inode] = inode_of(status);
   const bool is_born = (status.stx_mask & STATX_BTIME) != 0;
@@ -160,7 +162,7 @@ LocalFile::LocalFile(const std::string& path, UniqueFd fd, std::optional<Object>
   if (status_at(AT_FDCWD, directory_path_.c_str(), is_local_, status) == 0) {
     directory_ = inode_of(status);
   }
-  if (size == 0) return;  // mmap(2) refuses length 0; reading the header reports the error
+  if (size == 0) return;  // because mmap(2) refuses length 0; reading the header reports the error
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd_.get(), 0);
   if (data == MAP_FAILED && errno == ENODEV) {
     throw Error(ErrorCode::kUnreadable, file_path_,
@@ -175,9 +177,10 @@ LocalFile::~LocalFile() {
   if (data_ != nullptr) ::munmap(data_, size());
 }
 
-// Looks at the file twice, until nothing moves in between. The kernel moves the ctime when a
-// write(2) begins, and lseek(2) waits for its end on ext4, btrfs, f2fs and tmpfs (on xfs and zfs
-// each read does). The ctime must be past: a later write within its tick would leave it.
+// Reads the attributes twice, until they are the same both times. The kernel sets the ctime when a
+// write(2) begins. lseek(2) waits for the end of the write on ext4, btrfs, f2fs and tmpfs; on xfs
+// and zfs each read waits. The tick of the ctime must be over, because a later write in the same
+// tick would not change the ctime.
 void LocalFile::settle(struct statx& status) {
   constexpr int kMaxLooks = 8;
   const auto look = [this](struct statx& at) {
@@ -193,11 +196,11 @@ void LocalFile::settle(struct statx& status) {
     look(status);
     const bool is_same = identity_of(before) == identity_of(status);
     const bool is_same_ctime = bits_of(before.stx_ctime) == bits_of(status.stx_ctime);
-    // A ctime that moves without a cause is the time of the question, on some FUSE file systems.
+    // Some FUSE file systems return the time of the call as ctime, so it changes without a cause.
     has_ctime_ = is_local_ || is_same_ctime || !is_same || rights_of(before) != rights_of(status);
     const std::chrono::nanoseconds wait = until_past(status.stx_ctime);
     if (!may_settle || (is_same && is_same_ctime && wait.count() == 0)) return;
-    if (looks >= kMaxLooks && is_same) return;  // links and rights move the ctime too
+    if (looks >= kMaxLooks && is_same) return;  // changes of links and rights set the ctime too
     if (looks >= kMaxLooks) {
       throw Error(ErrorCode::kUnreadable, file_path_,
                   "is being written to: wait until the program that writes it has ended, and try "
@@ -232,7 +235,8 @@ void LocalFile::begin_lease(std::chrono::milliseconds pause, const WriterWatch* 
   if (!may_use_mincore_) pagemap_ = UniqueFd(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
   const std::lock_guard lock(state_mutex_);
   if (standing_->lease != Lease::kNone) {
-    // The lease of a worker that died says whether a writer came since. It may be lost by now.
+    // The lease of a worker that died shows whether a writer has opened the file since. The lease
+    // may be lost by now.
     judge();
     standing_->lease = Lease::kGivenBack;
   }
@@ -254,7 +258,7 @@ bool LocalFile::retake_lease() const {
   if (!alone || !may_be_taken()) return false;
   const std::lock_guard lock(state_mutex_);
   try_lease();
-  // The thread of Leases waits without an end while no lease is held.
+  // Wake the thread of Leases, because it waits without a timeout if no lease is held.
   if (is_leased()) ::tgkill(::getpid(), lease_thread_, SIGIO);
   return is_leased();
 }
@@ -266,11 +270,12 @@ void LocalFile::try_lease() const {
       ::fcntl(fd_.get(), F_SETOWN_EX, &thread) == 0 && ::fcntl(fd_.get(), F_SETLEASE, F_RDLCK) == 0;
   // EAGAIN: a process has the file open for writing. Any other errno is permanent.
   const bool is_refused = !is_taken && errno != EAGAIN;
-  // The kernel may have asked for it already: since F_SETLEASE, or before, of a worker that died.
-  // give_back_lease_if_asked() missed that SIGIO, and finds the later ones because the lease is
-  // kHeld before this look. The caller lets no pin in between.
+  // The kernel may have asked for the lease already: after F_SETLEASE, or earlier, for the lease of
+  // a worker that died. give_back_lease_if_asked() has missed that SIGIO. It does not miss later
+  // ones, because the lease is kHeld before this check. The caller holds pins_, so no reader can
+  // pin in between.
   if (judge() == 0 && is_taken) {
-    // No writer is in: the watch tells of all from now on.
+    // No process has the file open for writing, so the watch reports every writer from now on.
     if (writers_ != nullptr) writers_->renew(fd_.get(), watch_);
     quiet_looks_ = 0;
     is_touched_ = false;
@@ -294,10 +299,10 @@ void LocalFile::give_back_lease_if_asked(Clock::time_point since) const {
   const std::lock_guard no_pins(pins_);
   await_touch(since);
   const std::lock_guard lock(state_mutex_);
-  judge();  // the last look before the writer
+  judge();  // the last check before the writer continues
   retake_at_ = Clock::now() + pause_;
   return_lease(Lease::kGivenBack);
-  // Touch has not opened the file, and need not: take the lease again at once.
+  // touch(1) has set the times without opening the file, so take the lease again at once.
   if (is_touched_) return try_lease();
   constexpr unsigned kMaxPauses = 64;
   pause_ = std::min(pause_ * 2, first_pause_ * kMaxPauses);
@@ -316,16 +321,17 @@ void LocalFile::let_lease_rest() const {
   return_lease(is_asked_for ? Lease::kGivenBack : Lease::kResting);
 }
 
-// Whether a process waits until the lease is given back, as /proc/locks tells: after the line of
-// the lease, "1: LEASE  BREAKING  UNLCK 3272 fe:00:109542 0 EOF", it has one with "->" for each.
-// True where it does not list the lease. Takes no memory: nothing may end the thread of Leases.
+// Returns true if a process waits until the lease is given back. /proc/locks has a line for the
+// lease, "1: LEASE  BREAKING  UNLCK 3272 fe:00:109542 0 EOF", and after it a line with "->" for
+// each waiting process. Also returns true if /proc/locks does not list the lease. Allocates no
+// memory, because no failure may end the thread of Leases.
 bool LocalFile::writer_is_waiting() const {
   std::array<char, 48> inode{};
   std::snprintf(inode.data(), inode.size(), ":%llu 0 EOF",
                 static_cast<unsigned long long>(inode_.second));
   const UniqueFd locks(::open("/proc/locks", O_RDONLY | O_CLOEXEC));
   std::array<char, 4096> text{};
-  std::size_t kept = 0;  // bytes of a line whose end is not read yet
+  std::size_t kept = 0;  // bytes of a line whose end was not read yet
   bool is_listed = false;
   bool is_ours = false;
   while (locks) {
@@ -348,9 +354,10 @@ bool LocalFile::writer_is_waiting() const {
   return !is_listed;
 }
 
-// touch(1) opens with O_NONBLOCK, does not wait for the lease, and then sets the times by the
-// file's name. Returns when it did, or a process waits, or when it has had the time to. A touch
-// that comes later is told from a writer by the watch.
+// touch(1) opens the file with O_NONBLOCK, so it does not wait for the lease, and then sets the
+// times by the file's name. This function returns when the times were set, when a process waits for
+// the lease, or when touch(1) has had enough time. The watch distinguishes a later touch from a
+// writer.
 void LocalFile::await_touch(Clock::time_point since) const {
   constexpr std::chrono::milliseconds kWatched{1}, kUnwatched{250};
   constexpr std::chrono::microseconds kLook{50};
@@ -364,7 +371,8 @@ void LocalFile::await_touch(Clock::time_point since) const {
 
 void LocalFile::end_lease() const {
   Lease held = Lease::kHeld;
-  standing_->lease.compare_exchange_strong(held, Lease::kAskedFor);  // try_pin() gives no more pins
+  // From now on try_pin() returns no pins.
+  standing_->lease.compare_exchange_strong(held, Lease::kAskedFor);
   const std::lock_guard no_pins(pins_);
   const std::lock_guard lock(state_mutex_);
   return_lease(Lease::kNone);
@@ -389,7 +397,7 @@ int LocalFile::look(Look& now) const {
   return 0;
 }
 
-// But for the ctime.
+// Returns true if all attributes of the version except the ctime are the same.
 bool LocalFile::is_same(const Look& now) const {
   return now.size == size() && now.mtime.tv_sec == file_mtime_.tv_sec &&
          now.mtime.tv_nsec == file_mtime_.tv_nsec;
@@ -406,7 +414,7 @@ int LocalFile::verify() const {
 int LocalFile::judge() const {
   if (has_changed()) return ESTALE;
   const bool is_named =
-      path_names_this_file();  // before the look: a rename between the two is a change
+      path_names_this_file();  // before look(), so that a rename in between counts as a change
   Look now{};
   const int error = look(now);
   if (error != 0 && error != ESTALE) {  // ESTALE: the server replaced or removed the file
@@ -426,7 +434,7 @@ int LocalFile::judge() const {
   return ESTALE;
 }
 
-// Whether a ctime that moved alone changed no byte.
+// Returns true if no byte was changed although the ctime has changed (the table in local_file.h).
 bool LocalFile::only_metadata_changed(const Look& now, bool is_named) const {
   switch (standing_->lease) {
     case Lease::kHeld:
@@ -444,24 +452,25 @@ bool LocalFile::only_metadata_changed(const Look& now, bool is_named) const {
   return now.rights != standing_->rights || is_named != standing_->is_named;
 }
 
-// Whether no process has had the file open for writing since the watch was added. A call that took
-// no lease keeps one for the question, in which a writer that does not wait is refused.
+// Returns true if no process has had the file open for writing since the watch was added. If no
+// lease is held, takes a lease for the time of the check. A writer that opens the file with
+// O_NONBLOCK is refused during this time.
 bool LocalFile::is_unwritten() const {
   const bool is_taken = kernel_has_lease();
   if (!is_taken && ::fcntl(fd_.get(), F_SETLEASE, F_RDLCK) != 0) return false;
   const bool is_quiet = writers_->renew(fd_.get(), watch_);
   if (!is_taken) ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
-  // It was a touch(1) that the lease refused to let in, or no writer at all: no pause is needed.
+  // There was no writer, or only a touch(1) that the lease has refused, so no pause is needed.
   if (is_quiet) retake_at_ = Clock::time_point{};
   return is_quiet;
 }
 
-// Whether the kernel still holds writers up. After F_UNLCK, or when a lease was asked for longer
-// than /proc/sys/fs/lease-break-time ago, it does not.
+// Returns true if the kernel still blocks writers. It does not after F_UNLCK, and if the lease was
+// asked for longer ago than /proc/sys/fs/lease-break-time.
 bool LocalFile::kernel_has_lease() const {
   const int fd = fd_.get();
   if (::fcntl(fd, F_GETLEASE) == F_RDLCK) return true;
-  // F_GETLEASE says F_UNLCK of a lease that was asked for, too.
+  // F_GETLEASE also returns F_UNLCK for a lease that a writer has asked for.
   std::array<char, 40> path{};
   std::snprintf(path.data(), path.size(), "/proc/self/fdinfo/%d", fd);
   const UniqueFd info(::open(path.data(), O_RDONLY | O_CLOEXEC));
@@ -472,8 +481,8 @@ bool LocalFile::kernel_has_lease() const {
              std::string_view::npos;
 }
 
-// Whether file_path() leads to this file. As it was where its directory is another one: a directory
-// that moves leaves the ctime of its files.
+// Returns true if file_path() refers to this file. If the directory at the path is another one,
+// returns the earlier result, because moving a directory does not change the ctime of its files.
 bool LocalFile::path_names_this_file() const {
   struct statx status {};
   if (status_at(AT_FDCWD, directory_path_.c_str(), is_local_, status) != 0 ||

@@ -1,28 +1,34 @@
-// A file as a source: open, and mapped whole and read-only. Its version is the device, inode, birth
-// time, size and mtime that it had when it was opened, and its ctime, which may move along.
+// A local file as a source. The file is kept open and mapped read-only as a whole. Its version is
+// the device, inode, birth time, size and mtime that it had when it was opened, and its ctime. A
+// new ctime may be adopted, as the table below says.
 //
 // A read lease (fcntl(2)) pins its bytes: while it is held, the kernel blocks every process that
 // opens the file for writing or truncates it. leases.h draws the states of a lease.
 //
-// A program can write to a file and put its mtime back, but never its ctime. Links, renames, rights
-// and attributes move the ctime too, and change no byte. The lease tells which it was:
+// A program can write to a file and restore its mtime, but not its ctime. Changes of links, names,
+// rights and attributes also change the ctime, but no byte. If only the ctime has changed, the
+// state of the lease shows which case it is:
 //
-//   lease        a ctime that moved alone
-//   held         no writer came: it is adopted. The kernel is asked after the look at the file
-//   asked for    the writer still waits: it is adopted
-//   resting      it is adopted where the lease can be had now (nobody has the file open for
-//                writing) and the watch stands (writer_watch.h: nobody had). Without a watch as
-//                none
-//   given back   likewise; without a watch the file has changed
-//   none         it is adopted where the link count, the mode, the owner, or whether the name leads
-//                to this file has changed too; else the file has changed. Some rewrites are missed
+//   lease        what a new ctime means if nothing else has changed
+//   held         No writer has opened the file, so the ctime is adopted. Whether the kernel still
+//                has the lease is checked after the attributes were read.
+//   asked for    The writer still waits, so the ctime is adopted.
+//   resting      The ctime is adopted if the lease can be taken now (no process has the file open
+//                for writing) and the watch is quiet (writer_watch.h: no process had it open since
+//                the watch was added). Without a watch, the rule of "none" holds.
+//   given back   The same rule as for "resting", but without a watch the file counts as changed.
+//   none         The ctime is adopted if the link count, the mode or the owner has changed too, or
+//                if the name now refers to this file and did not before, or the reverse. Otherwise
+//                the file counts as changed. Some rewrites are missed.
 //
-// A write(2) moves the ctime when it begins. One that is under way when the file is opened would
-// show by nothing later: the constructor waits for its end, and for a ctime that is past.
+// A write(2) changes the ctime when it begins. If a write were in progress when the file is opened,
+// its later bytes would change no attribute. So the constructor waits until the write has ended and
+// until a later change must get another ctime.
 //
-// A file may be the copy of a remote object (Object): Source::path() is then a URL.
+// A file may be the copy of a remote object (Object). Source::path() is then a URL.
 //
-// Thread safety and lifetime: as source.h says. The lease's members marked so belong to one thread.
+// Thread safety and lifetime: as in source.h. Only the thread of Leases may call the members about
+// the lease that say so.
 #pragma once
 
 #include "core/base/forks.h"
@@ -51,37 +57,40 @@ class LocalFile final : public Source {
  public:
   using Clock = std::chrono::steady_clock;
   enum class Lease : std::uint8_t { kNone, kHeld, kAskedFor, kGivenBack, kResting };
-  // The accepted version and the state of its lease. The next worker of a supervised mount needs
-  // both, even if this worker is killed between two instructions.
+  // The accepted ctime with the attributes at this time, and the state of the lease. The next
+  // worker of a supervised mount needs both, even if this worker is killed between two
+  // instructions.
   struct Standing {
-    std::atomic<std::uint64_t> rights = 0;  // the link count, mode and owner at `ctime`
-    std::atomic<bool> is_named = true;      // file_path() leads to the file
-    std::atomic<std::uint64_t> ctime = 0;   // written last
+    std::atomic<std::uint64_t> rights = 0;  // a hash of the link count, mode and owner at `ctime`
+    std::atomic<bool> is_named = true;      // file_path() refers to the file
+    std::atomic<std::uint64_t> ctime = 0;   // written after the other two members
     std::atomic<Lease> lease = Lease::kNone;
   };
 
-  // The remote object that a file is a copy of. Its name, token and time are then those of the
-  // source; the attributes of the file only show changes.
+  // The remote object that a file is a copy of. The source then has the name, token and time of the
+  // object, and the attributes of the file are used only to notice changes.
   struct Object {
     std::string name;
     std::string token;
-    std::optional<timespec> mtime = {};  // nullopt: that of the file
+    std::optional<timespec> mtime = {};  // nullopt: the mtime of the file is used
     std::string sha256 = {};             // "": no server published it
   };
 
-  // Opens and maps a regular file; follows symbolic links, and file_path() is the path without
-  // them. Throws Error kUnreadable, also for a file that is being written to.
+  // Opens and maps a regular file. Follows symbolic links; file_path() is the path without them.
+  // Throws Error kUnreadable, including for a file that is being written to.
   explicit LocalFile(const std::string& path, std::optional<Object> object = {});
-  // Takes a regular file that is open for reading; `path` is absolute, without symbolic links.
+  // Takes a regular file that is open for reading. `path` must be absolute and without symbolic
+  // links. Throws Error kUnreadable like the other constructor.
   LocalFile(const std::string& path, UniqueFd fd, std::optional<Object> object = {});
   ~LocalFile() override;
 
-  // Moves the standing into memory that outlives a worker. Before the first fork, without threads.
+  // Moves the state in Standing to memory that outlives a worker. Call it before the first fork,
+  // while there are no other threads.
   void share_state(Standing& shared) const;
 
-  // Differs from path() in the copy of an object.
+  // Returns the path of the local file. It differs from path() if the file is a copy of an object.
   const std::string& file_path() const { return file_path_; }
-  // Device, inode, birth time, size, mtime and ctime; or the token of the object.
+  // Returns device, inode, birth time, size, mtime and ctime as text, or the token of the object.
   std::string token() const override;
   std::string sha256() const override { return object_ ? object_->sha256 : ""; }
 
@@ -89,52 +98,56 @@ class LocalFile final : public Source {
   void want(ByteRange, Ready ready) const override { ready(0); }
 
   int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const override;
-  // Reads bytes that are not in the page cache in blocks, one call of a file at a time, so that the
-  // kernel detects a sequential reader and reads ahead. A call waits 10 ms for its turn, then reads
-  // anyway: the disk may stall.
+  // Reads bytes that are not in the page cache in blocks, and lets only one call per file read at a
+  // time, so that the kernel detects a sequential reader and reads ahead. A call waits at most
+  // 10 ms for its turn and then reads anyway, because the disk may stall.
   int read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const override;
 
-  // The whole mapping. For addresses: a load from it may raise SIGBUS.
+  // Returns the whole mapping, for its addresses only: a load from it may raise SIGBUS.
   std::span<const std::byte> bytes() const { return {data_, static_cast<std::size_t>(size())}; }
   bool can_pin(ByteRange range) const override;
   Pinned try_pin() const override;
   const LocalFile* local_file() const override { return this; }
   int descriptor(ByteRange) const override { return fd_.get(); }
 
-  // One statx(2), which asks the server of a file system that may be remote.
+  // Makes one statx(2). If the file system may be remote, the kernel then asks its server.
   int verify() const override;
   bool is_current() const override;
 
-  // Called by the thread of Leases alone, which gets the kernel's SIGIO. All but the first wait
-  // until all pins are dropped, the last also after a reply that hangs.
+  // Only the thread of Leases, which gets the kernel's SIGIO, may call the next four functions. All
+  // except the first wait until all pins are dropped; end_lease() waits even for a reply that
+  // hangs.
   //
-  // Looks whether a lease can be had. `pause`: after a writer asked, at first; `writers` outlives
-  // end_lease(), or is null.
+  // Tries to take the lease for the first time. `pause` is the first pause before the lease is
+  // taken again after a writer has asked for it. `writers` may be null; it must outlive the call of
+  // end_lease().
   void begin_lease(std::chrono::milliseconds pause, const WriterWatch* writers) const;
-  // Where no process waits for the lease, waits a moment from `since` on for one that sets times.
+  // Gives the lease back if a process has asked for it. If no process waits for the lease, first
+  // waits a moment, counted from `since`, for a process that sets the times of the file (touch(1)).
   void give_back_lease_if_asked(Clock::time_point since) const;
-  // Gives back a lease that nobody has used since kQuietLooks calls.
+  // Gives back a lease that no reader has used during the last kQuietLooks calls.
   void let_lease_rest() const;
   void end_lease() const;
-  // Called by any reader: tries to take the lease, unless a pause is not over. Returns whether this
-  // call took it.
+  // Tries to take the lease again, unless the pause is not over. Any reader may call it. Returns
+  // true if this call has taken the lease.
   bool retake_lease() const;
   static constexpr unsigned kQuietLooks = 3;
   bool is_leased() const { return standing_->lease == Lease::kHeld; }
 
-  // Whether every page of a range is in the page cache (mincore(2)). Also true when this process
-  // neither owns the file nor may write to it: the kernel then hides the answer.
+  // Returns true if every page of a range is in the page cache (mincore(2)). Also returns true if
+  // this process neither owns the file nor may write to it, because the kernel then reports every
+  // page as resident.
   bool is_resident(std::uint64_t offset, std::uint64_t length) const;
 
  private:
-  // Not std::timed_mutex: ThreadSanitizer does not see its timed wait (GCC 12).
+  // This is not a std::timed_mutex, because ThreadSanitizer does not see its timed wait (GCC 12).
   struct Turn {
     std::mutex mutex;
     std::condition_variable over;
     bool is_taken = false;
   };
 
-  // The attributes that tell versions apart, and those that explain a ctime.
+  // The attributes that distinguish versions, and the attributes that may explain a new ctime.
   struct Look {
     std::uint64_t size = 0;
     timespec mtime{};
@@ -146,7 +159,7 @@ class LocalFile final : public Source {
   std::uint64_t ctime_of(const struct statx& status) const;
   int look(Look& now) const;  // 0 or an errno
   bool is_same(const Look& now) const;
-  // verify() where something differs. The caller holds state_mutex_.
+  // The part of verify() for a file with changed attributes. The caller must hold state_mutex_.
   int judge() const;
   bool only_metadata_changed(const Look& now, bool is_named) const;
   bool is_unwritten() const;
@@ -157,10 +170,10 @@ class LocalFile final : public Source {
   void return_lease(Lease to) const;
   bool writer_is_waiting() const;
   void await_touch(Clock::time_point since) const;
-  // The substitute for is_resident() without mincore(2). Returns true when the range is in this
-  // process's page table (proc_pid_pagemap(5)), as after an earlier reply from the mapping. Else
-  // checks that the first and the last page are cached (RWF_NOWAIT) and maps the range
-  // (MADV_POPULATE_READ); returns false when one is not cached or the mapping fails.
+  // The substitute for is_resident() if mincore(2) may not be used. Returns true if the range is in
+  // this process's page table (proc_pid_pagemap(5)), as after an earlier reply from the mapping.
+  // Otherwise checks that the first and the last page are cached (RWF_NOWAIT) and maps the range
+  // (MADV_POPULATE_READ). Returns false if one of these pages is not cached or the mapping fails.
   bool make_resident(std::uint64_t offset, std::uint64_t length) const;
   bool is_in_page_table(std::uint64_t offset, std::uint64_t length) const;
 
@@ -168,27 +181,29 @@ class LocalFile final : public Source {
   const std::string file_path_;
   UniqueFd fd_;
   timespec file_mtime_{};
-  std::string identity_;                                       // of the token: all but the ctime
-  std::pair<std::uint64_t, std::uint64_t> inode_, directory_;  // device and inode; of its directory
+  std::string identity_;  // the token without the ctime
+  // The device and inode of the file, and of the file's directory.
+  std::pair<std::uint64_t, std::uint64_t> inode_, directory_;
   std::string directory_path_;
   std::byte* data_ = nullptr;
   bool is_local_ = false;
-  bool has_ctime_ = true;  // false: each question gets another one, and none is judged
+  bool has_ctime_ = true;  // false: each stat(2) returns another ctime, so the ctime is ignored
   bool may_use_mincore_ = false;
   mutable Turn turn_;
 
   mutable std::shared_mutex pins_;  // shared by pins; exclusive to change the lease
-  mutable ForkMutex state_mutex_;   // of judge() and of calls that change the lease; after pins_
+  // Held by judge() and by calls that change the lease. Acquired after pins_.
+  mutable ForkMutex state_mutex_;
   mutable Standing own_standing_;
   mutable Standing* standing_ = &own_standing_;
   mutable UniqueFd pagemap_;  // /proc/self/pagemap, if not may_use_mincore_
   mutable pid_t lease_thread_ = 0;
-  mutable std::chrono::milliseconds first_pause_{}, pause_{};  // pause_: the next
+  mutable std::chrono::milliseconds first_pause_{}, pause_{};  // pause_: the next pause
   mutable std::atomic<Clock::time_point> retake_at_ = Clock::time_point{};
-  mutable std::atomic<unsigned> quiet_looks_ = 0;  // of let_lease_rest() since the last read
-  mutable bool is_touched_ = false;  // the ctime moved after the kernel had asked for the lease
+  mutable std::atomic<unsigned> quiet_looks_ = 0;  // calls of let_lease_rest() since the last read
+  mutable bool is_touched_ = false;  // the ctime changed after the kernel had asked for the lease
   mutable const WriterWatch* writers_ = nullptr;
-  mutable std::uint64_t watch_ = 0;  // of WriterWatch; 0: none
+  mutable std::uint64_t watch_ = 0;  // the number of the watch in writers_; 0: no watch
 };
 
 }  // namespace stfs

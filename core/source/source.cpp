@@ -16,7 +16,7 @@ int read_part(const Source& source, std::span<std::byte> buffer, std::uint64_t o
   const ByteRange range{offset, buffer.size()};
   int error = source.has(range) ? source.read_unverified(buffer, offset) : EAGAIN;
   for (unsigned lost = 0; error == EAGAIN && lost < Source::kMaxLost; ++lost) {
-    // In the callback: until it returns, memory keeps what was wanted.
+    // Read in the callback, because a source without a disk cache keeps the bytes until it returns.
     const auto done = std::make_shared<std::promise<int>>();
     source.want(range, [&, done](int arrived) {
       done->set_value(arrived != 0 ? arrived : source.read_unverified(buffer, offset));
@@ -35,13 +35,14 @@ bool Source::is_stale_copy() const {
 
 int Source::fetch(ByteRange range) const {
   if (has(range)) return 0;
-  const auto arrived = std::make_shared<std::promise<int>>();  // which outlives set_value()
+  // Shared with the callback, so that the promise exists until set_value() has returned.
+  const auto arrived = std::make_shared<std::promise<int>>();
   want(range, [arrived](int error) { arrived->set_value(error); });
   return arrived->get_future().get();
 }
 
 int Source::read(std::span<std::byte> buffer, std::uint64_t offset) const {
-  constexpr std::size_t kMaxWanted = 8 << 20;  // bytes: memory must keep them
+  constexpr std::size_t kMaxWanted = 8 << 20;  // bytes at a time, because memory must keep them
   int error = 0;
   do {
     if (buffer.size() > kMaxWanted) prefetch({offset, buffer.size()});

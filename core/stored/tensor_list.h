@@ -4,8 +4,8 @@
 // Thread safety: const members may be called from any thread. Call the others only while no other
 // thread uses the list. Lifetime: the list owns its parts and its computed tensors. Every Tensor,
 // Part and string_view that it returns is valid as long as the list exists, even if the list is
-// moved or appended to another. The only exception is remove_others(), which may invalidate what
-// was returned of parts that it changes.
+// moved or appended to another. There are two exceptions: remove_others() may invalidate what was
+// returned of the parts that it changes, and set_metadata() invalidates texts of the old metadata.
 #pragma once
 
 #include "core/format/format.h"
@@ -32,34 +32,37 @@ struct Part {
   // The shard's path in the index, or the last component of the path that was loaded. Unique in a
   // list: the second part with a label gets "~2" appended.
   std::string label;
-  bool is_whole = true;   // `header` has all tensors of the source
+  bool is_whole = true;   // the list has all tensors of the source
   bool is_split = false;  // a part of a split GGUF file (gguf_split.h)
   // The source of the first part of the split file, which has the metadata of all parts. Null if
   // the part was not loaded together with the other parts of a split file.
   const Source* first_part = nullptr;
   // The directory of the files that belong to the checkpoint of this part, such as config.json.
   std::string directory = {};
-  bool is_input = false;  // only a layer reads it; it does not belong to the checkpoint
-  // Keys of its metadata that are not shown, sorted, because a layer has made them false.
+  bool is_input = false;  // only a layer reads the part; it does not belong to the checkpoint
+  // Keys of the part's metadata that are not shown, because a layer has made their values wrong.
+  // Sorted.
   std::vector<std::string> hidden_keys = {};
 
-  // Returns a tensor of header.tensors. Do not use its locator if the record has a description.
+  // Returns the tensor header.tensors[record]. Do not use its locator if the record has a
+  // description.
   Tensor tensor(std::uint32_t record) const;
-  // Returns the number of bytes at the beginning of the source that loading has read directly, not
-  // with ReadBytes.
+  // Returns the number of bytes at the beginning of the source that loading has read directly,
+  // without ReadBytes.
   std::uint64_t beginning() const;
 };
 
-// Something that is missing, if the user allows missing parts: a tensor that the index names but no
+// What is missing if the user allows missing parts: either a tensor that the index names but no
 // shard contains, or a part of a split GGUF file with all its tensors.
 struct MissingTensor {
   std::optional<std::string> name;  // nullopt for a part, because only the part has the names
   std::string source;               // the label of the shard or the part
 };
 
-// What layers know about the files beside the weights.
+// What layers have found out about the files beside the weights, such as config.json.
 struct FilesBeside {
-  // The model's embeddings and head were one tensor, and a layer has made two of it.
+  // The embeddings and the head of the model were one tensor, and a layer has made two tensors of
+  // it.
   bool unties_embeddings = false;
   // The directory with the tokenizer that fits the embeddings; "" for the checkpoint's directory.
   std::string tokenizer = {};
@@ -113,15 +116,15 @@ class TensorList {
   struct Row {
     std::uint32_t part = 0;    // the part of the tensor, or of a computed tensor's first input
     std::uint32_t record = 0;  // the index in this part's header
-    // Null if the tensor is shown as it is stored. A layer's tensor may be stored too, with another
-    // name or another shape. Then its tensor() has a locator.
+    // Null if the tensor is shown as it is stored. If a layer has only changed the name or the
+    // shape of a stored tensor, `computed` is set, and tensor() still has a locator.
     const ComputedTensor* computed = nullptr;
     // If not null, replaces Tensor::values.
     const ComputedTensor* values = nullptr;
   };
 
-  // Tensors are numbered in the order of their bytes: by part, then by offset. For a computed
-  // tensor, part and offset of its first input count. A `number` must be less than size().
+  // Tensors are numbered in the order of their bytes: by part, then by offset. A computed tensor
+  // has the place of its first input in this order. A `number` must be less than size().
   std::uint32_t size() const { return static_cast<std::uint32_t>(rows_.size()); }
   const Row& row(std::uint32_t number) const { return rows_[number]; }
   Tensor tensor(std::uint32_t number) const;
@@ -166,14 +169,15 @@ class TensorList {
   void append(TensorList other);
   // Adds the tensors that a layer reads, in parts with is_input.
   void append_inputs(TensorList other);
-  // Keeps only the tensors for which `is_kept[number]` is true. Clears missing() and the warnings,
-  // and removes the parts that are no longer needed.
+  // Keeps only the tensors for which `is_kept[number]` is true. Clears missing() and the warnings.
+  // Removes the parts that have no tensors left, except the first part of a split file. If the list
+  // has layers or computed values, keeps all parts, because computed tensors may read them.
   void remove_others(const std::vector<bool>& is_kept);
   void add_missing(MissingTensor missing) { missing_.push_back(std::move(missing)); }
   void add_warning(std::string line) { warnings_.push_back(std::move(line)); }
 
-  // Replaces the metadata of a part. A new key of GGUF has a value without encoded bytes. Texts
-  // that were borrowed from the part's metadata become invalid.
+  // Replaces the metadata of a part. In a GGUF file, the value of a new key has no encoded bytes.
+  // Texts that were borrowed from the part's old metadata become invalid.
   void set_metadata(std::size_t part, Metadata metadata) {
     parts_[part]->header.metadata = std::move(metadata);
   }

@@ -14,7 +14,7 @@ namespace stfs {
 int sha256(const Content& content, const std::atomic<bool>& stop, std::string& hex,
            const Progress& progress) {
   Sha256 digest;
-  constexpr std::uint64_t kChunk = 256 << 10;  // stays in the second-level cache
+  constexpr std::uint64_t kChunk = 256 << 10;  // bytes; fits into the second-level cache
   std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(kChunk, content.size())));
   SequentialReader reader(content, &stop);
   for (std::uint64_t offset = 0; offset < content.size();) {

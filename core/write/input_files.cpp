@@ -13,7 +13,8 @@
 namespace stfs {
 namespace {
 
-// overlayfs shows a file of its layers with a device of its own.
+// Returns true if both are the same file. overlayfs may show another device for a file of its
+// layers, so size and times are compared if the devices differ.
 bool are_same(const struct stat& a, const struct stat& b) {
   const auto is_same_time = [](const timespec& one, const timespec& other) {
     return one.tv_sec == other.tv_sec && one.tv_nsec == other.tv_nsec;
@@ -23,7 +24,8 @@ bool are_same(const struct stat& a, const struct stat& b) {
                                    is_same_time(a.st_ctim, b.st_ctim)));
 }
 
-// Any file of stfs's own cache: what is not read now may be a part of what is.
+// Returns true for every file in the cache of stfs, because even a file that was not read now may
+// belong to an entry that is read.
 bool is_in_cache(const std::string& path, const std::string& cache) {
   if (cache.empty()) return false;
   std::error_code error;
@@ -46,7 +48,8 @@ bool is_read(const struct stat& file, const std::string& path, const Sources& so
   std::vector<std::string> names = sources.files_read();
   std::set<std::string> known(names.begin(), names.end());
   std::set<std::string> mountpoints;
-  for (std::size_t i = 0; i < names.size(); ++i) {  // a mount may show files of another mount
+  // `names` grows in the loop, because a mount may show files of another mount.
+  for (std::size_t i = 0; i < names.size(); ++i) {
     if (leads_to(names[i], file)) return true;
     const std::optional<std::string> mountpoint = mountpoint_around(names[i]);
     if (!mountpoint) continue;

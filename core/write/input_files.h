@@ -1,4 +1,4 @@
-// The files that a command reads, so that no output takes the place of one of them.
+// Recognises the files that a command reads, so that an output does not overwrite one of them.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -11,11 +11,12 @@
 
 namespace stfs {
 
-// Whether a path leads to the file with this status.
+// Returns true if a path refers to the file with this status, also through symbolic links.
 bool leads_to(const std::string& path, const struct stat& file);
 
-// Whether `path`, which leads to `file`, is a file that `sources` have read, one that a mount shows
-// in such a file (merged.safetensors), or one of their cache.
+// Returns true if `path`, which refers to `file`, must not be overwritten: because `sources` have
+// read this file, because they have read a file of a mount that shows it (merged.safetensors), or
+// because it is in the cache of `sources`.
 bool is_read(const struct stat& file, const std::string& path, const Sources& sources);
 
 }  // namespace stfs

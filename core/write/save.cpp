@@ -29,7 +29,8 @@ namespace stfs {
 namespace {
 
 constexpr std::string_view kGgufEnding = ".gguf";
-// Of formats that are not written: such a file would be refused by those who read its name.
+// The endings of formats that stfs does not write. Programs that choose the format by the ending
+// would refuse such a file.
 constexpr std::array<std::string_view, 5> kOtherEndings{".npz", ".npy", ".pt", ".pth", ".ckpt"};
 constexpr std::string_view kSafetensorsEnding = ".safetensors";
 
@@ -37,7 +38,7 @@ std::string file_name(std::size_t i, std::size_t count) {
   return count == 1 ? "model.safetensors" : shard_name(i + 1, count);
 }
 
-// The bytes of whole blocks that lie in a file as they lie in a local file.
+// Returns the number of bytes of `content` that a file can share with local files, in whole blocks.
 std::uint64_t shareable_bytes(const Content& content) {
   std::uint64_t shareable = 0;
   for (const Content::Place& place : content.places()) {
@@ -143,7 +144,8 @@ std::uint64_t Plan::write_directory(SignalCleanup at_signal, const Progress& pro
   return shared;
 }
 
-// Shards of at most SaveOptions::shard_size bytes, each with one tensor or more.
+// Divides tensors into shards of at most SaveOptions::shard_size bytes. Each shard has at least one
+// tensor, so a larger tensor has a shard of its own.
 std::vector<std::vector<std::uint32_t>> Plan::shards_of(
     std::span<const std::uint32_t> tensors) const {
   std::vector<std::vector<std::uint32_t>> shards(1);
@@ -216,7 +218,7 @@ Content Plan::gguf_of(std::span<const std::uint32_t> tensors) const {
               "the file would have more than 2^63 bytes: write fewer tensors");
 }
 
-// The index of the shards, as Hugging Face writes it.
+// Returns the text of the index of the shards, in the form of Hugging Face's libraries.
 std::string Plan::index() const {
   std::map<std::string_view, std::size_t> shard_of;
   std::uint64_t total = 0;

@@ -49,10 +49,12 @@
 namespace stfs {
 namespace {
 
-// The default of -o threads: so many requests may wait for a slow source at a time.
+// The default of -o threads: the maximum number of requests that may wait for a slow source at the
+// same time.
 constexpr unsigned kMaxThreads = 64;
 
-// Each shard keeps a descriptor open, and there may be thousands.
+// Raises the limit of open descriptors, because each shard needs a descriptor and a checkpoint may
+// have thousands of shards.
 void raise_descriptor_limit() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -75,7 +77,8 @@ void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& moun
   }
 }
 
-// Before anything is written there.
+// Throws an Error if the cache is inside the mountpoint. Call it before anything is written to the
+// cache.
 void refuse_cache_inside(const Options& options) {
   std::string cache = options.remote.cache_dir;
   if (cache.empty()) cache = Cache::default_directory();
@@ -115,7 +118,8 @@ void print_warning(const std::string& line) {
   std::fprintf(stderr, "stfs: warning: %s\n", line.c_str());
 }
 
-// Shows on a terminal how many headers have come, from the second second on.
+// Returns a function that shows on a terminal how many headers have arrived. It shows nothing in
+// the first second.
 std::function<void(std::size_t, std::size_t)> header_progress(const std::string& source) {
   const char* terminal = std::getenv("TERM");
   const bool can_erase = terminal != nullptr && std::string_view(terminal) != "dumb";
@@ -130,11 +134,12 @@ std::function<void(std::size_t, std::size_t)> header_progress(const std::string&
   };
 }
 
-// Whether loading a source uses the network: a URL, or a mount of one, or with such a layer.
-// Returns false for a source in `asked`, and adds those that it asks.
+// Returns true if loading a source uses the network, because the source is a URL, a mount of a URL,
+// or a mount with a layer that uses the network. Returns false for a source in `asked`. Adds the
+// sources that it checks to `asked`.
 bool is_remote(const std::string& source, std::set<std::string>& asked, unsigned depth = 0) {
   if (is_url(source)) return true;
-  // Loading refuses a mount that is that deep.
+  // Loading refuses mounts that are nested more deeply.
   if (depth == kMaxMounts || !asked.insert(source).second) return false;
   const std::optional<MountSource> mounted = find_mount_source(source);
   const auto is_below = [&](const std::string& name) { return is_remote(name, asked, depth + 1); };
@@ -142,7 +147,7 @@ bool is_remote(const std::string& source, std::set<std::string>& asked, unsigned
                      std::ranges::any_of(mounted->content.sources, is_below));
 }
 
-// A checkpoint, and what opened it.
+// A checkpoint, and the Sources that opened it.
 struct LoadedSources {
   std::unique_ptr<Sources> sources;
   std::unique_ptr<const Checkpoint> checkpoint;
@@ -157,11 +162,13 @@ LoadOptions load_options(const Options& options, Sources& sources) {
           .sources = &sources};
 }
 
-// Loads in a child, so that this process stays without threads, and then here without asking.
+// Loads the checkpoint in a child, so that this process stays without threads. Then loads it in
+// this process with the child's resolutions, without the network.
 LoadedSources load_elsewhere(const Options& options, bool again = true) {
   auto sources = std::make_unique<Sources>(options.remote);
   const LoadOptions how = load_options(options, *sources);
-  // In the child: it ends with it, so that nobody evicts its entries before the parent holds them.
+  // Used only in the child. The checkpoint exists until the child ends, so that no process evicts
+  // its cache entries before the parent has opened them.
   std::unique_ptr<const Checkpoint> held;
   const LoadingChild child([&] {
     held = std::make_unique<const Checkpoint>(options.sources, how);
@@ -184,7 +191,7 @@ LoadedSources load_elsewhere(const Options& options, bool again = true) {
   } catch (const Error&) {
     if (!again) throw;
   }
-  return load_elsewhere(options, false);  // the cache lost what the child had fetched
+  return load_elsewhere(options, false);  // because the cache has lost bytes that the child fetched
 }
 
 LoadedSources load(const Options& options) {
@@ -211,7 +218,7 @@ struct Loaded {
   int signals;  // signalfd(2)
 };
 
-// Serves until the end; `worker` is null without a supervisor.
+// Serves the mount until it ends. `worker` is null if there is no supervisor.
 void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hooks) {
   Session session(loaded.mount, loaded.context);
   FileSystem filesystem(
@@ -309,7 +316,8 @@ int supervise(const Loaded& loaded) {
   return supervisor.run([&](Worker& worker) { return serve_as(worker, loaded); });
 }
 
-// A daemon changes its directory, and these files are read again later. Call it without threads.
+// Makes the paths in environment variables absolute, because a daemon changes its working directory
+// and reads these files again later. Call it while there are no other threads.
 void make_variables_absolute() {
   for (const char* const name :
        {"CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR", "NETRC", "AWS_CA_BUNDLE",
@@ -323,7 +331,7 @@ void make_variables_absolute() {
   }
 }
 
-// Mounts what is loaded. `lock` is that of the mountpoint. Returns the exit status.
+// Mounts the loaded checkpoint. `lock` is the lock of the mountpoint. Returns the exit status.
 int mount_loaded(Options& options, const Checkpoint& checkpoint, Daemon& daemon, UniqueFd lock) {
   refuse_sources_inside(checkpoint, options.mountpoint);
   for (const std::string& warning : checkpoint.warnings()) print_warning(warning);
@@ -353,7 +361,7 @@ int mount_loaded(Options& options, const Checkpoint& checkpoint, Daemon& daemon,
   return 0;
 }
 
-// Returns the exit status.
+// Loads the checkpoint, mounts it and serves it. Returns the exit status.
 int mount(Options options) {
   UniqueFd lock;
   if (options.descriptor) {
@@ -375,7 +383,7 @@ int mount(Options options) {
   try {
     return mount_loaded(options, *sources.checkpoint, daemon, std::move(lock));
   } catch (...) {
-    sources.checkpoint.reset();  // it holds its entries of the cache
+    sources.checkpoint.reset();  // because it holds its cache entries
     if (!daemon.is_ready()) sources.sources->remove_created_since(0);
     throw;
   }
@@ -387,8 +395,9 @@ void set_signals() {
   ::signal(SIGCHLD, SIG_DFL);  // waitpid(2) gives no status while SIGCHLD is ignored
 }
 
-// A daemon must not keep the caller's locks, or pipes whose readers wait for the end. `kept` is the
-// mount's, if it was handed over.
+// Closes all inherited descriptors except `kept` and 0 to 2, because a daemon must not keep the
+// caller's locks, or pipes whose readers wait for their end. `kept` is the descriptor of the mount,
+// if the caller has passed it.
 void close_inherited_descriptors(std::optional<int> kept) {
   auto first = static_cast<unsigned>(STDERR_FILENO) + 1;
   if (kept) {

@@ -50,10 +50,10 @@ class RequestLoop {
   RequestLoop& operator=(const RequestLoop&) = delete;
   ~RequestLoop();  // waits until the requests in flight are answered
 
-  // An eventfd(2) that becomes readable when the loop can serve no more: after an unmount, or after
-  // read(2) has failed with error().
+  // Returns an eventfd(2) that becomes readable when the loop can serve no more, either after an
+  // unmount or because read(2) has failed. In the second case error() returns the errno.
   int ended() const { return ended_.get(); }
-  int error() const { return error_; }  // an errno, or 0
+  int error() const { return error_; }  // 0 if read(2) has not failed
 
  private:
   struct Thread {  // detached; removes itself from threads_ when it ends

@@ -34,7 +34,7 @@ struct Xattr {
 
 bool has_locator(const Nodes::Shown& s) { return s.tensor.locator.has_value(); }
 
-// The names of the tensors that a computed one is made of, as JSON.
+// Returns the names of the inputs of a computed tensor as JSON.
 std::string names_of_inputs(const Nodes::Shown& shown) {
   std::string json = "[";
   for (const Tensor& input : shown.tensor.computed->inputs()) {
@@ -43,7 +43,7 @@ std::string names_of_inputs(const Nodes::Shown& shown) {
   return json + "]";
 }
 
-// Attributes of a tensor, on the files of views too.
+// The extended attributes of a tensor's file. The files of views have them too.
 constexpr std::array<Xattr, 10> kXattrs{{
     {"user.stfs.name", [](const Nodes::Shown& s) { return std::string(s.tensor.name); }},
     {"user.stfs.dtype",
@@ -58,7 +58,7 @@ constexpr std::array<Xattr, 10> kXattrs{{
     {"user.stfs.version",
      [](const Nodes::Shown& s) {
        const Source& source = *s.tensor.locator->source;
-       static_cast<void>(source.verify());  // brings the token up to date
+       static_cast<void>(source.verify());  // updates the token
        return source.is_stale_copy() ? std::string() : source.token();
      },
      has_locator},
@@ -151,7 +151,8 @@ Attributes FileSystem::attributes_of(Node node) const {
   } else {
     attributes.mode = S_IFREG | (0444 & ~options_.umask);
     attributes.links = 1;
-    // The others of which the size comes late are many, and asking for each would slow `ls` down.
+    // Other files get their size late too, but they are many, and computing each size would slow
+    // down `ls`.
     attributes.grows = nodes_.kind(node) == Nodes::Kind::kLongText;
     attributes.size = attributes.grows ? texts_->size(attributes.inode) : nodes_.size(node);
     attributes.blocks = attributes.size / 512 + (attributes.size % 512 != 0 ? 1 : 0);
@@ -239,7 +240,8 @@ void FileSystem::answer(const Done& done, int error, const Reply& reply) const {
   try {
     if (error != 0 && error != EINTR) report_faults();
   } catch (const std::exception&) {
-    // No memory for the line: a pool's thread may be here, and its reader gets the errno.
+    // There is no memory for the log line. Do not throw, because this may be a thread of a pool,
+    // and its reader must get the errno.
   }
   std::uint64_t bytes = 0;
   for (const iovec& piece : reply.pieces()) bytes += piece.iov_len;
@@ -274,13 +276,14 @@ void FileSystem::read(const ReadRequest& request, const WillWait& will_wait, Don
     is_missing = is_missing || error == EAGAIN;
     if (!is_missing) answer(done, error, reply);
   }
-  // The recipe has ended: a source may be ready at once, and the answer then takes the turn again.
+  // The recipe is destroyed by now. This is needed because a source may be ready at once, and the
+  // answer then takes Recipe::turn again.
   if (is_missing) gather_and_answer(request, will_wait, std::move(done));
   if (read_ahead_ == nullptr) return;
   try {
     read_ahead_->see(request.inode, request.offset, request.length);
   } catch (const std::bad_alloc&) {
-    // Answered: what lies ahead is fetched when it is read.
+    // The request is answered. The next bytes are fetched when they are read.
   }
 }
 
@@ -346,7 +349,7 @@ void FileSystem::compute_and_answer(const ReadRequest& request, const WillWait& 
   } catch (...) {  // no memory; and the caller would answer what has a ticket
     waiting_->arrive(ticket, ENOMEM, {});
   }
-  // Cancelled before the request: cancel() has found nobody to leave.
+  // If the request was cancelled before texts_ had it, cancel() could not remove it there.
   if (!waiting_->is_waiting(ticket)) texts_->leave(ticket);
 }
 
@@ -361,7 +364,7 @@ void FileSystem::stop_waiting() {
 }
 
 bool FileSystem::may_wait(Node computed) const {
-  // A long text would hold up the short ones, which are computed in moments.
+  // A long text would delay the short texts, which are computed quickly.
   if (nodes_.kind(computed) == Nodes::Kind::kLongText) return true;
   return read_ahead_ != nullptr && nodes_.may_wait(computed);
 }
@@ -370,7 +373,7 @@ int FileSystem::compute(Node node, const std::atomic<bool>& stop, std::string& t
   const WhileWanted while_wanted([&stop] { return !stop; });
   const int error = nodes_.compute(node, stop, text);
   if (nodes_.kind(node) == Nodes::Kind::kLongText)
-    ::malloc_trim(0);  // some hundred bytes for each tensor
+    ::malloc_trim(0);  // returns the memory of the computation, some hundred bytes per tensor
   if (error != 0) report_faults();
   return error;
 }
@@ -381,7 +384,7 @@ void FileSystem::report_faults() const {
     if (source.has_changed()) {
       if (reported_[i].exchange(true)) continue;
       if (options_.ledger != nullptr) options_.ledger->mark_reported(i);
-      // What mark_changed() was told: the same of all sources of the mount.
+      // The text that mark_changed() was called with is the same for all sources of the mount.
       if (const std::string why = source.Source::failure_text(); !why.empty()) {
         const std::lock_guard lock(faults_mutex_);
         if (std::exchange(why_all_changed_, why) != why) {
@@ -424,7 +427,7 @@ std::string FileSystem::content() const {
 
 bool FileSystem::lists_content() const {
   if (!options_.content) return false;
-  // The length of content() stays what it is, and making it takes a hash of all tokens.
+  // Compute the length only once, because it does not change and content() hashes all tokens.
   std::call_once(measured_, [this] { fits_attribute_ = content().size() <= XATTR_SIZE_MAX; });
   return fits_attribute_;
 }
@@ -451,7 +454,8 @@ int FileSystem::list_xattr(std::uint64_t inode, std::string& names) const {
   const Node node = node_of(inode);
   if (!nodes_.exists(node)) return ENOENT;
   names.clear();
-  // A program that copies attributes would fail at one that is too long to be read.
+  // Do not list an attribute that is too long to be read, because programs that copy attributes
+  // would fail.
   if (node == kRootNode && lists_content()) {
     names = kMountAttribute;
     names += '\0';

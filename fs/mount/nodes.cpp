@@ -11,10 +11,12 @@ namespace {
 
 constexpr std::string_view kControlName = ".stfs";
 
-// Only looked-up names and tensor directories have numbers of more than 32 bits.
+// Returns the number of a node as 32 bits. Only looked-up names and tensor directories have larger
+// numbers.
 std::uint32_t index_of(std::uint64_t number) { return static_cast<std::uint32_t>(number); }
 
-// In a view of expressions each tensor is a directory: this bit, and the tensor's number.
+// In a view of expressions each tensor is a directory. The number of the directory is this bit plus
+// the tensor's number.
 constexpr std::uint64_t kTensorDirectory = 1ULL << 32;
 bool is_tensor_directory(Node node) {
   return node.is_directory && (node.number & kTensorDirectory) != 0;
@@ -26,7 +28,7 @@ bool is_mirror(const ViewSpec& row) {
 bool shows(const ViewSpec& row, const Checkpoint& checkpoint, std::uint32_t tensor) {
   return row.shows == nullptr || row.shows(checkpoint.tensor(tensor));
 }
-// The suffix of the files in the tree.
+// Returns the suffix of the files in the tree of a view.
 std::string_view tree_suffix(const ViewSpec& row) {
   return row.names == Names::kTensors ? row.suffix : std::string_view{};
 }
@@ -35,7 +37,7 @@ Node mirrored_node(const ViewSpec& row, const PathTree::Entry& entry) {
   if (row.names == Names::kTensors) return {row.id, false, entry.number};
   return {row.id, true, kTensorDirectory | entry.number};
 }
-// An entry of a view's list.
+// Returns the node of an entry in a view's list.
 Node listed_node(const ViewSpec& row, const Checkpoint& checkpoint, std::uint64_t number) {
   const auto link = row.link != nullptr ? row.link(checkpoint, number) : std::nullopt;
   return link.value_or(Node{row.id, false, number});
@@ -45,7 +47,7 @@ Node node_of(const ViewSpec& row) {
                                    : Node{row.id, true, PathTree::kRoot};
 }
 
-// Whether the recipe of the tensor's file, or a read of it, needs memory for a long text.
+// Returns true if the recipe of the tensor's file, or reading it, needs memory for a long text.
 bool holds_much(const Tensor& tensor) {
   constexpr std::size_t kMuch = 1 << 20;  // bytes
   return tensor.name.size() + tensor.path.size() + 2 * tensor.shape.size() > kMuch;
@@ -55,7 +57,8 @@ std::optional<Extent> extent_of(const ViewSpec& row, const ViewFile& file) {
   return row.extent != nullptr ? row.extent(file) : std::nullopt;
 }
 
-// A copy of `file` that borrows its tensors from `tensors`, which this fills.
+// Returns a copy of `file` with the tensors of the row. The copy borrows them from `tensors`, which
+// this function fills.
 ViewFile with_tensors(const ViewSpec& row, ViewFile file, std::vector<std::uint32_t>& tensors) {
   if (row.tensors != nullptr && !extent_of(row, file)) tensors = row.tensors(file);
   file.tensors = tensors;
@@ -123,7 +126,7 @@ const PathTree* Nodes::tree_of(const ViewSpec& row) const {
           PathTree::with_dots([this](std::uint32_t number) { return checkpoint_.name(number); },
                               checkpoint_.tensor_count()));
     } catch (const Error&) {
-      // Two digests collide: this view stays empty.
+      // Two digests are equal, so this view stays empty.
     }
   });
   return dotted_.value ? &*dotted_.value : nullptr;
@@ -200,7 +203,7 @@ int Nodes::lookup(Node directory, std::string_view name, Node& node) {
   if (!number) return ENOENT;
   node = listed_node(row, checkpoint_, *number);
   if (node.view != row.id) return 0;
-  // The kernel would keep a size of 0 for ever.
+  // Fail if the size cannot be found, because the kernel would keep a size of 0 for ever.
   std::uint64_t bytes = 0;
   return size_of(row, {checkpoint_, files_, gguf_files_, *number}, bytes);
 }
@@ -249,7 +252,7 @@ Node Nodes::parent(Node directory) const {
   const ViewSpec& row = *registry_.find(directory);
   const PathTree* tree = is_mirror(row) ? tree_of(row) : nullptr;
   if (is_tensor_directory(directory)) {
-    // The directory that contains the tensor's path.
+    // Find the directory that contains the tensor's path.
     std::uint32_t above = PathTree::kRoot;
     std::string_view path = checkpoint_.tensor(index_of(directory.number)).path;
     for (std::size_t slash; (slash = path.find('/')) != std::string_view::npos;) {

@@ -1,7 +1,8 @@
-// The files and directories of a mount: turns names into nodes, and nodes into sizes, times and
-// recipes. It knows the views from their table only.
+// The files and directories of a mount: finds nodes by name, and returns the size, times and recipe
+// of a node. It knows the views only from their table (fs/view/registry.h).
 //
-// Thread safety: all members. The checkpoint, the rows and the ledger must outlive it.
+// Thread safety: all members may be called from any thread. Lifetime: the checkpoint, the rows and
+// the ledger must outlive it.
 #pragma once
 
 #include "core/base/semaphore.h"
@@ -25,23 +26,25 @@
 
 namespace stfs {
 
-// Whether `.stfs` can be reached by its path only, is also listed in the root, or does not exist.
+// Says whether `.stfs` can only be reached by its path, is also listed in the root, or does not
+// exist.
 enum class ControlDirectory { kHidden, kVisible, kOff };
 
 class Nodes {
  public:
-  // With a ledger, it restores the looked-up names from there, and writes their changes to it.
+  // If `ledger` is not null, restores the looked-up names from the ledger, and writes later changes
+  // of these names to it.
   Nodes(const Checkpoint& checkpoint, std::span<const ViewSpec> views, ControlDirectory control,
         Ledger* ledger = nullptr);
 
   bool exists(Node node) const;
 
-  // Fills `node`: 0, ENOENT, or for a slice EINVAL or ERANGE (see slice.h). A looked-up name is
-  // kept until it is forgotten as often as it was looked up.
+  // Sets `node` to the node of a name in a directory. Returns 0, ENOENT, or for a slice EINVAL or
+  // ERANGE (slice.h). A looked-up name is kept until forget() has subtracted all its lookups.
   int lookup(Node directory, std::string_view name, Node& node);
   void forget(Node node, std::uint64_t lookups);
 
-  // Whether a node has a looked-up name (looked_up_names.h): a slice or a subset.
+  // Returns true if a node has a looked-up name (looked_up_names.h), like a slice or a subset.
   bool is_looked_up(Node node) const;
 
   std::size_t looked_up_names() const { return looked_up_.size(); }
@@ -52,57 +55,62 @@ class Nodes {
     Node node;
     std::string name;
   };
-  // The entry at a cursor, as PathTree::list: begin at cursor 0, continue at `next`. Returns
-  // nullopt at the end.
+  // Returns the entry at a cursor and sets `next` to the cursor of the next entry, like
+  // PathTree::list. The first cursor is 0. Returns nullopt at the end.
   std::optional<Entry> list(Node directory, std::uint64_t cursor, std::uint64_t& next) const;
 
-  // Pass nodes that exist to all members below. They return ENOENT if a looked-up name was
-  // forgotten meanwhile.
+  // All members below require nodes that exist. Functions with an errno return ENOENT if a
+  // looked-up name has been forgotten since.
 
-  // Fills `recipe`, which must be empty: 0, EFBIG if the file exceeds the limit of its format, or
-  // ENOTSUP if the format cannot hold a tensor.
-  // A recipe may hold a name or shape of a hundred megabytes; such recipes are made one at a time
-  // (Recipe::turn), which bounds the memory of many readers.
+  // Makes `recipe`, which must be empty. Returns 0, EFBIG if the file exceeds the limit of its
+  // format, or ENOTSUP if the format cannot contain a tensor.
+  // A recipe may contain a name or shape of a hundred megabytes. Such recipes are made one at a
+  // time (Recipe::turn), which bounds the memory of many readers.
   int content(Node node, Recipe& recipe) const;
-  // The extent of a file that is a single one: it is read without a recipe.
+  // Returns the extent of a file that consists of a single extent, so that it is read without a
+  // recipe. Returns nullopt for any other file.
   std::optional<Extent> extent(Node node) const;
-  // Whether a file can be read: 0, EFBIG or ENOTSUP as above, or ESTALE if a source has changed.
+  // Checks that a file can be read. Returns 0, EFBIG or ENOTSUP like content(), or ESTALE if a
+  // source has changed.
   int verify(Node node) const;
 
-  // The file of the next tensor in the same view, in the order of the checkpoint; nullopt for the
-  // last, and for a file that is not a whole tensor's.
+  // Returns the file of the next tensor in the same view, in the order of the checkpoint. Returns
+  // nullopt for the last tensor, and for a file that does not show a whole tensor.
   std::optional<Node> next_tensor(Node file) const;
 
-  // How the bytes of a file come about.
+  // How the bytes of a file are made.
   enum class Kind {
     kRecipe,
-    kText,      // computed when it is read
-    kLongText,  // computed from all tensors: that takes long
-    kSnapshot,  // made by each open
+    kText,      // a text that is computed when the file is read
+    kLongText,  // a text that is computed from all tensors, which takes long
+    kSnapshot,  // a text that is made each time the file is opened
   };
   Kind kind(Node node) const;
   std::string snapshot(Node node, const Counters& counters) const;
-  // Whether computing the text of a file may have to wait for a source.
+  // Returns true if computing the text of a file may have to wait for a source.
   bool may_wait(Node computed) const;
 
-  // Whether the size of a file is known before it is read; else it is 0.
+  // Returns true if the size of a file is known before it is read. Otherwise size() returns 0.
   bool has_size(Node node) const;
-  // Computes the text: 0, an errno, or EINTR soon after `stop` is set.
+  // Computes the text of a file. Returns 0, an errno, or EINTR soon after `stop` is set.
   int compute(Node node, const std::atomic<bool>& stop, std::string& text) const;
 
-  std::uint64_t size(Node node) const;  // bytes, without making texts; 0 for EFBIG
-  timespec mtime(Node node) const;      // of the file's source, else of the newest source
+  // Returns the size in bytes without making texts. Returns 0 if making the file fails with EFBIG.
+  std::uint64_t size(Node node) const;
+  // Returns the mtime of the file's source. If the file has no single source, returns the mtime of
+  // the newest source.
+  timespec mtime(Node node) const;
 
-  // The tensor whose bytes or values a file shows; nullopt for other nodes.
+  // The tensor whose bytes or values a file shows. shown() returns nullopt for other nodes.
   struct Shown {
     Tensor tensor;
-    std::string_view slice;   // the expression, or empty; valid while the name is kept
-    std::optional<DType> as;  // set if it is not the tensor's type
+    std::string_view slice;   // the expression, or empty; valid as long as the name is kept
+    std::optional<DType> as;  // the shown type, if it is not the tensor's type
   };
   std::optional<Shown> shown(Node node) const;
 
  private:
-  // A value that is made on first use and kept.
+  // A value that is made when it is first used, and then kept.
   template <class T>
   struct Once {
     std::once_flag flag;
@@ -110,7 +118,7 @@ class Nodes {
   };
   struct Made {
     Content content;
-    int error = 0;  // of ViewSpec::make
+    int error = 0;  // the result of ViewSpec::make
   };
   // The data of a row, kept as long as the mount.
   struct RowData {
@@ -124,7 +132,7 @@ class Nodes {
   RowData& data_of(const ViewSpec& row) const {
     return row_data_[static_cast<std::size_t>(&row - registry_.rows().data())];
   }
-  // The row of a file; null for directories and unknown nodes.
+  // Returns the row of a file, or null for directories and unknown nodes.
   const ViewSpec* file_row(Node node) const {
     return node.is_directory ? nullptr : registry_.find(node);
   }

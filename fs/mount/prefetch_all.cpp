@@ -14,8 +14,8 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kPiece = 8 << 20;   // bytes
-constexpr std::uint64_t kAhead = 64 << 20;  // bytes
+constexpr std::uint64_t kPiece = 8 << 20;   // bytes that the thread waits for at a time
+constexpr std::uint64_t kAhead = 64 << 20;  // bytes that are prefetched after the piece
 constexpr std::string_view kOption = "prefetch=all: ";
 
 }  // namespace
@@ -47,7 +47,7 @@ void PrefetchAll::run() {
     }
     if (is_whole) log_(std::string(kOption) + "all " + std::to_string(bytes) + " bytes are cached");
   } catch (const std::bad_alloc&) {
-    // Readers fetch what they need.
+    // Prefetching ends. Readers fetch the bytes that they need.
   }
 }
 
@@ -60,7 +60,7 @@ int PrefetchAll::fetch(const Source& source) {
     }
     const ByteRange piece{at, std::min(kPiece, source.size() - at)};
     const int error =
-        stfs::fetch({{&source, piece.offset, piece.length}}, &stop_);  // checks what the cache has
+        stfs::fetch({{&source, piece.offset, piece.length}}, &stop_);  // also checks cached blocks
     const bool is_lost = error == 0 && !source.has(piece);
     if (error == 0 && !is_lost) continue;
     if (error != EINTR) {

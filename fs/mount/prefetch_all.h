@@ -1,12 +1,13 @@
 // `-o prefetch=all`: a thread that fetches all bytes of the sources, one source after the other,
-// and checks the SHA-256 of each where it is known.
+// and checks each source whose SHA-256 is known.
 //
-// It asks for what lies ahead as a reader's window does, and waits for one piece at a time: so what
-// readers want goes first. It logs one line when it has ended, or one for what stopped it; a source
-// with another SHA-256 gets a line of its own, and is refused (Source::refuse).
+// It prefetches the next bytes like the window of a reader, and waits for one piece at a time, so
+// that requests of readers are served first. It logs one line after it has ended, or one line about
+// the failure that stopped it. For a source with another SHA-256 it logs an additional line and
+// calls Source::refuse().
 //
-// Thread safety: none needed. Lifetime: the sources outlive it. The destructor stops the thread,
-// which may wait at most for a read of the local disk.
+// Thread safety: one thread constructs and destroys it. Lifetime: the sources must outlive it. The
+// destructor stops the thread, and waits for at most one read of the local disk.
 #pragma once
 
 #include "core/source/source.h"
@@ -24,7 +25,8 @@ class PrefetchAll {
  public:
   using Log = std::function<void(const std::string& line)>;
 
-  // Whether bytes of a source are missing, or nobody has compared a copy with its digest.
+  // Returns true if bytes of a source are missing, or if it is a local file whose SHA-256 is known,
+  // so that the file can be compared with it.
   static bool has_work(const Source* source);
 
   PrefetchAll(std::vector<const Source*> sources, Log log);
@@ -34,7 +36,8 @@ class PrefetchAll {
 
  private:
   void run();
-  // 0, or an errno that was logged; EINTR, which was not, after the destructor began.
+  // Return 0, or an errno after logging it. Return EINTR without logging it after the destructor
+  // has begun.
   int fetch(const Source& source);
   int check(const Source& source);
 

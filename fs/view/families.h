@@ -18,7 +18,7 @@ int make_npy(const ViewFile& file, Content& content);
 int make_f32(const ViewFile& file, Content& content);
 int make_npy_f32(const ViewFile& file, Content& content);
 
-DType float32(const Tensor& tensor);  // the type, for every tensor
+DType float32(const Tensor& tensor);  // for ViewSpec::as: returns the type F32 for every tensor
 
 // slice_views.cpp: a part of a tensor
 
@@ -77,7 +77,7 @@ int metadata_size(const ViewFile& file, std::uint64_t& bytes);
 int verify_metadata(const ViewFile& file);
 int make_metadata(const ViewFile& file, Content& content);
 
-// picture_views.cpp: what shows the values of a tensor, and needs a pass over all of them
+// picture_views.cpp: statistics, pictures and histograms, which need a pass over all values
 
 bool has_picture(const Tensor& tensor);
 bool has_picture_and_can_be_sliced(const Tensor& tensor);
@@ -98,7 +98,7 @@ int compute_report(const ViewFile& file, const std::atomic<bool>& stop, std::str
 
 int compute_sha256(const ViewFile& file, const std::atomic<bool>& stop, std::string& text);
 
-// counters.json: what the mount and its sources have counted until now
+// counters.json: the counters of the mount and its sources
 
 std::string counters_json(const Counters& counters);
 

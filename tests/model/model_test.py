@@ -2,10 +2,10 @@
 
 model_test.py [--seconds N] [--first SEED | --seed SEED]
 
-A round makes a random checkpoint, mounts it, runs some fifty operations on the mount, with stfs-info and with
-`import stfs`, from one thread or four, then injects a fault and reads again: each read must return the bytes of the
-version that was mounted, or an error that the fault explains. The seed of a round decides everything in it but the
-order in which threads run. After a failure the round is run again with fewer operations, and the shortest list that still
+A round makes a random checkpoint, mounts it, and runs 10, 40 or 80 operations on the mount, with stfs-info and with
+`import stfs`, from one thread or four. It then injects a fault and runs 20 reads: each read must return the bytes of the
+version that was mounted, or an error that the fault explains. The seed of a round decides everything in it except the
+order in which threads run. After a failure the round is run again with fewer operations, and a shorter list that still
 fails is printed with the seed. STFS_BINARY and STFS_INFO_BINARY name the programs, STFS_LIBRARY the library.
 """
 
@@ -41,7 +41,7 @@ if os.environ.get("STFS_LIBRARY"):
 
 
 class Mount:
-    """Mounts some sources in the foreground, so that this process knows the server's id."""
+    """Mounts some sources in the background. servers() finds the processes that serve the mount."""
 
     def __init__(self, sources, mountpoint, options):
         mountpoint.mkdir()

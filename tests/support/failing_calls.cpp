@@ -1,11 +1,13 @@
 // A library to preload (LD_PRELOAD): makes one call of a kind fail, or all calls from then on.
 //
 //   STFS_FAIL_CALL=accept4|fsync|open|mmap|malloc|pthread_create|pread|tmpfile
-//                          the kind of call; malloc includes calloc and realloc; tmpfile: openat
-//                          with O_TMPFILE, as on a file system that lacks it
+//                          the kind of call. malloc does not include calloc and realloc; with
+//                          AddressSanitizer it includes operator new. open: only absolute paths
+//                          that contain ".safetensors". mmap: only shared mappings of files.
+//                          tmpfile: openat with O_TMPFILE fails, as on a file system without it
 //   STFS_FAIL_AT=N         the Nth call of this kind, counted from 1
 //   STFS_FAIL_ON=1         all later calls as well
-//   STFS_FAIL_SIZE=BYTES   malloc and mmap: only calls of at least this size
+//   STFS_FAIL_SIZE=BYTES   malloc, mmap and pread: only calls of at least this size
 //   STFS_FAIL_MOST=BYTES   and of at most this size
 //   STFS_FAIL_WHILE=PATH   only while this file exists
 #include <dlfcn.h>

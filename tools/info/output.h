@@ -1,5 +1,5 @@
-// Where `extract` and `report` write: the standard output, a device or a pipe as it stands, or a
-// new file. It is never a file that the command reads, by whatever name.
+// The output of `extract` and `report`: the standard output, an existing device or pipe, or a new
+// file. It is never a file that the command reads, even if it has another name.
 //
 // Thread safety: one thread constructs, commits and destroys it.
 #pragma once
@@ -15,25 +15,26 @@ namespace stfs {
 
 inline constexpr const char* kStandardOutput = "standard output";  // for messages
 
-// Whether standard output is a regular file.
+// Returns true if standard output is a regular file.
 bool prints_to_file();
 
-// Throws Error kUsage when the standard output is the file with this name.
+// Throws Error kUsage if the standard output is the file at this path.
 void refuse_source_as_output(const std::string& path);
-// The same for each file of is_read().
+// Throws Error kUsage if the standard output is a file for which is_read() returns true.
 void refuse_source_as_output(const Sources& sources);
 
 class Output {
  public:
-  // Opens Arguments::output. Throws Error kUsage: it is a file that `sources` have read, a
-  // terminal, or an existing file without Arguments::force; kUnreadable: it cannot be opened.
+  // Opens Arguments::output. Throws Error kUsage for a file that `sources` have read, for a
+  // terminal, and for an existing file without Arguments::force. Throws Error kUnreadable if the
+  // output cannot be opened.
   Output(const Arguments& arguments, const Sources& sources);
 
   int fd() const;
   const std::string& name() const { return name_; }  // for messages
   bool is_new_file() const { return file_.has_value(); }
 
-  // NewFile::commit().
+  // Calls NewFile::commit() if the output is a new file.
   void commit();
 
  private:

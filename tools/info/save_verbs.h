@@ -1,4 +1,5 @@
-// What `extract` and `edit` do with a Plan: print what would be written, or write it.
+// Carries out a Plan for `extract` and `edit`: writes the files, or only prints what would be
+// written.
 //
 // Thread safety: one thread at a time.
 #pragma once

@@ -1,5 +1,6 @@
-// Opens the checkpoint and finds the tensors that a command line names. An operand that names no
-// tensor is an Error kUsage that begins with `source`, the checkpoint as the user typed it.
+// Opens the checkpoint and finds the tensors that a command line names. The functions throw Error
+// kUsage for an operand that names no tensor. The message begins with `source`, which is the
+// checkpoint as the user typed it, or with the operand if the operand is a file.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
@@ -32,9 +33,10 @@ void sort_naturally(const Checkpoint& checkpoint, std::vector<std::uint32_t>& nu
 Tensor find_tensor(const Checkpoint& checkpoint, const std::string& source,
                    const std::string& operand);
 
-// Describes the quantised weights that the checkpoint shows as codes (core/layer/quantised): "224
-// quantised weights (block FP8) are shown as stored: --dequantize=bf16 shows their values". Returns
-// "" if there are none. `option` is the option that shows the values.
+// Returns a text about the quantised weights that the checkpoint shows as codes
+// (core/layer/quantised), or "" if there are none. For instance: "224 quantised weights (block FP8)
+// are shown as stored: --dequantize=bf16 shows their values". `option` is the option that shows the
+// values.
 std::string stored_codes_text(const Checkpoint& checkpoint, Sources& sources,
                               std::string_view option = "--dequantize");
 // Prints the text for Arguments::source on standard error, or nothing with --json.

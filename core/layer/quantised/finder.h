@@ -20,10 +20,11 @@
 
 namespace stfs {
 
-// Returns the endings of names that schemes search for.
+// Returns the endings of tensor names that the schemes search for.
 std::span<const std::string_view> known_endings();
 
-// The prefixes that MLX omits from module names if text_config contains the quantisation.
+// If the quantisation of an MLX checkpoint is in text_config, its module names lack these prefixes,
+// which the names of the tensors have.
 inline constexpr std::string_view kTextModels[] = {"language_model.", "text_model."};
 
 class Finder {
@@ -36,37 +37,39 @@ class Finder {
   // Returns the number of the tensor named `base` + `ending`, or nullopt. `ending` must be a known
   // ending (finder.cpp).
   std::optional<std::uint32_t> find(std::string_view base, std::string_view ending) const;
-  // Returns the configuration beside the file that contains a tensor.
+  // Returns the configuration in the directory of the file that contains a tensor. Reads it on the
+  // first call for the directory.
   const QuantizationConfig& config(std::uint32_t number) const;
-  // The work so far of matching names with the configurations' expressions.
+  // Returns the count of the work done so far to match names with the configurations' expressions.
   MatchingWork& work() const { return work_; }
   // Returns true if any tensor's name has this ending, which must be a known ending.
   bool has_ending(std::string_view ending) const;
-  // Remembers unknown keys that are in the header of `part` or beside it, for warnings().
+  // Records unknown keys in the header of `part` or in a file beside it, for warnings().
   void note_unknown(const Part& part, const std::set<std::string>& keys) const;
-  // Returns one line for each configuration and each file that has unknown keys.
+  // Returns one line for each configuration and each file that has unknown keys. A line also names
+  // the modules of an MLX configuration that no tensor belongs to.
   std::vector<std::string> warnings() const;
-  // Returns the text of a key in the metadata of the file that contains a tensor, or else of any
-  // other file.
+  // Returns the text of a key in the metadata of the file that contains a tensor. If that file
+  // lacks the key, returns the text in the first other file that has it, or nullopt.
   std::optional<std::string_view> metadata(std::uint32_t number, std::string_view key) const;
-  // Returns true if ComfyUI's texts, in this file's header or in any tensor, name formats of
-  // layers.
+  // Returns true if ComfyUI's texts name the formats of layers. Such a text is in the header of the
+  // file that contains the tensor `number`, or in a tensor of any file.
   bool has_layers_of_comfy(std::uint32_t number) const;
   // Returns ComfyUI's text about the layer with this name. `number` is the number of the layer's
   // weight.
   std::optional<ComfyLayer> layer_of_comfy(std::uint32_t number, std::string_view layer) const;
   // Returns the texts of all configurations that were read.
   std::string config_texts() const;
-  // Throws Error kQuantized for a quant_method that stfs does not know, if the checkpoint contains
-  // tensors that may hold codes.
+  // Throws Error kQuantized if a tensor that may hold codes belongs to a configuration with an
+  // unknown quant_method, or with an unknown format of compressed-tensors.
   void refuse_unknown_methods() const;
-  // Throws Error kQuantized for any quant_method, if the checkpoint contains tensors that may hold
-  // codes. Call it if no row has found a weight.
+  // Throws Error kQuantized if a tensor that may hold codes belongs to a configuration with any
+  // quant_method. Call it if no scheme has found a weight.
   void refuse_any_method() const;
 
   // Returns the first four bytes of a tensor, or nullopt if it is shorter.
   std::optional<std::uint32_t> first_word(const Tensor& tensor) const;
-  // Returns all bytes of a tensor of at most 64 KiB.
+  // Returns all bytes of a tensor. Throws Error kQuantized if it is larger than 64 KiB.
   std::string bytes_of(const Tensor& tensor) const;
 
   // Throws Error kQuantized with the names of the tensor and its source.
@@ -85,7 +88,7 @@ class Finder {
   mutable std::map<std::string, std::set<std::string>> unknown_;  // unknown keys, by file
   mutable MatchingWork work_;
   using ComfyLayers = std::map<std::string, ComfyLayer, std::less<>>;
-  mutable std::map<const Part*, ComfyLayers> comfy_layers_;  // for the headers that contain some
+  mutable std::map<const Part*, ComfyLayers> comfy_layers_;  // parsed so far
 };
 
 }  // namespace stfs

@@ -4,7 +4,7 @@
 //
 //   want() ──► demand ─┐                        ┌─► blocks into the cache entry (or memory)
 //                      ├─► requests of ≤ 8 MiB ─┤
-//   prefetch() ► ahead ┘   ≤ connections per    └─► ready(0) for each reader whose blocks are here
+//   prefetch() ► ahead ┘   ≤ connections per    └─► ready(0) for each reader whose blocks are local
 //                            host
 //
 // Demand is served before prefetching. A block is in at most one request at a time: the block's
@@ -19,15 +19,18 @@
 //
 // The states of a block in a CacheFile (one byte each, in this process):
 //
-//   unknown ──look──► here            the entry has the block, and its checksum matches
+//   unknown ──look──► local           the entry has the block, and its checksum matches
 //      │    └─look──► absent          (a block that another process fetched is checked once)
 //   absent ──want──► demanded ─┐
-//      └─prefetch──► ahead ────┴─start─► coming ──all bytes──► here
+//      └─prefetch──► ahead ────┴─start─► in flight ──all bytes──► local
 //                      │                   └─ the transfer broke, or another process has claimed
 //                      └─want─► demanded         the block ─► delayed ─► demanded, ahead
-//   all but here ──► absent           no reader waits for the block any more, or the request failed
-//   here ──► absent                   the block was in memory (without a usable cache) and was
+//   all but local ──► absent          no reader waits for the block any more, or the request failed
+//   local ──► absent                  the block was in memory (without a usable cache) and was
 //                                     evicted; or the entry's file turned out to be damaged
+//
+// In Blocks::State, "local" is kOnDisk or kKept (in memory), "demanded" is kReadQueued, "ahead" is
+// kPrefetchQueued, and "in flight" is kInFlight.
 //
 // Threads: want() and prefetch() only add to the queues. A pool of identical threads does the rest:
 // they run callbacks, at most two at a time; they prepare requests and handle their results, one

@@ -1,5 +1,5 @@
-// libcurl, loaded when the first URL is parsed, because it depends on 27 other libraries, and
-// loading them takes longer than most commands on a local file.
+// Loads libcurl when the first URL is parsed. stfs is not linked with libcurl, because libcurl
+// depends on 27 other libraries, and loading them takes longer than most commands on a local file.
 //
 // Thread safety: libcurl() may be called from any thread. The library is never unloaded.
 #pragma once

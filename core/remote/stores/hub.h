@@ -1,23 +1,28 @@
 // Models on the Hub: hf://[models/]org/name[@revision][/path].
 //
-// A revision is a branch, a tag or a commit, percent-encoded where it holds a slash;
-// @refs/pr/N and @refs/convert/NAME may stand as they are. A path stands as it is, never encoded.
+// A revision is a branch, a tag or a commit. Slashes in it are percent-encoded, except in
+// @refs/pr/N and @refs/convert/NAME. A path is never encoded.
 //
-// One request tells the commit of a revision, and of each file its size and SHA-256
-// (/api/models/ID/revision/REV?blobs=true). So find() of a file asks nothing more, and the version
-// is pinned by commit and SHA-256. Files that the repository holds itself, without Git LFS, have no
-// SHA-256: their commit and git's SHA-1 pin them.
+// One request (/api/models/ID/revision/REV?blobs=true) returns the commit of a revision and the
+// size and SHA-256 of each file. So find() of a file sends no further request, and the version is
+// pinned by commit and SHA-256. Files that are stored in the repository itself, without Git LFS,
+// have no SHA-256; their commit and git's SHA-1 pin the version.
 //
-// The bytes come from /ID/resolve/COMMIT/FILE. For a file of Git LFS or Xet it redirects to a
-// signed URL of another host, and tells commit, SHA-256 and size of what lies there:
+// The bytes are fetched from /ID/resolve/COMMIT/FILE. For a file in Git LFS or Xet, this URL
+// redirects to a signed URL on another host, and its response has the commit, SHA-256 and size of
+// the file. If all three are as expected, the signed URL is kept for later requests, until the
+// other host refuses it:
 //
 //   none ──resolve, and all three fit──► kept ──400, 401, 403, 404, 410──► none
 //
-// A small file is answered by /resolve/ itself, or below a path of the same host.
+// For a small file, /resolve/ returns the bytes itself or redirects to a path of the same host.
 //
-// The token goes to the origin of HF_ENDPOINT alone, over https or to a loopback address.
+// The token is sent only to the origin of HF_ENDPOINT, and only over https or to a loopback
+// address.
 //
-// A file of the Hub's own cache takes the place of its object (hub_cache.h).
+// If the Hub's own cache has a file, it is read instead of the object (hub_cache.h).
+//
+// Thread safety: the members of the store and of its Remotes may be called from any thread.
 #pragma once
 
 #include "core/remote/stores/remote.h"
@@ -27,9 +32,10 @@
 
 namespace stfs {
 
-// `http` outlives the store, and the store its Remotes. Options from the environment: HF_ENDPOINT,
-// HF_TOKEN and the files that hold one. Throws Error kUsage for an option that breaks its rule, so
-// make the store when the first name of the Hub comes.
+// Returns the store. `http` must outlive the store, and the store must outlive its Remotes. Reads
+// its options from the environment: HF_ENDPOINT, HF_TOKEN and the files that contain a token.
+// Throws Error kUsage if an option is not valid, so make the store only when the first name of the
+// Hub is used.
 std::unique_ptr<Store> make_hub_store(Http& http);
 
 }  // namespace stfs
