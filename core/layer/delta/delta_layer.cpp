@@ -85,7 +85,7 @@ class Patcher {
     for (std::uint32_t i = 0; i < delta.size(); ++i) add(version, delta, i);
   }
 
-  // Semaphore `list`, the list that was given to the constructor, into the result. Call it once.
+  // Turns `list`, the list that was given to the constructor, into the result. Call it once.
   void finish(TensorList& list, const DeltaChain& chain, std::string text) {
     std::vector<const Source*> all;
     for (const Part& part : list.parts()) all.push_back(part.source.get());

@@ -93,7 +93,7 @@ class Edited {
   };
   Other other(const std::string& path);
 
-  // Semaphore `list`, the list that was given to the constructor, into the result. `text` describes
+  // Turns `list`, the list that was given to the constructor, into the result. `text` describes
   // the layer in user.stfs.mount. Call it once.
   void finish(TensorList& list, std::string text);
 

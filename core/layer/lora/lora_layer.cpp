@@ -154,7 +154,7 @@ class Merger {
     ++adapter_;
   }
 
-  // Semaphore `list`, the list that was given to the constructor, into the result. Call it once.
+  // Turns `list`, the list that was given to the constructor, into the result. Call it once.
   void finish(TensorList& list) {
     const bool unties = settle_head();
     auto tensors = std::make_unique<MergedTensors>();

@@ -282,7 +282,7 @@ class Dequantizer {
     refuse_companions();
   }
 
-  // Semaphore `list`, the list that was given to the constructor, into the result. Call it after
+  // Turns `list`, the list that was given to the constructor, into the result. Call it after
   // find().
   void show(TensorList& list) {
     if (std::ranges::count(outcomes_, kKept) == std::ssize(outcomes_)) {

@@ -1,4 +1,4 @@
-// Semaphore the tensors that a command line or a caller of the library names into items.
+// Turns the tensors that a command line or a caller of the library names into items.
 //
 //   /mnt/w/model.norm.weight            a file of a mount: a tensor; also below .stfs/, in the
 //                                       views that show a tensor's bytes or values
