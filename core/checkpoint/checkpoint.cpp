@@ -181,8 +181,8 @@ void Checkpoint::merge_metadata() {
 }
 
 // Keeps the texts of arrays that would be read more than once, which are the arrays of more than
-// one step. For a remote source, prepares all texts now, so that stat(2) of a file does not wait
-// for the network.
+// ArrayText::kStep bytes. For a remote source, prepares all texts now, so that stat(2) of a file
+// does not wait for the network.
 void Checkpoint::keep_arrays() {
   for (std::uint32_t i = 0; i < items_.size(); ++i) {
     const MetadataItem item = item_at(items_[i]);

@@ -74,8 +74,8 @@ class Checkpoint {
 
   const PathTree& tree() const { return *tree_; }
 
-  // Returns the source of this format that contains exactly the tensors that are shown, or null if
-  // there is no such file.
+  // Returns the one source, if it has this format, contains exactly the tensors that are shown, and
+  // no layer has changed them. Returns null otherwise.
   const Source* single_file(std::string_view format = kSafetensorsName) const;
 
   // Returns the metadata of all parts that has a text (Metadata::Entry), sorted by key. If parts
@@ -100,8 +100,8 @@ class Checkpoint {
 
   // Returns the files beside the source that loaders of models read, sorted bytewise by name. The
   // list is empty unless all of this holds: LoadOptions::with_model_files is set, there is one
-  // source, which has safetensors files, the tensors have the names that the model's code uses (MLX
-  // uses other names), and there is a config.json.
+  // source, which has safetensors or PyTorch files, the tensors have the names that the model's
+  // code uses (MLX uses other names), and there is a config.json.
   const std::vector<ModelFile>& model_files() const { return model_files_; }
 
   // Returns the sources of the parts, then the sources of the model files.

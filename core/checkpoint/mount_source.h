@@ -42,8 +42,10 @@ std::string mount_json(const MountContent& content);
 // keys is refused too, because they may change the meaning in a later version of stfs.
 std::optional<MountContent> parse_mount_json(std::string_view json);
 
-// Returns the version of a list: the SHA-256 in hex of the paths and version tokens of all parts,
-// in their order, of the tensors' names in each part that is not whole, and of TensorList::texts().
+// Returns the version of a list. It is the SHA-256 in hex of the paths and version tokens of all
+// parts, in their order, of the tensors' names in each part that is not whole, and of
+// TensorList::texts(). If the list has layers or lacks stored tensors, the names of all its tensors
+// are included too.
 std::string version_of(const TensorList& list);
 
 // Identifies the bytes of the computed tensors of a list. The identity does not depend on the paths

@@ -37,7 +37,7 @@ class Loader {
  public:
   // The mounts and layers through which the sources were reached.
   struct Way {
-    unsigned depth = 0;        // the number of mounts and layers that lead to the sources
+    unsigned depth = 0;        // the number of mounts and layers on the way to the sources
     bool is_in_mount = false;  // at least one of them is a mount
     Layers above = {};         // the layers that are applied to the tensors of that mount
   };

@@ -25,7 +25,8 @@
 namespace stfs {
 namespace {
 
-// The index that loading `source` would read, itself or in a directory; "" when there is none.
+// Returns the index that loading `source` would read: `source` itself or a file in this directory.
+// Returns "" if there is no index.
 std::string index_of(const std::string& source, Sources& sources) {
   if (is_index_name(source)) return source;
   const std::string pinned = sources.pinned(source);
@@ -34,7 +35,8 @@ std::string index_of(const std::string& source, Sources& sources) {
   return index ? child_name(pinned, *index) : "";
 }
 
-// Reads only the index if there is one, because a checkpoint may have thousands of shards.
+// Calls `take` with the name of each tensor of a source. Reads only the index if there is one,
+// because a checkpoint may have thousands of shards.
 void for_each_name(const std::string& source, Sources& sources,
                    const std::function<void(std::string_view name)>& take) {
   if (const std::string file = index_of(source, sources); !file.empty()) {
@@ -46,14 +48,14 @@ void for_each_name(const std::string& source, Sources& sources,
   for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) take(checkpoint.name(i));
 }
 
-// Returns whether a terminal can show a name: control characters would end its line, and marks that
-// reorder text would mislead a reader. The scripts quote everything else.
+// Returns true if a terminal can show a name. Control characters would break its line, and marks
+// that reorder text would mislead a reader. The scripts quote everything else.
 bool is_plain(std::string name) {
   std::erase(name, '\\');  // printable() doubles it
   return printable(name) == name;
 }
 
-// The names, each cut after the first separator that follows its first `length` bytes.
+// Returns the names, each cut after the first separator that follows its first `length` bytes.
 std::set<std::string> steps_of(const std::vector<std::string>& names, std::size_t length) {
   std::set<std::string> steps;
   for (const std::string& name : names) {
@@ -64,14 +66,14 @@ std::set<std::string> steps_of(const std::vector<std::string>& names, std::size_
   return steps;
 }
 
-// The tensors of a source whose names begin with `stem`. A shell cannot show a million names, and a
-// reader cannot use them. If there are more than kMaxNames, returns their beginnings up to the
-// next `.` or `/`, as a shell completes paths one directory at a time.
+// Returns the names of a source's tensors that begin with `stem`. A shell cannot show a million
+// names, and a reader cannot use them. So if there are more than kMaxNames, returns their
+// beginnings up to the next `.` or `/`, as a shell completes paths one directory at a time.
 std::vector<std::string> tensors_of(const std::string& source, const std::string& stem) {
   constexpr std::size_t kMaxNames = 200;
   std::vector<std::string> names;
   SourceOptions options;
-  options.offline = true;  // only what the cache has of a URL
+  options.offline = true;  // uses only cached bytes of a URL
   Sources sources(options);
   for_each_name(source, sources, [&](std::string_view name) {
     if (name.starts_with(stem) && is_plain(std::string(name))) names.emplace_back(name);
@@ -87,7 +89,8 @@ std::vector<std::string> tensors_of(const std::string& source, const std::string
   return {steps.begin(), steps.end()};
 }
 
-// The directories whose names begin with `stem`, and the files that also end in one of `endings`.
+// Returns the directories whose names begin with `stem`, and the files whose names also end in one
+// of `endings`.
 std::vector<std::string> files_of(const std::string& stem,
                                   std::span<const std::string_view> endings) {
   namespace fs = std::filesystem;
@@ -99,7 +102,7 @@ std::vector<std::string> files_of(const std::string& stem,
        !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     if (!name.starts_with(begin) || (begin.empty() && name.starts_with('.'))) continue;
-    // "-x" would be an option.
+    // The name "-x" would be an option, so return "./-x".
     const std::string file = (directory.empty() && name.starts_with('-') ? "./" : directory) + name;
     std::error_code ignored;
     if (entry->is_directory(ignored)) {
@@ -111,8 +114,9 @@ std::vector<std::string> files_of(const std::string& stem,
   return files;
 }
 
-// The mountpoints of stfs, including those whose daemon has died (proc_pid_mountinfo(5)). Field 5
-// is the mountpoint, with white space and backslashes as \ooo. The type follows a field "-".
+// Returns the mountpoints of stfs, including mounts whose daemon has died. Reads them from
+// proc_pid_mountinfo(5): field 5 is the mountpoint, with white space and backslashes as \ooo, and
+// the type follows a field "-".
 std::vector<std::string> mountpoints() {
   std::vector<std::string> found;
   std::ifstream file("/proc/self/mountinfo");
@@ -133,10 +137,10 @@ std::vector<std::string> mountpoints() {
   return found;
 }
 
-// A word with options.
+// The options in a word of the command line.
 struct OptionWord {
   std::vector<OptionRow> rows;
-  bool takes_value = false;               // the last of the rows does
+  bool takes_value = false;               // the last row takes a value
   std::size_t value = std::string::npos;  // where the value begins, if it is in this word
 };
 
@@ -166,7 +170,7 @@ class Completion {
     }
   }
 
-  // Finds the candidates for the word after those.
+  // Finds the candidates for the word to complete.
   void complete_word(const std::string& word) {
     stem_ = word;
     const OptionWord options = options_in(word);
@@ -202,7 +206,7 @@ class Completion {
   }
 
  private:
-  // The rows that fit the words so far.
+  // Returns the rows of the options that fit the words so far.
   std::vector<OptionRow> rows() const {
     const bool has_verb = command_.has_verbs && !forms_.empty();
     std::vector<OptionRow> rows = rows_of(command_, has_verb ? &forms_.front() : nullptr);
@@ -217,7 +221,8 @@ class Completion {
     return std::ranges::count(rows(), Value::kCommand, &OptionRow::value) != 0;
   }
 
-  // The options in "--sort=name", "-zu" or "-j4". Stops at one that it does not know.
+  // Returns the options in a word such as "--sort=name", "-zu" or "-j4". Stops at an unknown
+  // option.
   OptionWord options_in(const std::string& word) const {
     OptionWord found;
     const std::vector<OptionRow> known = rows();
@@ -251,7 +256,7 @@ class Completion {
     forms_.push_back(is_known ? *verb : VerbRow{});
   }
 
-  // The row of the operand that comes next.
+  // Returns the row of the next operand.
   std::optional<OptionRow> operand_row() const {
     std::size_t before = operands_.size();
     for (const OptionRow& row : rows()) {
@@ -263,13 +268,13 @@ class Completion {
     return std::nullopt;
   }
 
-  // The first bytes of the word remain, and candidates complete the rest.
+  // Moves the first bytes of the word to head_. They remain, and candidates complete the rest.
   void move_to_head(std::size_t length) {
     head_ += stem_.substr(0, length);
     stem_.erase(0, length);
   }
 
-  // An empty name, and one with a dash that would be an option, are left out.
+  // Adds a candidate. Leaves out an empty name, and a name with a dash that would be an option.
   void add(const std::string& candidate, std::string_view description = "") {
     const bool would_be_option = kind_ != "option" && head_.empty() && candidate.starts_with('-');
     if (candidate == " " || !candidate.starts_with(stem_) || would_be_option) return;
@@ -294,7 +299,7 @@ class Completion {
     for (const std::string_view word : parts_of(row.argument, '|')) add(std::string(word) + " ");
   }
 
-  // The last option of a list that is separated by commas.
+  // Completes the last option of a list that is separated by commas.
   void add_list() {
     kind_ = "setting";
     move_to_head(stem_.rfind(',') + 1);
@@ -306,7 +311,7 @@ class Completion {
         } else if (!row.argument.empty() && same_option(key, stem_.substr(0, equals))) {
           move_to_head(equals + 1);
           add_value(row);
-          // They would need a backslash in the list.
+          // Leave out names that would need a backslash in the list.
           std::erase_if(found_, [](const auto& one) {
             return one.first.find_first_of(",\\") != std::string::npos;
           });
@@ -321,7 +326,8 @@ class Completion {
     add_all(tensors_of(source, stem_));
   }
 
-  // A command of edits, or after it the name of a tensor that needs no quotes in a line of edits.
+  // Completes a command of edits, or after a command the name of a tensor that needs no quotes in a
+  // line of edits.
   void add_edit_line() {
     kind_ = "edit";
     const std::vector<std::string_view> words = parts_of(stem_, ' ');

@@ -23,7 +23,8 @@ std::vector<const Source*> sources_of(const Tensor& tensor) {
 
 namespace {
 
-// `otherwise`: the place where no source is the cause.
+// Returns the Error for a failed read. Its place is the source that is the cause, or `otherwise` if
+// no source is the cause.
 Error failure_of(std::span<const Source* const> sources, const std::string& otherwise,
                  const std::string& subject, int error) {
   const auto is_cause = [error](const Source* source) {

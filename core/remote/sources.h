@@ -124,9 +124,9 @@ class Sources {
   std::string read_file(const std::string& name, std::uint64_t limit);
 
   // made() returns how many entries and names this Sources has created in the cache so far.
-  // remove_created_since() removes those that were created after made() returned `made`, except
-  // entries that are in use. Call it if loading fails, even if it is a part of loading another
-  // checkpoint.
+  // remove_created_since() removes the entries and names that were created after made() returned
+  // `made`, except entries that are in use. Call it if loading fails, even if this happens while
+  // another checkpoint is loaded.
   std::size_t made() const;
   void remove_created_since(std::size_t made);
 

@@ -36,7 +36,7 @@ namespace {
 constexpr std::size_t kMaxMetadata = 500;  // entries
 constexpr std::size_t kMaxText = 400;      // bytes of a value of the metadata
 
-// --- what needs no tensor's bytes
+// --- The part of the report that needs no bytes of tensors
 
 std::string cut(std::string text) {
   if (text.size() <= kMaxText) return text;
@@ -61,7 +61,7 @@ std::string formats_of(const Checkpoint& checkpoint) {
   return text;
 }
 
-// The numbers of all tensors, in the natural order of their names.
+// Returns the numbers of all tensors, in the natural order of their names.
 std::vector<std::uint32_t> in_natural_order(const Checkpoint& checkpoint) {
   std::string keys;
   std::vector<std::size_t> ends;
@@ -69,7 +69,7 @@ std::vector<std::uint32_t> in_natural_order(const Checkpoint& checkpoint) {
   for (std::uint32_t number = 0; number < checkpoint.tensor_count(); ++number) {
     append_natural_key(keys, checkpoint.name(number));
     keys += '\0';
-    keys += checkpoint.name(number);  // names that differ in leading zeros
+    keys += checkpoint.name(number);  // orders names that differ only in leading zeros
     ends.push_back(keys.size());
   }
   return sorted_order(ends.size(),
@@ -80,7 +80,8 @@ std::vector<std::uint32_t> in_natural_order(const Checkpoint& checkpoint) {
       .order;
 }
 
-// nullopt where more is mounted, or a layer from elsewhere.
+// Returns the source for the commands that the report shows. Returns nullopt if more than one
+// source is mounted, or if a layer is a URL.
 std::optional<CommandSource> source_of_command(const Checkpoint& checkpoint,
                                                std::span<const std::string> sources) {
   if (sources.size() != 1 || checkpoint.origins().size() != 1) return std::nullopt;
@@ -105,7 +106,7 @@ ReportTensor described(const Checkpoint& checkpoint, std::uint32_t number) {
   return shown;
 }
 
-// All that the headers say.
+// Returns a report with everything that is in the headers.
 Report described(const Checkpoint& checkpoint, std::span<const std::string> sources,
                  std::span<const std::uint32_t> order) {
   Report report;
@@ -135,7 +136,7 @@ std::string type_and_shape(const Tensor& tensor) {
 
 bool has_values(DType dtype) { return type_info(dtype).kind != TypeKind::kComplex; }
 
-// --- the pass over the bytes
+// --- The pass over the bytes
 
 using Sinks = std::vector<ValueSink*>;
 
@@ -148,7 +149,7 @@ class Picture {
     sinks.push_back(&pixels_);
   }
 
-  // `before` has the values that the other checkpoint has, or is null.
+  // Adds the results to `shown`. `before` has the values of the other checkpoint; it may be null.
   void fill(ReportTensor& shown, const ValueCells* before = nullptr) const {
     shown.thumbnail = pixels_.thumbnail(*shown.stats);
     if (!shown.stats->min) return;
@@ -178,7 +179,7 @@ class Collector {
         options_(options),
         order_(order),
         report_(report) {
-    // In the order of the bytes, as disks and networks like it.
+    // Read in the order of the bytes, which is fastest on disks and networks.
     by_place_.resize(order.size());
     for (std::uint32_t i = 0; i < order.size(); ++i) by_place_[i] = i;
     std::ranges::sort(by_place_, {}, [&](std::uint32_t i) { return order_[i]; });
@@ -194,7 +195,8 @@ class Collector {
       std::vector<std::uint32_t> odd = odd_tensors(report_);
       std::ranges::sort(odd, {}, [&](std::uint32_t i) { return order_[i]; });
       for_tensors(odd, [&](std::uint32_t i, unsigned threads) { read_picture(i, threads); });
-      add_findings(report_, checkpoint_.missing(), unreadable_there_);  // of what failed just now
+      // Add the findings about tensors whose reads have just failed.
+      add_findings(report_, checkpoint_.missing(), unreadable_there_);
     }
     return is_stopped() ? EINTR : 0;
   }
@@ -207,7 +209,8 @@ class Collector {
     for_each_of(items, options_, work);
   }
 
-  // The statistics, with the pictures or without, and the difference from the other checkpoint.
+  // Computes the statistics of a tensor, its pictures if `with_pictures` is true, and the
+  // difference from the other checkpoint.
   void read(std::uint32_t i, unsigned threads, bool with_pictures) {
     const Tensor tensor = checkpoint_.tensor(order_[i]);
     ReportTensor& shown = report_.tensors[i];
@@ -244,7 +247,7 @@ class Collector {
     if (picture) picture->fill(shown, differs && before ? &*before : nullptr);
   }
 
-  // A tensor that cannot be read has its failure and no numbers in the report.
+  // Records that a tensor cannot be read. The report then shows the failure and no numbers.
   void fail(std::uint32_t i, int error) {
     if (is_stopped()) return;
     ReportTensor& shown = report_.tensors[i];
@@ -277,7 +280,8 @@ class Collector {
     }
   }
 
-  // Sets the difference from the other checkpoint's tensor, in a pass over both where values tell.
+  // Sets the difference from the other checkpoint's tensor. If shapes and types do not decide it,
+  // compares the values or the bytes of both tensors in one pass.
   void compare(std::uint32_t i, const Tensor& tensor, const PassOptions& options,
                const std::function<int(ValueSink&)>& pass, ValueSink* values_of_before) {
     using Kind = Difference::Kind;
@@ -316,8 +320,9 @@ class Collector {
     }
   }
 
-  // Tensors of equal statistics have equal bytes or are rearranged: their digests tell. So only
-  // candidates are read again, each once.
+  // Finds tensors with equal bytes. Tensors with equal statistics may have equal bytes, or the same
+  // values in another order. So only these tensors are read again, each once, and their digests are
+  // compared.
   void find_equal() {
     using Key = std::tuple<std::string_view, const std::vector<std::uint64_t>&, double, double,
                            double, double, std::uint64_t, std::uint64_t, std::uint64_t>;
@@ -364,7 +369,7 @@ class Collector {
       const auto order = bytes_of(a) <=> bytes_of(b);
       return std::is_eq(order) ? a.at < b.at : std::is_lt(order);
     });
-    const Digest* first = nullptr;  // of those with equal bytes
+    const Digest* first = nullptr;  // the first of several tensors with equal bytes
     for (const Digest& digest : digests) {
       if (first != nullptr && bytes_of(*first) == bytes_of(digest)) {
         report_.tensors[digest.at].equal_to = first->at;
@@ -382,7 +387,8 @@ class Collector {
   CellMemory memory_;
   std::vector<std::uint32_t> by_place_;  // positions
   std::mutex mutex_;
-  std::map<std::uint32_t, std::string> unreadable_there_;  // by position: in the other checkpoint
+  // Failures of reading tensors of the other checkpoint, by position.
+  std::map<std::uint32_t, std::string> unreadable_there_;
 };
 
 }  // namespace

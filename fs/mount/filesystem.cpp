@@ -309,7 +309,7 @@ void FileSystem::gather_and_answer(const ReadRequest& request, const WillWait& w
         },
         request.offset, request.length)
         ->go_on();
-  } catch (...) {  // no memory; and the caller would answer what has a ticket
+  } catch (...) {  // no memory; the caller would answer a request that has a ticket
     waiting_->arrive(ticket, ENOMEM, {});
   }
 }
@@ -346,7 +346,7 @@ void FileSystem::compute_and_answer(const ReadRequest& request, const WillWait& 
           }
           waiting_->arrive(ticket, error, reply);
         });
-  } catch (...) {  // no memory; and the caller would answer what has a ticket
+  } catch (...) {  // no memory; the caller would answer a request that has a ticket
     waiting_->arrive(ticket, ENOMEM, {});
   }
   // If the request was cancelled before texts_ had it, cancel() could not remove it there.

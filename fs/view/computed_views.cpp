@@ -16,7 +16,7 @@ int compute_sha256(const ViewFile& file, const std::atomic<bool>& stop, std::str
 
 namespace {
 
-// "\"https://host\": 2, ..."
+// Returns the number of timeouts by server as JSON: "\"https://host\": 2, ...".
 std::string timeouts_by_server(const Counters& counters) {
   std::string text;
   for (const Counters::Server& server : counters.servers) {

@@ -24,14 +24,15 @@ int verify_all(const ViewFile& file) {
 
 int compute_report(const ViewFile& file, const std::atomic<bool>& stop, std::string& text) {
   const Checkpoint& checkpoint = file.checkpoint;
-  // Each thread may need megabytes.
+  // Use at most four threads, because each thread may need megabytes of memory.
   const PassOptions options{.stop = stop,
                             .threads = std::clamp(std::thread::hardware_concurrency(), 1U, 4U)};
   Report report;
   if (const int error = collect_report(checkpoint, nullptr, checkpoint.origins(), options, report))
     return error;
   for (const ReportTensor& tensor : report.tensors) {
-    // The text is kept, and the next read of the tensor may succeed.
+    // Do not return a text with a failure, because the text is kept, and the next read of the
+    // tensor may succeed.
     if (!tensor.failure.empty()) {
       const int changed = verify_all(file);
       return changed != 0 ? changed : EIO;
@@ -39,9 +40,10 @@ int compute_report(const ViewFile& file, const std::atomic<bool>& stop, std::str
     if (!tensor.stats) return EIO;
     file.kept->keep(*checkpoint.find(tensor.name), *tensor.stats);
   }
-  // Some tensors were read a second time, after others.
+  // Verify all sources again, because some tensors were read a second time after other tensors.
   if (const int changed = verify_all(file)) return changed;
-  // In pieces, since a text that grows is copied while all its tensors are still here.
+  // Write the text in pieces, because a growing text would be copied while the whole report is
+  // still in memory.
   constexpr std::size_t kAtOnce = 1 << 20;
   std::vector<std::string> pieces;
   report_page(report, [&](std::string_view part) {

@@ -7,7 +7,7 @@
 // of its tensor.
 //
 // A row is plain data and pointers to functions. Thread safety: the functions may be called from
-// any thread. They throw only std::bad_alloc; those that return int return 0 or an errno.
+// any thread. They throw only std::bad_alloc. The functions that return int return 0 or an errno.
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"

@@ -1,4 +1,4 @@
-// list, show, check, where
+// The verbs list, show, check and where.
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
@@ -35,7 +35,7 @@
 namespace stfs {
 namespace {
 
-// The bytes of the stored tensors that a tensor is or is made of.
+// Returns the stored bytes of a tensor, or of all inputs of a computed tensor.
 std::uint64_t stored_bytes(const Tensor& tensor) {
   if (tensor.computed == nullptr) return tensor.length;
   std::uint64_t bytes = 0;
@@ -43,8 +43,8 @@ std::uint64_t stored_bytes(const Tensor& tensor) {
   return bytes;
 }
 
-// For people a table, else tab-separated fields. Where tensors are computed, a column has the bytes
-// as they are stored.
+// Prints a table to a terminal, and otherwise tab-separated fields. If tensors are computed, a
+// column shows their stored bytes.
 void print_tensors(const std::vector<Tensor>& tensors, bool with_heading) {
   const bool any_computed =
       std::ranges::any_of(tensors, [](const Tensor& tensor) { return tensor.computed != nullptr; });
@@ -112,8 +112,8 @@ void print_properties(const Terminal& terminal, const Tensor& tensor) {
   line("offset", std::to_string(tensor.locator->offset));
 }
 
-// Compares the copy of a remote object with the digest that its server published. Bytes that would
-// have to be fetched are not compared.
+// Compares a local copy of a remote object with the digest that its server has published. Does
+// nothing for a source whose bytes would have to be fetched.
 void check_copy(const Source& source) {
   if (source.local_file() == nullptr || source.sha256().empty()) return;
   ProgressBar bar(source.size());
@@ -124,7 +124,7 @@ void check_copy(const Source& source) {
   if (error != 0) throw_read_failure(source, source.path(), "", error);
 }
 
-// Prints a line or an object for each checkpoint, and remembers the worst.
+// Prints a line or a JSON object for each checkpoint, and records the worst result.
 class Verdicts {
  public:
   explicit Verdicts(bool json) : json_(json) {}
@@ -185,8 +185,8 @@ class Verdicts {
   }
 
   bool json_;
-  // A file that is standard output may be a source of a later checkpoint: till then nothing stands
-  // in it.
+  // If standard output is a file, it may be a source of a later checkpoint. So lines are held back,
+  // and nothing is written to it, until all checkpoints were opened.
   const bool holds_ = prints_to_file();
   std::vector<std::string> held_;
   JsonArray objects_;
@@ -194,7 +194,8 @@ class Verdicts {
   bool any_unreadable_ = false;
 };
 
-// The checkpoints that `path` means: itself, or all in a directory that has several.
+// Returns the checkpoints that a source means: the source itself, or all checkpoints in a directory
+// that contains several.
 std::vector<std::string> checkpoints_at(const std::string& source, Sources& sources) {
   const std::string path = sources.pinned(source);
   auto names = checkpoints_in(path, sources);
@@ -203,11 +204,12 @@ std::vector<std::string> checkpoints_at(const std::string& source, Sources& sour
   return *std::move(names);
 }
 
-// Where the bytes of a mounted file are, as its attributes tell. Offset, length and shape are JSON.
+// The place of a mounted file's bytes, from the file's attributes. Offset, length and shape are
+// JSON.
 struct Place {
   std::string source = {}, offset = {}, length = {}, dtype = {}, shape = {};
-  std::string name = {};           // of an input
-  std::vector<Place> inputs = {};  // of a computed tensor, which has no place itself
+  std::string name = {};           // the name of the tensor, if it is an input
+  std::vector<Place> inputs = {};  // the inputs of a computed tensor, which has no place itself
 
   Json json() const {
     Json from = Json::array();
@@ -225,8 +227,8 @@ struct Place {
   }
 
  private:
-  // A number or a flat array of numbers. Anybody may have set the attributes of a file: any other
-  // text stays one.
+  // Parses a number or a flat array of numbers. Any user may have set the attributes of a file, so
+  // any other text becomes a JSON string.
   static Json parsed(const std::string& text) {
     const bool is_flat = text.find_first_not_of("0123456789,[]") == std::string::npos &&
                          text.find('[', 1) == std::string::npos;
@@ -235,7 +237,7 @@ struct Place {
   }
 };
 
-// The places of the tensors that a computed one is made of.
+// Returns the places of the inputs of a computed tensor. Returns an empty list for other tensors.
 std::vector<Place> places_of_inputs(const std::string& path) {
   const Arguments arguments;
   VerbSources sources(arguments);

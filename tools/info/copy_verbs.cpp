@@ -1,4 +1,4 @@
-// cat, extract
+// The verbs cat and extract.
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
@@ -16,7 +16,8 @@
 namespace stfs {
 namespace {
 
-// A terminal would obey the control sequences in the bytes of a tensor.
+// Throws an Error if standard output is a terminal, because a terminal would obey control sequences
+// in the bytes of a tensor.
 void refuse_terminal(const std::string& instead) {
   if (::isatty(STDOUT_FILENO) != 1) return;
   throw Error(ErrorCode::kUsage, "", "standard output is a terminal: redirect it, or " + instead);

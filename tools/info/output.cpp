@@ -12,7 +12,7 @@
 namespace stfs {
 namespace {
 
-// The standard output, if it is a file.
+// Returns the status of standard output if it is a regular file.
 std::optional<struct stat> output_file() {
   struct stat status {};
   const bool is_file = ::fstat(STDOUT_FILENO, &status) == 0 && S_ISREG(status.st_mode);
@@ -48,7 +48,7 @@ Output::Output(const Arguments& arguments, const Sources& sources) : name_(argum
   }
   struct stat status {};
   const bool exists = ::stat(name_.c_str(), &status) == 0;
-  // Not "there is none": it could not be compared with the sources.
+  // The file may exist, but it cannot be compared with the sources.
   if (!exists && errno == EACCES) throw_errno(ErrorCode::kUnreadable, name_, "", errno);
   if (exists && (S_ISCHR(status.st_mode) || S_ISBLK(status.st_mode) || S_ISFIFO(status.st_mode))) {
     stream_ = UniqueFd(::open(name_.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY));

@@ -1,4 +1,4 @@
-// report
+// The verb report.
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
@@ -58,7 +58,7 @@ void write_page(int fd, const std::string& page, const std::string& to) {
   }
 }
 
-// Prints what a user would look for first on the page.
+// Prints the findings that a user would look for first on the page.
 void print_findings(const Arguments& arguments, const Report& report, std::size_t bytes) {
   constexpr std::size_t kMost = 10;
   if (!Terminal().is_terminal) return;
@@ -80,7 +80,8 @@ void print_findings(const Arguments& arguments, const Report& report, std::size_
   if (more > 0) print("and " + std::to_string(more) + " more findings\n");
 }
 
-// The versions of a run, each a checkpoint; none where the sources are something else.
+// Returns the versions of a training run, each as a checkpoint. Returns an empty list if the
+// sources are anything else.
 std::vector<std::unique_ptr<const Checkpoint>> versions_of(std::span<const std::string> paths,
                                                            const LoadOptions& options) {
   std::vector<std::unique_ptr<const Checkpoint>> versions;
@@ -91,7 +92,7 @@ std::vector<std::unique_ptr<const Checkpoint>> versions_of(std::span<const std::
       read.push_back(versions.back().get());
     }
   } catch (const Error&) {
-    return {};  // the caller knows what is wrong with them together
+    return {};  // because the caller has the Error of loading them together
   }
   if (!are_versions(read)) versions.clear();
   return versions;
@@ -149,7 +150,7 @@ int report(const Arguments& arguments) {
   try {
     together.emplace(arguments.paths, options);
   } catch (const Error&) {
-    // Sources with a name in common are no namespace: they may be versions.
+    // Sources that have a tensor name in common are not one namespace, but may be versions.
     if (arguments.paths.size() < 2) throw;
     const std::vector<std::string> paths = in_order_of_run(arguments.paths);
     const auto versions = versions_of(paths, options);
@@ -166,8 +167,8 @@ int report(const Arguments& arguments) {
                     load_options(arguments, sources, arguments.old_layers));
   }
   const std::string codes = stored_codes_text(checkpoint, sources);
-  // After all files are open, and before hours of reading: a directory without permission is found
-  // here.
+  // Open the output after all sources are open, so that it can be compared with them, and before
+  // hours of reading, so that a directory without permission is noticed early.
   Output output(arguments, sources);
   if (!codes.empty()) print_note(public_name(arguments.paths.front()), codes);
   Report report;
@@ -175,7 +176,7 @@ int report(const Arguments& arguments) {
   write_page(output.fd(), page, output.name());
   output.commit();
   if (output.is_new_file()) print_findings(arguments, report, page.size());
-  std::size_t unreadable = 0;  // in either checkpoint
+  std::size_t unreadable = 0;  // the number of unreadable tensors in both checkpoints
   for (const Finding& finding : report.findings) {
     if (finding.kind == Finding::Kind::kUnreadable) unreadable += finding.tensors.size();
   }

@@ -14,7 +14,7 @@
 namespace stfs {
 namespace {
 
-// "3 tensors, 14.2 GiB, 14.1 GiB of it shared with the source"
+// Returns a text such as "3 tensors, 14.2 GiB, 14.1 GiB of it shared with the source".
 std::string summary(std::size_t tensors, std::uint64_t bytes, std::uint64_t shared) {
   std::string text =
       std::to_string(tensors) + (tensors == 1 ? " tensor, " : " tensors, ") + human_bytes(bytes);
@@ -22,7 +22,8 @@ std::string summary(std::size_t tensors, std::uint64_t bytes, std::uint64_t shar
   return text;
 }
 
-// A safetensors file has no block types.
+// Prints a note if tensors of block types are written to a safetensors file, which has no such
+// types.
 void note_blocks(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors,
                  const std::string& output) {
   if (output.ends_with(".gguf")) return;
@@ -41,7 +42,7 @@ void note_blocks(const Checkpoint& checkpoint, std::span<const std::uint32_t> te
                          " (a name that ends in .gguf keeps the blocks)");
 }
 
-// Several shards that become one file in a directory, where shards were possible.
+// Prints a note if several shards become one file in a directory although shards were possible.
 void note_shards(const Checkpoint& checkpoint, const Plan& plan, const Arguments& arguments) {
   const auto shards = std::ranges::count(checkpoint.parts(), false, &Part::is_input);
   if (!plan.is_directory() || arguments.shard_size != 0 || shards < 2) return;

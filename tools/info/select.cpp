@@ -44,7 +44,8 @@ std::vector<std::uint32_t> selected(const Checkpoint& checkpoint, const std::str
   throw Error(ErrorCode::kUsage, public_name(source), rule);
 }
 
-// Neither is true of a path that cannot be looked up.
+// Return true if a path exists, and if it does not exist. Both return false if this cannot be
+// found out, for instance without permission.
 bool is_there(const std::string& path) {
   std::error_code error;
   return std::filesystem::exists(path, error);
@@ -146,7 +147,7 @@ void sort_naturally(const Checkpoint& checkpoint, std::vector<std::uint32_t>& nu
   sorted.reserve(numbers.size());
   for (const std::uint32_t i : order) sorted.push_back(numbers[i]);
   numbers = std::move(sorted);
-  if (!any_equal) return;  // names with leading zeros
+  if (!any_equal) return;  // otherwise names differ only in leading zeros
   std::ranges::sort(numbers, [&](std::uint32_t a, std::uint32_t b) {
     return std::is_lt(natural_order(checkpoint.name(a), checkpoint.name(b)));
   });

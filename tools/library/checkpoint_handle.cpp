@@ -25,7 +25,8 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& rule) { throw Error(ErrorCode::kUsage, "", rule); }
 
-// Whether a URL in a text has a user, or a query. In doubt yes: a glob behind it has "?" too.
+// Returns true if a URL in a text has a user or a query. May also return true for other texts,
+// because a glob after a URL may contain "?" too.
 bool has_secret(std::string_view text) {
   constexpr std::string_view kMark = "://";
   for (std::size_t mark = text.find(kMark); mark != std::string_view::npos;
@@ -34,19 +35,20 @@ bool has_secret(std::string_view text) {
     const std::string_view line = text.substr(begin, text.find('\n', begin) - begin);
     const std::size_t host = std::min(line.find_first_of("/?#"), line.size());
     const char scheme = mark == 0 ? ' ' : static_cast<char>(text[mark - 1] | ' ');  // lower case
-    const bool has_query = scheme == 'p' || scheme == 's';  // http, https: not s3, hf
+    const bool has_query = scheme == 'p' || scheme == 's';  // http and https, but not s3 and hf
     if (line.substr(0, host).find('@') != std::string_view::npos) return true;
     if (has_query && line.find('?') != std::string_view::npos) return true;
   }
   return false;
 }
 
-constexpr std::size_t kLeastMapped = 256 << 10;  // bytes: less is read
+constexpr std::size_t kLeastMapped = 256 << 10;  // bytes; fewer bytes are read, not mapped
 
-// Mappings of one file that lend its bytes: as many copies of a tensor need no memory of their own.
+// The maximum number of private mappings of one file that lend its bytes. This many copies of a
+// tensor need no memory of their own.
 constexpr std::size_t kMaxLending = 64;
 
-// Each thread of a copy has at least so many bytes.
+// The minimum number of bytes for each thread of a copy.
 constexpr std::uint64_t kPiece = 1 << 20;
 
 int copy_on_threads(const Content& content, std::uint64_t offset, std::span<std::byte> out) {
@@ -54,7 +56,8 @@ int copy_on_threads(const Content& content, std::uint64_t offset, std::span<std:
   const std::uint64_t threads =
       std::min<std::uint64_t>(std::thread::hardware_concurrency(), out.size() / kPiece);
   if (threads < 2) return content.copy_unverified(offset, out);
-  std::atomic<std::uint64_t> next = 0;  // fewer threads than asked for may start
+  // The next piece to copy. Threads take pieces one by one, because some threads may not start.
+  std::atomic<std::uint64_t> next = 0;
   std::atomic<int> failure = 0;
   on_threads(threads, [&](std::size_t) {
     for (std::uint64_t i = next++; i < pieces; i = next++) {
@@ -82,7 +85,7 @@ void refuse_cancelled(const std::string& subject, int error) {
   throw Error(ErrorCode::kUnreadable, "", subject + ": cancelled", ECANCELED);
 }
 
-// Throws for a read that failed.
+// Throws the Error for a failed read of a tensor, or for a cancelled call.
 [[noreturn]] void fail(const Checkpoint& checkpoint, std::uint32_t tensor, int error) {
   refuse_cancelled(subject_of(checkpoint, tensor), error);
   throw read_failure(checkpoint.tensor(tensor), error);
@@ -90,7 +93,8 @@ void refuse_cancelled(const std::string& subject, int error) {
 
 }  // namespace
 
-// A call that waits for a network, while it lives.
+// Registers a call that may wait for the network, so that cancel() can stop it. The call is
+// registered as long as this object exists.
 class Opened::Call {
  public:
   explicit Call(Loaded& of) : of_(of) {
@@ -126,7 +130,7 @@ Opened::Opened(std::vector<std::string> sources, OpenOptions options)
   const Checkpoint& checkpoint = *first->checkpoint;
   files_read_ = first->sources->files_read();
   version_ = version_of(checkpoint.list());
-  options_.load.layers = checkpoint.layers();  // for children, wherever they are
+  options_.load.layers = checkpoint.layers();  // for children with another working directory
   pinned_ = checkpoint.origins();
   for (const std::string& name : names_) has_secrets_ |= has_secret(name);
   for (const Layer& layer : options_.load.layers) {
@@ -188,7 +192,7 @@ std::unique_ptr<Opened::Loaded> Opened::load_here() const {
   const auto is_known = [&] {
     if (!are_copies_current(checkpoint())) return false;
     if (version == version_) return true;
-    // A ctime that moved with a file's rights gives the same version another token.
+    // If a change of a file's rights has set its ctime, the same version has another token.
     for (const Part& part : checkpoint().parts()) {
       if (part.source->local_file() == nullptr || part.source->verify() != 0) return false;
     }
@@ -205,7 +209,7 @@ Opened::Loaded& Opened::loaded() const {
   Loaded* own = own_.load();
   while (own == nullptr || own->process != process) {
     std::unique_ptr<Loaded> made = load_here();
-    // Another thread may have been faster. What a parent has put here is never destroyed.
+    // Another thread may have been faster. The object of a parent process is never destroyed.
     if (own_.compare_exchange_strong(own, made.get())) own = made.release();
   }
   return *own;
@@ -235,7 +239,7 @@ NewDelta Opened::save_delta(Opened& before, const std::string& directory, DeltaO
   return made;
 }
 
-// Runs `work`, which throws an Error soon after `stop` is set.
+// Runs `work`, which must throw an Error soon after `stop` is set.
 void Opened::write_while_wanted(Loaded& from,
                                 const std::function<void(const std::atomic<bool>& stop)>& work) {
   const int error = wait_for(from, [&](const std::atomic<bool>& stop) {
@@ -304,7 +308,7 @@ std::unique_ptr<const Checkpoint> Opened::with_model_files(const Loaded& from) c
 int Opened::wait_for(Loaded& from,
                      const std::function<int(const std::atomic<bool>& stop)>& work) const {
   Call call(from);
-  const WhileWanted while_wanted([&] { return !call.stop(); });  // also while it computes
+  const WhileWanted while_wanted([&] { return !call.stop(); });  // also stops computations
   return work(call.stop());
 }
 
@@ -314,7 +318,7 @@ int Opened::copy(Loaded& from, const Content& content, std::uint64_t offset,
       content.missing(offset, out.size()).empty() ? copy_on_threads(content, offset, out) : EAGAIN;
   if (error == EAGAIN) {
     error = wait_for(from, [&](const std::atomic<bool>& stop) {
-      constexpr std::size_t kRead = 4 << 20;  // bytes at a time, while the next ones come
+      constexpr std::size_t kRead = 4 << 20;  // bytes at a time, while the next bytes are fetched
       SequentialReader reader(content, &stop);
       for (std::size_t done = 0; done < out.size(); done += kRead) {
         const std::size_t length = std::min(kRead, out.size() - done);
@@ -411,7 +415,8 @@ Memory Opened::map_private(const PartOfTensor& part, std::byte*& data) {
   return memory;
 }
 
-// Empty where there can be no mapping.
+// Returns a part of a private mapping of the extent's file. Returns an empty Memory if no mapping
+// is possible.
 Memory Opened::private_part(Loaded& from, const Extent& extent, int descriptor) {
   const auto begin = static_cast<std::size_t>(extent.offset);
   const auto length = static_cast<std::size_t>(extent.length);
@@ -456,7 +461,7 @@ void Opened::prefetch(std::uint32_t tensor) {
 }
 
 void Opened::cancel() {
-  // Loads nothing: in a child that has not loaded yet, nothing waits.
+  // Do not load the checkpoint here: in a child that has not loaded it yet, no call waits.
   const std::uint64_t process = this_process();
   for (Loaded* const loaded : {first_, own_.load()}) {
     if (loaded == nullptr || loaded->process != process) continue;

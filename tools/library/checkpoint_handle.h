@@ -3,10 +3,10 @@
 //
 // After fork(2) a child has none of its parent's threads and must not use its connections. It makes
 // its own objects for everything that has a lock. If all tensors are stored in local files, the
-// child uses the parent's checkpoint. Otherwise it loads the same versions
-// again, from what the parent knew of them: for remote sources, and for computed tensors, because
-// threads that the child lacks may have locked their caches. A child never destroys what it
-// inherited.
+// child uses the parent's checkpoint. If there are remote sources or computed tensors, the child
+// loads the same versions again with the parent's resolutions (Sources::resolutions()). This is
+// needed for computed tensors too, because threads that the child lacks may have locked their
+// caches. A child never destroys objects that it has inherited.
 //
 //   Opened ──┬─ the first Loaded    of the process that opened it; its checkpoint has the names and
 //            │                      shapes for all processes
@@ -70,7 +70,7 @@ class Opened {
   // cannot be read in this way.
   PartRecipe recipe(const PartOfTensor& part) const { return recipe_of(checkpoint_here(), part); }
 
-  // The functions below wait for bytes that are not on this machine. They throw Error kUnreadable
+  // The functions below wait for bytes that are not local. They throw Error kUnreadable
   // with the errno of the failure.
   void read(const PartOfTensor& part, std::uint64_t offset, std::span<std::byte> out);
   // Returns the bytes of a tensor in a read-only mapping of its file, or nullptr if they are in no

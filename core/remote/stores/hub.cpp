@@ -18,8 +18,10 @@
 namespace stfs {
 namespace {
 
-constexpr std::size_t kLongestAnswer = 64 << 20;   // of the API: 100,000 files take 30 MB
-constexpr std::size_t kLongestRedirect = 1 << 20;  // of /resolve/, asked for one byte
+// The maximum bytes of a response of the API. A response about 100,000 files has 30 MB.
+constexpr std::size_t kLongestAnswer = 64 << 20;
+// The maximum bytes of a response of /resolve/ to a request for one byte.
+constexpr std::size_t kLongestRedirect = 1 << 20;
 constexpr std::size_t kMaxTreePages = 2000;
 constexpr const char* kOtherDigest = "its SHA-256 differs from the one in this commit";
 
@@ -31,12 +33,12 @@ std::string_view unquoted(std::string_view etag) {
   return etag;
 }
 
-// A URL that has bytes, and how it was found.
+// A URL of the bytes of a file, and how it was found.
 struct HubLocation {
-  std::string url = {};  // "" for none; may hold a signature
-  bool may_have_token = false;
+  std::string url = {};         // may contain a signature; "": not known
+  bool may_have_token = false;  // requests may carry the user's token
   std::optional<AddressKind> redirected_by = {};
-  std::string etag = {};  // that all answers must have; "" if X-Linked-Etag told the digest
+  std::string etag = {};  // the ETag of all responses; "" if X-Linked-Etag gave the digest
 };
 
 class HubRemote final : public Remote {
@@ -55,10 +57,10 @@ class HubRemote final : public Remote {
 
   ResponseVerdict judge(const HttpHead& head, ByteRange range) const override {
     switch (head.status) {
-      case 400:  // some stores say so of a signed URL that expired
+      case 400:  // some stores return 400 for an expired signed URL
       case 401:
       case 403:
-      case 404:  // the commit is not gone with a URL: resolve() knows
+      case 404:  // the commit may still exist if a signed URL does not; resolve() finds out
       case 410: {
         const std::lock_guard lock(mutex_);
         if (head.was_redirected || head.url == location_.url) refused_ = location_.url;
@@ -79,7 +81,8 @@ class HubRemote final : public Remote {
     return stfs::judge(version_, head, range);
   }
 
-  // Several requests may be refused with one URL: the one that came in its place is kept.
+  // Several requests may be refused with the same URL. If another URL has replaced it since, that
+  // URL is kept.
   bool renew() override {
     const std::lock_guard lock(mutex_);
     if (location_.url == refused_) location_ = {};
@@ -87,7 +90,8 @@ class HubRemote final : public Remote {
   }
 
  private:
-  // The meaning of an answer. The second host knows nothing of models.
+  // Returns the reason for a refusing response. Only responses of the Hub itself are explained,
+  // because the other host has no information about models.
   std::string refusal_of(const HttpHead& head) const {
     if (!is_of_the_hub(head.url)) {
       return "the server of its signed URL answered " + std::to_string(head.status);
@@ -110,7 +114,8 @@ class HubRemote final : public Remote {
     return request;
   }
 
-  // Where the bytes are: what is kept, or what the Hub says now. One thread asks, others wait.
+  // Returns the kept location of the bytes, or else asks the Hub. One thread sends the request, and
+  // the others wait for its result.
   HubLocation location() {
     const std::lock_guard asking(asking_);
     {
@@ -123,14 +128,14 @@ class HubRemote final : public Remote {
     return found;
   }
 
-  // Asks /resolve/ for the URL that has the bytes, and checks what the Hub tells of them.
+  // Requests the URL of the bytes from /resolve/, and checks the Hub's headers about the file.
   HubLocation resolve() const {
     HubLocation at = first_location();
     HttpRequest request = request_to(at);
     request.range = ByteRange{.offset = 0, .length = 1};
     std::vector<HttpHead> heads;
     request.returns_redirect = [&](const HttpHead& head) {
-      if (!head.was_redirected) heads.clear();  // of a try before
+      if (!head.was_redirected) heads.clear();  // remove the responses of an earlier try
       heads.push_back(head);
       return !head.header("x-linked-etag").empty() && !is_of_the_hub(head.target);
     };
@@ -149,8 +154,8 @@ class HubRemote final : public Remote {
     if (last.status / 100 != 2 && last.target.empty()) {
       refuse_hub_answer(last, version_.name, name_.id, options_);
     }
-    // A mirror may have ETags of its own, such as SHA-1. The API told the SHA-256 of the commit's
-    // file, and `check` compares it with the bytes.
+    // A mirror may have other ETags, such as SHA-1. If the ETag is a SHA-256, it must be the digest
+    // that the API has returned for the commit's file.
     if (!is_checked) {
       at.etag = last.header("etag");
       const std::string digest = lower_case(unquoted(at.etag));
@@ -166,7 +171,7 @@ class HubRemote final : public Remote {
     return parsed && parsed->origin() == options_.origin;
   }
 
-  // Whether an answer says of which file it is. Throws Error when that is another one.
+  // Returns true if a response says which file it is about. Throws Error if it is another file.
   bool check(const HttpHead& head) const {
     const std::string_view etag = head.header("x-linked-etag");
     if (etag.empty() || head.status >= 400) return false;
@@ -187,9 +192,9 @@ class HubRemote final : public Remote {
   const HubOptions& options_;
   const RemoteVersion version_;
   const HubName name_;  // its revision is the commit
-  std::mutex asking_;   // held while a request is under way; judge() and renew() do not take it
+  std::mutex asking_;   // held during a request; judge() and renew() do not take it
   mutable std::mutex mutex_;
-  HubLocation location_;         // what is kept
+  HubLocation location_;         // the kept location
   mutable std::string refused_;  // the URL that was refused last
 };
 
@@ -254,7 +259,7 @@ class HubStore final : public Store {
 
   void forget() override {
     const std::lock_guard lock(mutex_);
-    repositories_.clear();  // a thread that asks keeps its promise
+    repositories_.clear();  // threads that wait for a response share its state, and still get it
   }
 
   std::unique_ptr<Remote> remote(const RemoteVersion& version) override {
@@ -267,7 +272,7 @@ class HubStore final : public Store {
   }
 
  private:
-  using Known = std::shared_ptr<const HubModel>;  // shared by the threads that wait for one answer
+  using Known = std::shared_ptr<const HubModel>;  // shared by the threads that wait for a response
 
   [[noreturn]] static void absent(const std::string& name) {
     throw Error(ErrorCode::kAbsent, name, "the model has no such file");
@@ -283,8 +288,8 @@ class HubStore final : public Store {
     return HubName{.id = repository.id, .revision = repository.commit, .path = path}.text();
   }
 
-  // The facts about a revision: from the first answer on, always the same. Threads that ask at the
-  // same time send one request.
+  // Returns the facts about a revision. They stay the same after the first response, until
+  // forget(). Threads that call it at the same time send only one request.
   Known repository(const HubName& name) {
     const std::string key = name.id + "@" + name.revision;
     std::promise<Known> promise;
@@ -334,7 +339,7 @@ class HubStore final : public Store {
     return model;
   }
 
-  // The files with their sizes, a page at a time: for an answer that lacks them.
+  // Reads the files and their sizes page by page, for a model whose response lacks them.
   void read_tree(const HubName& name, HubModel& model) {
     std::string url = options_.api_url(model.id) + "/tree/" + model.commit + "?recursive=true";
     std::set<std::string> seen;

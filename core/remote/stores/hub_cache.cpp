@@ -28,7 +28,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The directory of a model; "" when there is no home directory.
+// Returns the directory of a model, or "" if there is no home directory.
 std::string model_directory(const std::string& id) {
   const std::string cache = hub_cache_directory();
   const std::size_t slash = id.find('/');
@@ -41,7 +41,7 @@ bool is_regular(const std::string& path) {
   return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
 }
 
-// Returns whether /etc/passwd has another user with this primary group.
+// Returns true if /etc/passwd has another user with this primary group.
 bool has_other_user(gid_t gid, uid_t uid) {
   std::array<char, 4096> buffer{};
   passwd entry{};
@@ -56,8 +56,8 @@ bool has_other_user(gid_t gid, uid_t uid) {
   return error != ENOENT;  // ENOENT: the end
 }
 
-// Returns whether a user is the only member of a group of the same name, as useradd(8) makes it.
-// With such groups the umask is often 002.
+// Returns true if the group has the user's name and the user is its only member. useradd(8) makes
+// such groups, and with them the umask is often 002.
 bool is_private_group(gid_t gid, uid_t uid) {
   std::array<char, 16384> user_buffer{}, group_buffer{};
   passwd user{};
@@ -93,7 +93,8 @@ class Writers {
 
  private:
   bool is_private(const std::string& path, gid_t gid) {
-    // An access control list names more users, and the mode of the group is then its mask.
+    // An access control list may name more users, and the group's bits of the mode are then its
+    // mask.
     if (extended_attribute(path, "system.posix_acl_access")) return false;
     if (gid == private_) return true;
     if (!is_private_group(gid, ::geteuid()) && !is_private_group(gid, 0)) return false;
@@ -104,8 +105,8 @@ class Writers {
   std::optional<gid_t> private_;  // the last private group
 };
 
-// Returns the part of a path below the cache; it begins with ".." for any other path. The cache has
-// two names, `given` and `top`, which is without symbolic links.
+// Returns a path relative to the cache. For a path outside the cache, the result begins with "..".
+// The cache has two names: `given`, and `top`, which is without symbolic links.
 fs::path below(const fs::path& path, const fs::path& given, const fs::path& top) {
   const fs::path rest = path.lexically_relative(given);
   return rest.empty() || *rest.begin() == ".." ? path.lexically_relative(top) : rest;
@@ -133,10 +134,10 @@ std::string hub_local_copy(const std::string& name) try {
   return "";
 }
 
-// Follows the path as the kernel does, a component at a time, so that every directory is checked,
-// also one that only a link leads through.
+// Follows the path like the kernel, one component at a time, so that every directory is checked,
+// including the directories in the target of a link.
 HubCacheFile open_in_hub_cache(const std::string& path) {
-  constexpr unsigned kMaxLinks = 40;  // as the kernel
+  constexpr unsigned kMaxLinks = 40;  // the kernel's limit
   const fs::path given = hub_cache_directory();
   const fs::path top = absolute_path(given);
   Writers writers;

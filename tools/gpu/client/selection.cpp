@@ -40,7 +40,8 @@ struct stat status_of(const fs::path& path) {
   return status;
 }
 
-// A name of the library's callers may have a NUL, and no path has one.
+// Returns false if a name contains a NUL, which the library's callers may pass but a path cannot
+// contain.
 bool can_be_path(std::string_view text) { return text.find('\0') == std::string_view::npos; }
 
 bool exists(const std::string& path) {
@@ -48,8 +49,9 @@ bool exists(const std::string& path) {
   return can_be_path(path) && ::stat(path.c_str(), &status) == 0;
 }
 
-// The root of the mount of a path in its control directory, where tensors have other forms; nullopt
-// for any other path. The path is absolute and without symbolic links.
+// If a path is in the control directory of a mount, where tensors have other forms, returns the
+// root of the mount. Returns nullopt for any other path. The path must be absolute and without
+// symbolic links.
 std::optional<std::string> root_of_view(const std::string& path) {
   const std::size_t at = (path + "/").rfind("/.stfs/");
   if (at == std::string::npos) return std::nullopt;
@@ -57,7 +59,8 @@ std::optional<std::string> root_of_view(const std::string& path) {
   return find_mount_source(root) ? std::optional(std::move(root)) : std::nullopt;
 }
 
-// A text that changes when a file, or the list of a directory, is replaced or rewritten.
+// Returns a text that changes when a file is replaced or rewritten, or when the list of a directory
+// changes.
 std::string stamp_of(const std::string& path) {
   const struct stat status = status_of(path);
   const auto text = [](const timespec& time) {
@@ -66,7 +69,8 @@ std::string stamp_of(const std::string& path) {
   return std::to_string(status.st_ino) + text(status.st_mtim) + text(status.st_ctim);
 }
 
-// Takes a whole number off the front of `text`.
+// Removes a whole number from the front of `text` and sets `number`. Returns false if there is no
+// number.
 bool take_number(std::string_view& text, std::uint64_t& number) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   text.remove_prefix(static_cast<std::size_t>(end - text.data()));
@@ -79,7 +83,8 @@ bool take(std::string_view& text, char c) {
   return true;
 }
 
-// The shape "[2,3]" of this many elements; empty for any other text.
+// Parses a shape such as "[2,3]", which must have `elements` elements. Returns an empty shape for
+// any other text.
 std::vector<std::uint64_t> shape_of(std::string_view text, std::uint64_t elements) {
   std::vector<std::uint64_t> shape;
   std::uint64_t product = 1;
@@ -94,26 +99,27 @@ std::vector<std::uint64_t> shape_of(std::string_view text, std::uint64_t element
 constexpr std::string_view kForms =
     "name a tensor or a directory of a mount, a checkpoint, or SOURCE::NAME";
 
-// Whether a directory outside of a mount holds a checkpoint.
+// Returns true if a directory, which is not in a mount, contains a checkpoint.
 bool holds_checkpoint(const std::string& directory) {
   return std::ranges::any_of(names_in(directory), [&](const std::string& name) {
     if (!is_checkpoint_name(name)) return false;
     const fs::path path = fs::path(directory) / name;
     std::error_code error;
     const fs::file_type type = fs::status(path, error).type();
-    if (type == fs::file_type::not_found) return true;  // a link, which loading explains
+    if (type == fs::file_type::not_found) return true;  // a broken link, which loading reports
     return type == fs::file_type::regular && !extended_attribute(path, "user.stfs.name");
   });
 }
 
-// Where the "::" stands that ends the URL of a source; npos for a URL alone. A host may be [::1].
+// Returns the position of the "::" that ends the URL of a source, or npos if the argument is only a
+// URL. The host may be an address such as [::1].
 std::size_t split_url(const std::string& argument) {
   const std::size_t host = argument.find("://") + 3;
   const bool is_bracketed = argument.compare(host, 1, "[") == 0;
   return argument.find("::", is_bracketed ? argument.find(']', host) : host);
 }
 
-// The copier opens a source by its public name.
+// Throws an Error if a URL contains secrets, because the copier opens a source by its public name.
 void refuse_secret(const std::string& url) {
   if (public_name(url) == url) return;
   refuse(public_name(url),
@@ -122,7 +128,7 @@ void refuse_secret(const std::string& url) {
          "the file first");
 }
 
-// Refuses an argument that is no path, names no source and matches nothing.
+// Refuses an argument that is not a path, does not name a source and matches no tensor.
 [[noreturn]] void refuse_absent(const std::string& argument) {
   refuse_model_name(argument);
   for (const std::string& source : {argument, argument.substr(0, argument.find("::"))}) {
@@ -137,8 +143,8 @@ void refuse_secret(const std::string& url) {
               "no such file, and no source before a \"::\": " + std::string(kForms));
 }
 
-// The slice that is the part of a shard in `slice`; `slice` itself for one of many tensors that has
-// no such dimension.
+// Returns the slice that is the shard's part of `slice`. If one of many tensors lacks the shard's
+// dimension, returns `slice` unchanged.
 std::string shard_of(const SelectionOptions& options, const std::string& slice,
                      const Tensor& tensor, const std::string& place) {
   const Shard& shard = *options.shard;
@@ -173,7 +179,8 @@ std::string shard_of(const SelectionOptions& options, const std::string& slice,
                     std::to_string(kept) + "): load it without a shard");
 }
 
-// The options for a file of a mount that may show its tensor as another type.
+// Returns the options for a file of a mount. If the file shows its tensor as another type, adds
+// this type.
 SelectionOptions as_shown(const std::string& path, SelectionOptions options) {
   const auto as = extended_attribute(path, "user.stfs.as");
   if (!as || options.as) return options;
@@ -182,8 +189,8 @@ SelectionOptions as_shown(const std::string& path, SelectionOptions options) {
   return options;
 }
 
-// Whether a mount shows the tensor as it is stored in the file that it names: of the same name and
-// place.
+// Returns true if a mount's file shows a tensor as it is stored in the file that the attributes
+// name: with the same name, offset and shape.
 bool is_stored_so(const Checkpoint& checkpoint, const std::string& path, const std::string& name) {
   const auto found = checkpoint.find(name);
   const auto offset = extended_attribute(path, "user.stfs.offset");
@@ -199,7 +206,8 @@ std::string read_mount_json(const Checkpoint& checkpoint) {
       {checkpoint.origins(), false, checkpoint.layers(), version_of(checkpoint.list())});
 }
 
-// Whether some tensors are computed: by layers, or as a file of PyTorch or NumPy describes them.
+// Returns true if some tensors are computed, by layers or because a file of PyTorch or NumPy
+// describes them so.
 bool computes(const TensorList& list) {
   if (list.is_layered()) return true;
   for (std::uint32_t i = 0; i < list.size(); ++i) {
@@ -325,7 +333,8 @@ std::vector<Item> Selection::resolve(const std::string& argument, SelectionOptio
     for (const std::string& path : paths) add_path(path, options, items);
   }
   if (items.empty()) refuse(argument, "no tensors there: " + std::string(kForms));
-  // In the order of their bytes, so that a source is read from its beginning to its end.
+  // Sort the items in the order of their bytes, so that a source is read from its beginning to its
+  // end.
   std::ranges::stable_sort(items, [](const Item& a, const Item& b) {
     return std::tie(a.request().path, a.request().offset) <
            std::tie(b.request().path, b.request().offset);
@@ -333,7 +342,8 @@ std::vector<Item> Selection::resolve(const std::string& argument, SelectionOptio
   return items;
 }
 
-// Where the "::" stands that ends a source which exists; npos when none does.
+// Returns the position of the "::" after the name of an existing source, or npos if there is no
+// such "::".
 std::size_t Selection::split(const std::string& argument) {
   for (std::size_t at = argument.find("::"); at != std::string::npos;
        at = argument.find("::", at + 1)) {
@@ -372,16 +382,19 @@ void Selection::add_path(const std::string& path, SelectionOptions options,
     try {
       return add_checkpoint(path, options, items);
     } catch (const Error& error) {
-      // The broken rule alone says too little about a file without the name of a checkpoint.
+      // If the file does not have the name of a checkpoint, the broken rule says too little, so add
+      // the forms of an argument.
       if (exit_status(error.code()) != 1 || is_source_name(path)) throw;
       throw Error(error.code(), path, error.message() + ": " + std::string(kForms));
     }
   }
   if (!root_of_view(absolute) && find_mount_source(absolute)) {
     try {
-      return add_checkpoint(path, options, items);  // a walk takes several system calls a tensor
+      // Prefer this to a walk, which needs several system calls per tensor.
+      return add_checkpoint(path, options, items);
     } catch (const Error& error) {
-      // The tensors below may be of a source that is as it was: the walk finds out.
+      // The tensors in this directory may be from a source that has not changed. The walk finds
+      // out.
       if (error.code() != ErrorCode::kUnreadable && error.code() != ErrorCode::kAbsent &&
           error.code() != ErrorCode::kHidden) {
         throw;
@@ -394,8 +407,10 @@ void Selection::add_path(const std::string& path, SelectionOptions options,
   std::error_code error;
   for (fs::recursive_directory_iterator at(absolute, error), end; at != end && !error;
        at.increment(error)) {
-    // The views show the same tensors again. Take them only where the argument names a view.
-    constexpr ino_t kRoot = 1;  // of every mount; a directory elsewhere is one of the checkpoint
+    // The views show the same tensors again. Use them only if the argument names a view.
+    // The root of every mount has this inode number. Any other directory with the name ".stfs"
+    // belongs to the checkpoint.
+    constexpr ino_t kRoot = 1;
     if (at->path().filename() == ".stfs" && status_of(at->path().parent_path()).st_ino == kRoot) {
       at.disable_recursion_pending();
     }
@@ -433,7 +448,8 @@ bool Selection::add_file(const std::string& path, const SelectionOptions& option
     return is_mounted ? found : std::nullopt;
   };
   auto found = find(*opened->checkpoint);
-  // Since the mount was asked, a link to the source may have given it another token: ask again.
+  // After the attribute was read, a new link to the source may have changed the source's token, so
+  // read the attribute again.
   for (unsigned looks = 1; !found; ++looks) {
     const auto now = attribute("user.stfs.version");
     if (!now || *now == *version || looks == kMaxLoads) {
@@ -449,7 +465,7 @@ bool Selection::add_file(const std::string& path, const SelectionOptions& option
   Tensor tensor = checkpoint.tensor(*found);
   std::vector<std::uint64_t> shape;
   if (checkpoint.part_of(*found).is_split) {
-    // Only the first part may say what shape it has.
+    // Only the first part of a split file may contain the tensor's shape.
     shape = shape_of(attribute("user.stfs.shape").value_or(""), tensor.elements());
     if (!shape.empty()) tensor.shape = shape;
   }
@@ -476,7 +492,7 @@ bool Selection::add_values(const std::string& path, const std::string& name,
   }
   const std::optional<std::string> slice = extended_attribute(path, "user.stfs.slice");
   const Tensor tensor = checkpoint.tensor(*found);
-  // A part of the tensor that the mount shows is one of this tensor too where both are the same.
+  // The mount's file shows a slice. It is also a slice of this tensor if both tensors are the same.
   if (slice) {
     const bool is_another = tensor.computed != nullptr ||
                             extended_attribute(path, "user.stfs.shape") != shape_json(tensor.shape);
@@ -491,7 +507,7 @@ bool Selection::add_values(const std::string& path, const std::string& name,
   return true;
 }
 
-// The request for a whole tensor in its own type.
+// Returns the request for a whole tensor in its own type.
 ItemRequest Selection::request_for(const Opened& opened, const Tensor& tensor,
                                    const std::string& place) {
   ItemRequest request;
@@ -588,8 +604,8 @@ const Selection::Opened& Selection::open(const std::string& source, bool is_exac
   const bool is_remote = is_url(source);
   const std::optional<MountSource> mounted = is_remote ? std::nullopt : find_mount_source(source);
   const std::string absolute = is_remote ? source : absolute_path(source);
-  // A mount at the same path, a directory or an index may mean other files than before. What a URL
-  // means is asked once, until forget_remote().
+  // A mount at the same path, a directory or an index may mean other files than before, so their
+  // version is checked each time. The meaning of a URL is kept until forget_remote().
   const std::string version = mounted     ? mounted->content.version
                               : is_remote ? std::string()
                                           : stamp_of(absolute);
@@ -613,7 +629,8 @@ const Selection::Opened& Selection::open(const std::string& source, bool is_exac
            nullptr, std::nullopt};
   for (const Part& part : known.checkpoint->parts()) {
     if (is_url(part.source->path())) continue;
-    // Its inode and times are the same in the next mount at this path, with other bytes.
+    // A file in a view has the same inode number and times in the next mount at this path, even if
+    // the bytes differ.
     if (const auto root = root_of_view(part.source->path())) {
       const std::string path = part.source->path();
       open_.erase(name);

@@ -58,7 +58,7 @@ void OpenSources::verify() const {
 }
 
 void OpenSources::fail(const std::string& path, int error) const {
-  // A tile may have bytes of several sources.
+  // A tile may have bytes of several sources. Put the source with this path first.
   std::vector<const Source*> sources = all_;
   std::stable_partition(sources.begin(), sources.end(),
                         [&](const Source* s) { return s->path() == path; });
@@ -73,7 +73,7 @@ void OpenSources::open_files(std::span<const Item> items, Sources& opener) {
   }
   std::vector<Sources::Opened> opened = opener.open_all(paths);
   for (std::size_t i = 0; i < paths.size(); ++i) {
-    // It was there when it was named: that it has gone is no user's mistake.
+    // The source existed when it was named, so its absence is not a mistake of the user.
     if (opened[i].error && opened[i].error->code() == ErrorCode::kAbsent) {
       throw Error(ErrorCode::kUnreadable, paths[i], opened[i].error->message());
     }

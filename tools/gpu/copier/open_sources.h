@@ -32,10 +32,10 @@ using OpenCheckpoints = std::map<std::string, std::unique_ptr<const OpenCheckpoi
 
 class OpenSources {
  public:
-  // Opens what the items need, each source once, and checks that it has the items' version. Opens
-  // with `given`; null: with its own Sources. Uses checkpoints in `kept`, which must have been
-  // opened with the same `given`; afterwards `kept` has exactly the checkpoints that the items
-  // need. Null: keeps none. Throws Error.
+  // Opens the sources and checkpoints that the items need, each once, and checks that they have the
+  // items' versions. Uses `given` to open them, or its own Sources if `given` is null. If `kept` is
+  // not null, uses the checkpoints in it, which must have been opened with the same `given`;
+  // afterwards `kept` has exactly the checkpoints that the items need. Throws Error.
   OpenSources(std::span<const Item> items, Sources* given, OpenCheckpoints* kept);
 
   // Returns the open sources of an item.
