@@ -55,7 +55,7 @@ void write_text(const std::string& text, TextWriter& out) {
 // "0.5@https://host/adapter". For edits, the first line says where they are from, and the edits
 // follow.
 std::string public_argument(const Layer& layer) {
-  const std::string argument =
+  std::string argument =
       layer.option == kEditOption ? public_edits(layer.argument) : layer.argument;
   const std::size_t scheme = argument.find("://");
   const std::size_t end = std::min(argument.find('\n'), argument.size());
